@@ -1,0 +1,45 @@
+"""The errors Baton tells its users and peers, and which of them are worth another try.
+
+    BatonError(kind, message)
+        kind.retryable      another attempt, elsewhere or later, may succeed
+
+`services/common/errors.py` maps a kind once to a gRPC status and once to OpenAI's error body.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class ErrorKind(Enum):
+    """One word for each way a request can fail; the values are those of `baton.v1.ErrorKind`."""
+
+    INVALID = 1
+    UNAUTHENTICATED = 2
+    FORBIDDEN = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    RATE_LIMITED = 6
+    OVERLOADED = 7
+    DEADLINE = 8
+    QUARANTINED = 9
+    UNAVAILABLE = 10
+    INTERNAL = 11
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed at another worker or a little later."""
+        return self in _RETRYABLE
+
+
+_RETRYABLE = frozenset({ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED, ErrorKind.UNAVAILABLE})
+
+
+class BatonError(Exception):
+    """A failure with a kind, told to whoever asked. The message never holds prompt or output."""
+
+    def __init__(self, kind: ErrorKind, message: str, *, tokens_sent: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+        self.tokens_sent = tokens_sent

@@ -1,0 +1,80 @@
+"""Configuration of every process: frozen, typed, unknown keys refused, each default stated once.
+
+`baton up` resolves file, environment and flags into these and hands each child its own as JSON.
+A misspelt key is an error, since a setting silently lost costs more than a start refused.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Role = Literal["prefill", "decode", "both"]
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+Numerics = Literal["auto", "exact"]
+Weights = Literal["file", "random"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+class StrictModel(BaseModel):
+    """Frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineConfig(StrictModel):
+    """What one engine process needs; the same for every role."""
+
+    device: Device = "auto"
+    dtype: DType = "auto"
+    numerics: Numerics = "auto"
+    weights: Weights = "file"
+    weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
+    block_tokens: int = Field(16, ge=1, le=1024, description="tokens a KV block holds")
+    kv_blocks: int | None = Field(None, ge=2, description="KV blocks a cache group has; unset: from kv_memory_mb")
+    kv_memory_mb: int = Field(512, ge=1, description="memory for the KV cache where kv_blocks is unset")
+    slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
+    chunk_tokens: int = Field(256, ge=1, description="prompt tokens one prefill step computes at most")
+    max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
+    prefill_queue: int = Field(256, ge=1, description="prefills a worker holds, waiting or running")
+
+
+class TransferConfig(StrictModel):
+    """Links between workers."""
+
+    piece_bytes: int = Field(256 * 1024, ge=4096, le=1024 * 1024)
+    window_pieces: int = Field(64, ge=2, le=65536, description="staging pieces a link has on its receiver")
+    peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
+
+
+class WorkerConfig(StrictModel):
+    """One worker: a gRPC front process and one engine process."""
+
+    name: str
+    role: Role
+    model: str
+    host: str = "127.0.0.1"
+    port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    drain_s: float = Field(20.0, ge=0, description="how long running sequences may take to end at a stop")
+    log_level: LogLevel = "info"
+
+
+class RouterConfig(StrictModel):
+    """The door."""
+
+    model: str = Field(description="folder with tokenizer.json and the model's configuration")
+    served_model_name: str
+    workers: tuple[str, ...] = Field(description="host:port of every worker's gRPC front")
+    host: str = "127.0.0.1"
+    http_port: int = Field(8000, ge=0, le=65535)
+    grpc_port: int = Field(50051, ge=0, le=65535)
+    max_waiting: int = Field(1024, ge=1, description="requests that may wait for a slot; more are refused")
+    queue_timeout_s: float = Field(60.0, gt=0, description="the longest wait for a slot")
+    max_attempts: int = Field(3, ge=1)
+    tokenizer_threads: int = Field(2, ge=1)
+    drain_s: float = Field(20.0, ge=0)
+    log_level: LogLevel = "info"
