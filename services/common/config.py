@@ -6,16 +6,26 @@ A misspelt key is an error, since a setting silently lost costs more than a star
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Role = Literal["prefill", "decode", "both"]
 Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+def _dtype_name(value: object) -> object:
+    return DTYPE_SPELLINGS.get(value, value) if isinstance(value, str) else value
+
+
+DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 Numerics = Literal["auto", "exact"]
+Transport = Literal["auto", "grpc"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+
+DRAIN_S = 20.0  # how long running requests may take to end at a stop
 
 
 class StrictModel(BaseModel):
@@ -33,7 +43,9 @@ class EngineConfig(StrictModel):
     weights: Weights = "file"
     weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
     block_tokens: int = Field(16, ge=1, le=1024, description="tokens a KV block holds")
-    kv_blocks: int | None = Field(None, ge=2, description="KV blocks a cache group has; unset: from kv_memory_mb")
+    kv_blocks: int | None = Field(
+        None, ge=2, description="KV blocks a cache group has; unset: from kv_memory_mb"
+    )
     kv_memory_mb: int = Field(512, ge=1, description="memory for the KV cache where kv_blocks is unset")
     slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
     chunk_tokens: int = Field(256, ge=1, description="prompt tokens one prefill step computes at most")
@@ -44,6 +56,7 @@ class EngineConfig(StrictModel):
 class TransferConfig(StrictModel):
     """Links between workers."""
 
+    transport: Transport = "auto"
     piece_bytes: int = Field(256 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(64, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
@@ -59,22 +72,60 @@ class WorkerConfig(StrictModel):
     port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
-    drain_s: float = Field(20.0, ge=0, description="how long running sequences may take to end at a stop")
+    drain_s: float = Field(DRAIN_S, ge=0, description="how long running sequences may take to end at a stop")
     log_level: LogLevel = "info"
 
 
-class RouterConfig(StrictModel):
-    """The door."""
+class RouterSettings(StrictModel):
+    """What an operator may set of the door."""
 
-    model: str = Field(description="folder with tokenizer.json and the model's configuration")
-    served_model_name: str
-    workers: tuple[str, ...] = Field(description="host:port of every worker's gRPC front")
     host: str = "127.0.0.1"
-    http_port: int = Field(8000, ge=0, le=65535)
-    grpc_port: int = Field(50051, ge=0, le=65535)
+    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
     max_waiting: int = Field(1024, ge=1, description="requests that may wait for a slot; more are refused")
     queue_timeout_s: float = Field(60.0, gt=0, description="the longest wait for a slot")
     max_attempts: int = Field(3, ge=1)
     tokenizer_threads: int = Field(2, ge=1)
-    drain_s: float = Field(20.0, ge=0)
+
+
+class RouterConfig(RouterSettings):
+    """The door, and where it leads."""
+
+    model: str = Field(description="folder with tokenizer.json and the model's configuration")
+    served_model_name: str
+    workers: tuple[str, ...] = Field(description="host:port of every worker's gRPC front")
+    drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
+
+
+class UpConfig(StrictModel):
+    """`baton up`: the file an operator writes. `baton.cli` makes the children's configurations of it."""
+
+    model: str | None = Field(None, description="folder or hub id; unset: the small random checkpoint")
+    served_model_name: str | None = Field(None, description="unset: the folder's name or the hub id")
+    prefill: int | None = Field(None, ge=0, description="prefill workers")
+    decode: int | None = Field(None, ge=0, description="decode workers")
+    both: int | None = Field(None, ge=0, description="workers that do both")
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    router: RouterSettings = RouterSettings()
+    start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
+    drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")
+    log_level: LogLevel = "info"
+
+    @property
+    def role_counts(self) -> dict[Role, int]:
+        """Workers of each role: one prefill and one decode, but once a role is named only the named ones."""
+        if self.prefill is None and self.decode is None and self.both is None:
+            return {"prefill": 1, "decode": 1, "both": 0}
+        return {"prefill": self.prefill or 0, "decode": self.decode or 0, "both": self.both or 0}
+
+    @model_validator(mode="after")
+    def _can_serve(self) -> UpConfig:
+        counts = self.role_counts
+        for role in ("prefill", "decode"):
+            if not counts["both"] and not counts[role]:
+                raise ValueError(
+                    f"these workers cannot serve: none does {role} (add one of role {role} or both)"
+                )
+        return self
