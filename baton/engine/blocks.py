@@ -1,0 +1,145 @@
+"""Who holds which KV block: reference counts of every cache group's blocks. Torch-free.
+
+    free ──allocate──▶ held (references ≥ 1) ──release to 0──▶ free
+                        │  ▲
+                      pin  unpin          a pin is a reference of a transfer that still reads the block
+
+Block 0 of each group is scratch: padding may write there, nobody owns it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from baton.errors import BatonError, ErrorKind
+from baton.layout import Layout
+
+BlockTables = tuple[tuple[int, ...], ...]
+"""Block numbers of one sequence in token order, by cache group."""
+
+
+class OutOfBlocksError(BatonError):
+    """Too few free blocks now; nothing was taken."""
+
+    def __init__(self, wanted: int, free: int) -> None:
+        super().__init__(ErrorKind.OVERLOADED, f"{wanted} blocks wanted, {free} free")
+
+
+class BlockPool:
+    """Reference counts of one cache group's blocks."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 2:
+            raise ValueError("a pool needs the scratch block and at least one more")
+        self.total = num_blocks - 1
+        self._free = list(range(num_blocks - 1, 0, -1))
+        self._references = [0] * num_blocks
+        self._pins: Counter[int] = Counter()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def pinned(self) -> int:
+        """Blocks with at least one pin."""
+        return len(self._pins)
+
+    def allocate(self, count: int) -> tuple[int, ...]:
+        """Takes `count` blocks with one reference each. Raises OutOfBlocksError, taking none."""
+        if count > len(self._free):
+            raise OutOfBlocksError(count, len(self._free))
+        blocks = tuple(self._free.pop() for _ in range(count))
+        for block in blocks:
+            self._references[block] = 1
+        return blocks
+
+    def retain(self, block: int) -> None:
+        if self._references[block] < 1:
+            raise ValueError(f"block {block} is free and cannot be retained")
+        self._references[block] += 1
+
+    def release(self, block: int) -> None:
+        if block == 0 or self._references[block] < 1:
+            raise ValueError(f"block {block} has no reference to release")
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            self._free.append(block)
+
+    def pin(self, block: int) -> None:
+        self.retain(block)
+        self._pins[block] += 1
+
+    def unpin(self, block: int) -> None:
+        if self._pins[block] < 1:
+            raise ValueError(f"block {block} has no pin")
+        self._pins[block] -= 1
+        if self._pins[block] == 0:
+            del self._pins[block]
+        self.release(block)
+
+    def check_integrity(self, owned: Iterable[int]) -> None:
+        """Raises RuntimeError unless references are exactly the owners' (one an occurrence) and the pins."""
+        expected = Counter(owned)
+        expected.update(self._pins)
+        for block, references in enumerate(self._references):
+            if references != expected[block]:
+                raise RuntimeError(
+                    f"block {block} has {references} references, its owners hold {expected[block]}"
+                )
+        free = set(self._free)
+        if len(free) != len(self._free) or any(self._references[block] for block in free) or 0 in free:
+            raise RuntimeError("the free list holds a block twice, or one in use")
+        if len(free) + sum(1 for count in self._references if count) != self.total:
+            raise RuntimeError("a block is neither free nor held")
+
+
+class BlockPools:
+    """One pool a cache group; a sequence takes from all or from none."""
+
+    def __init__(self, layout: Layout, num_blocks: Sequence[int]) -> None:
+        self.layout = layout
+        self.pools = tuple(BlockPool(count) for count in num_blocks)
+
+    def counts_for(self, tokens: int) -> tuple[int, ...]:
+        """Blocks that `tokens` tokens take, by cache group."""
+        return tuple(group.blocks_for(tokens) for group in self.layout.groups)
+
+    def fits_ever(self, tokens: int) -> bool:
+        """Whether an empty pool would hold `tokens` tokens."""
+        return all(n <= pool.total for n, pool in zip(self.counts_for(tokens), self.pools, strict=True))
+
+    def allocate(self, tokens: int) -> BlockTables:
+        """Blocks for `tokens` tokens in every group. Raises OutOfBlocksError, taking none."""
+        counts = self.counts_for(tokens)
+        for count, pool in zip(counts, self.pools, strict=True):
+            if count > pool.free:
+                raise OutOfBlocksError(count, pool.free)
+        return tuple(pool.allocate(count) for count, pool in zip(counts, self.pools, strict=True))
+
+    def release(self, tables: BlockTables) -> None:
+        for pool, blocks in zip(self.pools, tables, strict=True):
+            for block in blocks:
+                pool.release(block)
+
+    @property
+    def free(self) -> int:
+        return sum(pool.free for pool in self.pools)
+
+    @property
+    def total(self) -> int:
+        return sum(pool.total for pool in self.pools)
+
+    @property
+    def pinned(self) -> int:
+        return sum(pool.pinned for pool in self.pools)
+
+    def check_integrity(self, owned: Iterable[BlockTables]) -> None:
+        """`BlockPool.check_integrity` over all groups, for the tables of every live sequence and ticket."""
+        by_group: list[list[int]] = [[] for _ in self.pools]
+        for tables in owned:
+            for blocks, mine in zip(tables, by_group, strict=True):
+                mine.extend(blocks)
+        for pool, mine in zip(self.pools, by_group, strict=True):
+            pool.check_integrity(mine)

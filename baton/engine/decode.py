@@ -1,0 +1,144 @@
+"""The decode step: every active slot advances by one token, and nothing is asked of the host.
+
+A step applies the mailbox, runs the model over the active rows, samples, checks stops, advances,
+and writes the output ring. This is the plain-torch form of what a CUDA graph does on a GPU: the
+same arrays, the same rings, the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder, Rows
+from baton.engine.mailbox import ENTRY, MAX_STOP_IDS, Entry, EntryKind, Feature, Mailbox
+from baton.engine.output_ring import Finish, RingWriter
+from baton.engine.sampling import sample
+from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.slot_state import SlotState
+from baton.engine.slots import Grant
+
+
+class DecodeLoop:
+    """The host's verbs (`admit`, `cancel`) and the `step` they take effect in."""
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, state: SlotState, mailbox: Mailbox, ring: RingWriter
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._state = state
+        self._mailbox = mailbox
+        self._ring = ring
+        self._slots = state.active.shape[0]
+        self.tokens_decoded = 0
+
+    def admit(
+        self,
+        grant: Grant,
+        *,
+        length: int,
+        last_token: int,
+        end: int,
+        sampling: SamplingParams,
+        limits: Limits,
+    ) -> None:
+        """Gives a prefilled sequence its slot, from the next step on.
+
+        `length` tokens have KV; `last_token` is token number `length`, without KV. The slot's first
+        word in the ring repeats it.
+        """
+        self._state.set_block_table(grant.slot, grant.blocks)
+        entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
+        entry["features"] = _features(sampling)
+        entry["last_token"], entry["position"] = last_token, length
+        entry["end"], entry["capacity"] = end, grant.capacity
+        entry["temperature"], entry["top_k"], entry["top_p"] = (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+        )
+        entry["seed"] = np.uint64(sampling.seed).astype(np.int64)
+        entry["stop_count"] = len(limits.stop_token_ids)
+        entry["stop_ids"][0, : len(limits.stop_token_ids)] = limits.stop_token_ids
+        self._mailbox.post(entry)
+
+    def cancel(self, slot: int, generation: int) -> None:
+        """Ends a slot from the next step on; the ring acknowledges it as a finish, unless it has ended already."""
+        self._mailbox.post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+
+    def step(self) -> bool:
+        """Runs one step; False when there was nothing to do or no room to say it in."""
+        if not self._mailbox.pending and not bool(self._state.active.any()):
+            return False
+        # Every entry and every row may write one word.
+        if self._ring.room() < 2 * self._slots:
+            self._ring.count_full()
+            return False
+        self._apply_mailbox()
+        rows = self._runnable_rows()
+        if rows.numel():
+            self._advance(rows)
+        self._ring.count_step()
+        return True
+
+    def _apply_mailbox(self) -> None:
+        for entry in self._mailbox.take(self._ring.steps, limit=self._slots):
+            slot, generation = int(entry["slot"]), int(entry["generation"])
+            if entry["kind"] == EntryKind.ADMIT:
+                self._state.admit(entry)
+                self._ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE])
+            elif entry["kind"] == EntryKind.CANCEL and self._state.is_current(entry):
+                self._state.active[slot] = False
+                self._ring.write([0], [slot], [generation], [Finish.CANCELLED])
+
+    def _runnable_rows(self) -> Tensor:
+        """Slots that advance in this step. One without a block for its next token is held."""
+        state = self._state
+        held = state.active & (state.position >= state.capacity)
+        if bool(held.any()):
+            self._ring.count_held(int(held.sum()))
+        return torch.nonzero(state.active & ~held).flatten()
+
+    def _advance(self, rows: Tensor) -> None:
+        state = self._state
+        position = state.position[rows]
+        hidden = self._decoder.forward(
+            Rows(
+                token_ids=state.last_token[rows],
+                positions=position,
+                query_start=list(range(rows.numel() + 1)),
+                block_tables=tuple(table[rows] for table in state.block_tables),
+            ),
+            self._cache,
+        )
+        tokens = sample(self._decoder.logits(hidden), state.sampling_of(rows), position + 1)
+        stopped = (state.stop_ids[rows] == tokens[:, None]).any(dim=1)
+        # Sequence length after this token is position + 2: indices 0 .. position + 1.
+        full = position + 2 >= state.end[rows]
+        finish = torch.where(
+            stopped, int(Finish.STOP), torch.where(full, int(Finish.LENGTH), int(Finish.NONE))
+        )
+        state.last_token[rows] = tokens
+        state.position[rows] = position + 1
+        state.active[rows] = finish == Finish.NONE
+        self._ring.write(tokens.tolist(), rows.tolist(), state.generation[rows].tolist(), finish.tolist())
+        self.tokens_decoded += rows.numel()
+
+
+def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry:
+    entry: Entry = np.zeros(1, dtype=ENTRY)
+    entry["kind"], entry["slot"], entry["generation"], entry["from_step"] = kind, slot, generation, from_step
+    return entry
+
+
+def _features(sampling: SamplingParams) -> int:
+    if sampling.temperature == 0:
+        return Feature.GREEDY
+    filters = sampling.top_k > 0 or sampling.top_p < 1
+    return Feature.TEMPERATURE | (Feature.FILTERS if filters else 0)
+
+
+assert MAX_STOP_IDS == 8  # the width of Limits.stop_token_ids on the wire

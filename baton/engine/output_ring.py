@@ -1,0 +1,150 @@
+"""The output ring: how tokens leave the decode loop without passing an interpreter.
+
+Single producer (a step's last node), single consumer (the worker's front, another process).
+A word is 8 bytes, written by one store and valid by its own lap, so there is no head to publish
+and nothing to fence:
+
+    bits  0-23 token   24-35 slot   36-51 generation   52-55 finish   56-63 lap
+
+The lap of position n is n // capacity mod 255 + 1; zeroed memory holds no valid word. The reader
+publishes its tail; the producer, finding no room, writes nothing and counts a full step: it never
+overwrites and never waits. Torch-free; both processes import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from baton.device.shared_memory import SharedMemory
+
+MAX_VOCAB = 1 << 24
+MAX_SLOTS = 1 << 12
+GENERATIONS = 1 << 16
+_LAPS = 255
+_HEADER = 256  # tail, steps, full steps and held rows, each on a cache line of its own
+_CACHE_LINE = 64
+
+
+class Finish(IntEnum):
+    """Why a slot ended; the values are those of `baton.v1.FinishReason`. The last two carry no token."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    CANCELLED = 3
+    MOVED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One word, decoded."""
+
+    slot: int
+    generation: int
+    token: int
+    finish: Finish
+
+    @property
+    def has_token(self) -> bool:
+        return self.finish not in (Finish.CANCELLED, Finish.MOVED)
+
+
+def ring_bytes(capacity: int) -> int:
+    """Shared memory that a ring of `capacity` words takes."""
+    return _HEADER + 8 * capacity
+
+
+class _Ring:
+    def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
+        if capacity & (capacity - 1):
+            raise ValueError("a ring's capacity is a power of two")
+        self.capacity = capacity
+        counters = memory.region(offset, _HEADER // 8, np.uint64)
+        line = _CACHE_LINE // 8
+        self._tail, self._steps = counters[0:1], counters[line : line + 1]
+        self._full, self._held = counters[2 * line : 2 * line + 1], counters[3 * line : 3 * line + 1]
+        self.words: npt.NDArray[np.uint64] = memory.region(offset + _HEADER, capacity, np.uint64)  # type: ignore[assignment]
+
+    @property
+    def steps(self) -> int:
+        """Steps that ran."""
+        return int(self._steps[0])
+
+    @property
+    def full_steps(self) -> int:
+        """Steps that advanced nobody because the reader was behind."""
+        return int(self._full[0])
+
+    @property
+    def held_rows(self) -> int:
+        """Rows that ran without advancing."""
+        return int(self._held[0])
+
+
+class RingWriter(_Ring):
+    """The producer's end."""
+
+    def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
+        super().__init__(memory, offset, capacity)
+        self._head = 0
+
+    def room(self) -> int:
+        return self.capacity - (self._head - int(self._tail[0]))
+
+    def count_step(self) -> None:
+        self._steps[0] += np.uint64(1)
+
+    def count_full(self) -> None:
+        self._full[0] += np.uint64(1)
+
+    def count_held(self, rows: int) -> None:
+        self._held[0] += np.uint64(rows)
+
+    def write(
+        self, tokens: Sequence[int], slots: Sequence[int], generations: Sequence[int], finishes: Sequence[int]
+    ) -> None:
+        """Appends one word an element, in order. The caller has checked `room`."""
+        if len(tokens) > self.room():
+            raise RuntimeError("the output ring would overrun its reader")
+        positions = np.arange(self._head, self._head + len(tokens), dtype=np.uint64)
+        laps = positions // np.uint64(self.capacity) % np.uint64(_LAPS) + np.uint64(1)
+        words = np.asarray(tokens, dtype=np.uint64)
+        for field, shift in ((slots, 24), (generations, 36), (finishes, 52), (laps, 56)):
+            words = words | (np.asarray(field, dtype=np.uint64) << np.uint64(shift))
+        self.words[positions % np.uint64(self.capacity)] = words
+        self._head += len(tokens)
+
+
+class RingReader(_Ring):
+    """The consumer's end."""
+
+    def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
+        super().__init__(memory, offset, capacity)
+        self._next = 0
+
+    def read(self, limit: int = 4096) -> list[Record]:
+        """Takes up to `limit` valid words, in order, and publishes the new tail."""
+        records: list[Record] = []
+        while len(records) < limit:
+            word = int(self.words[self._next % self.capacity])
+            if word >> 56 != self._next // self.capacity % _LAPS + 1:
+                break
+            records.append(_decode(word))
+            self._next += 1
+        if records:
+            self._tail[0] = self._next
+        return records
+
+
+def _decode(word: int) -> Record:
+    return Record(
+        slot=word >> 24 & 0xFFF,
+        generation=word >> 36 & 0xFFFF,
+        token=word & 0xFFFFFF,
+        finish=Finish(word >> 52 & 0xF),
+    )
