@@ -1,0 +1,118 @@
+"""One way to make a gRPC server: health, reflection, limits, and a port that is ours alone."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.errors import BatonError, ErrorKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# A prompt of a million tokens in a repeated uint32 is under 4 MB; bulk bytes have their own channel.
+MAX_MESSAGE_BYTES = 32 * 1024 * 1024
+
+_LIMITS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+_SERVER_OPTIONS = (
+    *_LIMITS,
+    # Two servers would share one port without a word.
+    ("grpc.so_reuseport", 0),
+    # Clients of ours ping idle connections every 10 s (see channel_options).
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+def channel_options() -> list[tuple[str, int]]:
+    """Options of a channel to a server made here: limits, quick reconnects, dead peers noticed."""
+    return [
+        *_LIMITS,
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.enable_retries", 0),
+        # Channels of one process would share connections, and with them their failures.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+class GrpcServer:
+    """A grpc.aio server with `grpc.health.v1` and reflection; NOT_SERVING until told otherwise.
+
+    Register servicers on `.server`, then `start`. `service_names` are the full names of those
+    services; health knows each of them and the empty name.
+    """
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        self.server = grpc.aio.server(options=_SERVER_OPTIONS)
+        self._names = (*service_names, "")
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        reflection.enable_server_reflection(
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.server
+        )
+
+    async def start(self, host: str, port: int) -> str:
+        """Binds and serves; returns `host:port` with the port really bound.
+
+        Raises BatonError(INVALID) where the address cannot be bound.
+        """
+        check_port_free(host, port)
+        try:
+            bound = self.server.add_insecure_port(join_address(host, port))
+        except RuntimeError as error:
+            raise BatonError(ErrorKind.INVALID, f"cannot listen on {join_address(host, port)}") from error
+        await self.set_serving(False)
+        await self.server.start()
+        return join_address(host, bound)
+
+    async def set_serving(self, serving: bool) -> None:
+        """Tells `grpc.health.v1` whether requests would be served."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        state = status.SERVING if serving else status.NOT_SERVING
+        for name in self._names:
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuses new calls, lets running ones end for `grace_s`, then cancels them."""
+        await self._health.enter_graceful_shutdown()
+        await self.server.stop(grace_s)
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def bind_socket(host: str, port: int) -> socket.socket:
+    """A bound TCP socket, not yet listening; BatonError(INVALID) with one clear line otherwise."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        reason = (error.strerror or str(error)).lower()
+        message = f"cannot listen on {join_address(host, port)}: {reason}"
+        raise BatonError(ErrorKind.INVALID, message) from error
+    return bound
+
+
+def check_port_free(host: str, port: int) -> None:
+    """Says in one clear line what gRPC would bury in its own: the port is in use."""
+    if port:
+        bind_socket(host, port).close()
