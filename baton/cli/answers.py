@@ -1,0 +1,77 @@
+"""One prompt, and what came back of it: text as it grows, times as the client sees them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from baton.v1 import router_pb2, types_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text to continue, or with `chat` a user's message to answer."""
+
+    text: str
+    chat: bool
+
+    def request(self, model: str, max_tokens: int, seed: int) -> router_pb2.GenerateRequest:
+        """Drawn at temperature 0.8, with a seed, so that two demos of one checkpoint read the same."""
+        request = router_pb2.GenerateRequest(model=model, max_tokens=max_tokens, temperature=0.8, seed=seed)
+        if self.chat:
+            request.chat.messages.add(role="user", content=self.text)
+        else:
+            request.text = self.text
+        return request
+
+
+@dataclass(slots=True)
+class Answer:
+    """Grows while the stream lasts; times are of the client's monotonic clock, in seconds."""
+
+    prompt: Prompt
+    number: int
+    text: str = ""
+    tokens: int = 0
+    sent: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    end: router_pb2.GenerateResponse | None = None
+    error: str = ""
+
+    @property
+    def ttft_ms(self) -> float:
+        """From sending to the first token."""
+        return (self.first - self.sent) * 1e3
+
+    @property
+    def tpot_ms(self) -> float:
+        """(last token - first token) / (tokens - 1); 0 for a single token."""
+        return (self.last - self.first) * 1e3 / (self.tokens - 1) if self.tokens > 1 else 0.0
+
+    def add(self, response: router_pb2.GenerateResponse) -> None:
+        if response.token_ids:
+            self.last = time.monotonic()
+            self.first = self.first or self.last
+            self.tokens += len(response.token_ids)
+        self.text += response.text
+        if response.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED:
+            self.end = response
+
+
+async def follow(
+    answer: Answer, stream: AsyncIterable[router_pb2.GenerateResponse], changed: Callable[[], None]
+) -> None:
+    """Reads a stream to its end into `answer`; a failure is noted there."""
+    answer.sent = time.monotonic()
+    try:
+        async for response in stream:
+            answer.add(response)
+            changed()
+        if answer.end is None:
+            answer.error = "the stream ended without a finish reason"
+    except grpc.aio.AioRpcError as error:
+        answer.error = f"{error.code().name}: {error.details()}"

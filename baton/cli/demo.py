@@ -1,0 +1,79 @@
+"""`baton demo`: a whole cluster on free ports, a few streamed prompts through its gRPC door, a summary."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc.aio
+from rich.console import Console
+
+from baton.cli.answers import Answer, Prompt, follow
+from baton.cli.audit import audit_table
+from baton.cli.demo_view import Screen, answers_table, shipped_line
+from baton.cli.local_cluster import Doors, LocalCluster, Programs
+from baton.cli.up import STOP_MARGIN_S, StopSignals, require_free_ports
+from baton.v1 import router_pb2, router_pb2_grpc
+from services.common.config import UpConfig
+
+# Where the operator says nothing: ports that are surely free, and a quiet screen.
+DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}
+
+PROMPTS = (
+    Prompt("The relay team lined up on the wet track, and", chat=False),
+    Prompt("Three things every runner knows: first,", chat=False),
+    Prompt("A river carries what the mountain lets go. " * 8, chat=False),
+    Prompt("Who takes the baton next?", chat=True),
+)
+MAX_TOKENS = 64
+REQUEST_TIMEOUT_S = 120.0
+AUDIT_TIMEOUT_S = 10.0
+INTERRUPTED = 130
+
+
+async def demo(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
+    """0 when every prompt was answered to its end, 1 when one was not, 130 after a signal."""
+    require_free_ports(config)
+    signals = StopSignals()
+    console = Console(highlight=False)
+    cluster = LocalCluster(config, model, programs)
+    signals.kill_on_second(cluster)
+    try:
+        _introduce(console, config)
+        doors = await signals.unless_asked(cluster.start())
+        if doors is None:
+            return INTERRUPTED
+        code = await signals.unless_asked(_show(console, config, doors))
+        return INTERRUPTED if code is None else code
+    finally:
+        await cluster.stop(config.drain_s + STOP_MARGIN_S)
+
+
+def _introduce(console: Console, config: UpConfig) -> None:
+    roles = " + ".join(f"{count} {role}" for role, count in config.role_counts.items() if count)
+    console.print(f"[bold]Baton demo[/]  {config.served_model_name} on {roles} worker processes and a router")
+    if config.model is None:
+        console.print("[dim]The weights are random, so the answers are noise; everything else is real.[/]")
+    console.print("[dim]starting …[/]")
+
+
+async def _show(console: Console, config: UpConfig, doors: Doors) -> int:
+    async with grpc.aio.insecure_channel(doors.grpc) as channel:
+        router = router_pb2_grpc.RouterServiceStub(channel)
+        answers = [Answer(prompt, number) for number, prompt in enumerate(PROMPTS, 1)]
+        with Screen(console, answers) as screen:
+            await asyncio.gather(*(_ask(router, config, answer, screen) for answer in answers))
+        audit = await router.AuditCluster(router_pb2.AuditClusterRequest(), timeout=AUDIT_TIMEOUT_S)
+    console.print(answers_table(answers), "", audit_table(audit), "", shipped_line(audit), sep="\n")
+    for answer in answers:
+        if answer.error:
+            console.print(f"[red]prompt {answer.number} failed:[/] {answer.error}")
+    return 1 if any(answer.error for answer in answers) else 0
+
+
+async def _ask(
+    router: router_pb2_grpc.RouterServiceAsyncStub, config: UpConfig, answer: Answer, screen: Screen
+) -> None:
+    request = answer.prompt.request(config.served_model_name or "", MAX_TOKENS, seed=answer.number)
+    await follow(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S), screen.changed)
+    screen.ended(answer)

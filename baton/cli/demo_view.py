@@ -1,0 +1,115 @@
+"""What `baton demo` shows: panels that grow on a terminal, finished lines elsewhere, tables at the end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from baton.cli.answers import Answer
+from baton.cli.audit import bytes_text
+from baton.v1 import router_pb2, types_pb2
+
+
+class Screen:
+    """Redraws all answers while they grow; where nobody watches, prints each once it has ended."""
+
+    def __init__(self, console: Console, answers: list[Answer]) -> None:
+        self._console = console
+        self._answers = answers
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> Screen:
+        if self._live:
+            self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self.changed()
+            self._live.__exit__(kind, error, trace)
+
+    def changed(self) -> None:
+        if self._live:
+            self._live.update(Group(*(_panel(answer) for answer in self._answers)), refresh=True)
+
+    def ended(self, answer: Answer) -> None:
+        if self._live is None:
+            self._console.print(f"{answer.number}. {_short(answer.prompt.text)}", markup=False)
+            self._console.print(f"   {_visible(answer.text)}", markup=False)
+
+
+def answers_table(answers: list[Answer]) -> Table:
+    """One row a prompt, within 100 columns."""
+    table = Table(title="prompts", title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    for heading in ("", "prompt tokens", "TTFT ms", "TPOT ms", "tokens", "KV shipped"):
+        table.add_column(heading, justify="right")
+    for heading in ("prefilled by", "decoded by", "ended by"):
+        table.add_column(heading)
+    for answer in answers:
+        table.add_row(str(answer.number), *_cells(answer))
+    return table
+
+
+def _cells(answer: Answer) -> tuple[str, ...]:
+    if answer.end is None:
+        return ("", "", "", str(answer.tokens), "", "", "", "[red]failed[/]")
+    trace = answer.end.trace
+    return (
+        str(answer.end.usage.prompt_tokens),
+        f"{answer.ttft_ms:.1f}",
+        f"{answer.tpot_ms:.2f}",
+        str(answer.tokens),
+        bytes_text(trace.kv_bytes_shipped),
+        trace.prefill_worker,
+        trace.decode_worker,
+        types_pb2.FinishReason.Name(answer.end.finish_reason).removeprefix("FINISH_REASON_").lower(),
+    )
+
+
+def shipped_line(audit: router_pb2.AuditClusterResponse) -> str:
+    """All KV bytes that crossed between workers, and that they are whole blocks."""
+    audits = [worker.audit for worker in audit.workers]
+    blocks = sum(sum(each.blocks_shipped) for each in audits)
+    shipped = sum(each.bytes_shipped for each in audits)
+    local = sum(each.handoffs_local for each in audits)
+    committed = sum(each.handoffs_committed for each in audits)
+    lines = []
+    if blocks:
+        sizes = {size for each in audits for size in each.block_bytes}
+        each = f" of {bytes_text(sizes.pop())}" if len(sizes) == 1 else ""
+        lines.append(f"KV cache shipped: {blocks} blocks{each} = {bytes_text(shipped)}, {committed} handoffs")
+    if local:
+        lines.append(f"handoffs within one worker: {local}, no bytes moved")
+    return "\n".join(lines) or "no KV cache was handed over"
+
+
+def _panel(answer: Answer) -> Panel:
+    note = f"{answer.tokens} tokens"
+    if answer.tokens:
+        note = f"TTFT {answer.ttft_ms:.0f} ms · TPOT {answer.tpot_ms:.1f} ms · {note}"
+    return Panel(
+        Text(_visible(answer.text) or answer.error or "…", style="red" if answer.error else "green"),
+        title=Text(f"{answer.number}. {_short(answer.prompt.text)}"),
+        title_align="left",
+        subtitle=Text(note, style="dim"),
+        subtitle_align="right",
+        border_style="dim" if answer.end else "cyan",
+    )
+
+
+def _short(prompt: str) -> str:
+    return prompt if len(prompt) <= 60 else prompt[:59].rstrip() + "…"
+
+
+def _visible(text: str) -> str:
+    """A model's output as one paragraph: control characters, which may steer a terminal, become dots."""
+    return "".join(
+        character if character.isprintable() else " " if character.isspace() else "·" for character in text
+    )

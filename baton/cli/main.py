@@ -1,0 +1,89 @@
+"""The `baton` command: `up`, `demo`, `worker`, `audit`, `version`.
+
+Exit codes: 0 it did what was asked, 1 something failed on the way, 2 it was asked for something impossible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from baton.cli import audit, demo, settings, worker
+from baton.cli.messages import say
+from baton.cli.model_folder import resolve_model
+from baton.cli.processes import ChildError
+from baton.cli.up import up
+from baton.errors import BatonError
+
+FAILED, REFUSED = 1, 2
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """Mistakes cost one line, not a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(REFUSED, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except BatonError as error:
+        say(f"error: {error.message}")
+        return REFUSED
+    except ChildError as error:
+        say(f"error: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="baton", description="Serves large language models from prefill and decode workers.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, run: Command, summary: str) -> argparse.ArgumentParser:
+        # No abbreviations: they would stop working with a later flag.
+        added = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        added.set_defaults(command=run)
+        return added
+
+    settings.add_flags(
+        add("up", _up, "start workers and router on this machine; flags over BATON_* over FILE")
+    )
+    settings.add_flags(add("demo", _demo, "the same, with a few streamed prompts and a summary"))
+    worker.add_flags(add("worker", worker.run, "run one worker, which nobody supervises"))
+    audit.add_flags(add("audit", audit.run, "what every worker of a cluster holds and has shipped"))
+    add("version", _version, "print the version")
+    return parser
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    config, model = resolve_model(settings.load(arguments, os.environ))
+    return asyncio.run(up(config, model))
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    config, model = resolve_model(settings.load(arguments, os.environ, demo.DEFAULTS))
+    return asyncio.run(demo.demo(config, model))
+
+
+def _version(_: argparse.Namespace) -> int:
+    try:
+        print(f"baton {version('baton-serve')}")
+    except PackageNotFoundError:
+        print("baton (not installed)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

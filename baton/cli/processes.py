@@ -1,0 +1,157 @@
+"""One child process of `baton up`: started with its configuration on stdin, heard once on stdout.
+
+A child writes one JSON line to its stdout, `{"ready": {…}}` or `{"error": {"kind", "message"}}`, and its
+logs to our stderr. It leads a session of its own, so that a signal to our process group reaches us alone
+and we decide the order in which children stop. The kernel kills it when we die, however we die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from baton.errors import BatonError, ErrorKind
+
+_PR_SET_PDEATHSIG = 1
+_READY_LINE_BYTES = 64 * 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class ChildError(Exception):
+    """A child ended unasked, or never said that it serves; the message names it and says how."""
+
+
+class Child:
+    """A running child. Made by `start`; whoever started it must await `stop` or `kill`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader) -> None:
+        self.name = name
+        self._process = process
+        self._stdout = stdout
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._discarding: asyncio.Task[None] | None = None
+        self._watch()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], config: str) -> Child:
+        """Starts `command` and writes `config` to its stdin. Call it from the main thread: a child
+        outlives neither its parent nor the thread that forked it."""
+        process = _spawn(command)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        loop = asyncio.get_running_loop()
+        stdout = asyncio.StreamReader(limit=_READY_LINE_BYTES)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), process.stdout)
+        child = cls(name, process, stdout)
+        # A pipe holds 64 KiB, far more than a configuration, so this cannot block.
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(config.encode())
+            process.stdin.close()
+        return child
+
+    async def ready(self, timeout_s: float) -> dict[str, str]:
+        """What the child says of itself once it serves.
+
+        Raises the `BatonError` that the child reports, or `ChildError` when it ends, is silent for
+        `timeout_s` or speaks nonsense.
+        """
+        try:
+            line = await asyncio.wait_for(self._stdout.readline(), timeout_s)
+        except TimeoutError:
+            raise ChildError(f"{self.name} (pid {self.pid}) was not ready in {timeout_s:g} s") from None
+        except ValueError:
+            line = b"(an endless line)"
+        if not line:
+            self.kill()  # it closed its stdout, so it has ended or will never be ready
+            await self.ended()
+            raise self.death()
+        self._discarding = asyncio.create_task(self._discard())
+        return self._parse(line)
+
+    def _parse(self, line: bytes) -> dict[str, str]:
+        try:
+            message = json.loads(line)
+            if "error" in message:
+                kind = ErrorKind[message["error"]["kind"].upper()]
+                raise BatonError(kind, f"{self.name}: {message['error']['message']}")
+            return dict(message["ready"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            shown = line[:80].decode(errors="replace").strip()
+            raise ChildError(f"{self.name} (pid {self.pid}) said {shown!r} instead of ready") from None
+
+    async def ended(self) -> int:
+        """Waits for its end, whenever that is; the exit status as `Popen.returncode` has it."""
+        return await asyncio.shield(self._ended)
+
+    def death(self) -> ChildError:
+        """How it ended, in words. Only after its end."""
+        status = self._ended.result()
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with code {status}"
+        return ChildError(f"{self.name} (pid {self.pid}) {how}")
+
+    def terminate(self) -> None:
+        """Asks it to drain; a second time: to stop at once."""
+        if not self._ended.done():
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kills it and whatever it started in its session."""
+        if not self._ended.done():
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def stop(self, deadline: float) -> None:
+        """Lets it drain until `deadline` (loop time), then kills it. Returns when it is gone."""
+        self.terminate()
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.ended(), max(0.0, deadline - loop.time()))
+        self.kill()
+        await self.ended()
+
+    async def _discard(self) -> None:
+        """Keeps the pipe empty, so that a stray print can neither block nor break the child."""
+        while await self._stdout.read(_READY_LINE_BYTES):
+            pass
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        descriptor = os.pidfd_open(self.pid)
+
+        def reap() -> None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            # While the dead leader is unreaped its process group cannot be anyone else's.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._ended.set_result(self._process.wait())
+
+        loop.add_reader(descriptor, reap)
+
+
+def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: _die_with(parent),
+    )
+
+
+def _die_with(parent: int) -> None:
+    """Runs in the child between fork and exec: the kernel kills it when our thread ends."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        os._exit(126)
+    if os.getppid() != parent:  # the parent died before the kernel was told
+        os._exit(126)

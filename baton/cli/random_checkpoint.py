@@ -1,0 +1,174 @@
+"""A small random checkpoint with a byte-level tokenizer, made on the spot: something to serve anywhere.
+
+Llama architecture, 3.3 million float32 weights, 4096 tokens of context. It has learnt nothing; letters are
+merely likelier than other bytes, so that its noise can be read. Deterministic, and torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+# Part of the folder's name: raise it with any change of what is written.
+REVISION = 1
+SEED = 20_260_101
+
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 256, 688, 4, 4, 2, 64, 4096
+SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+BOS, EOS, END = 256, 257, 261
+VOCAB = 256 + len(SPECIAL_TOKENS)
+
+LIKELY_BYTES = b"etaoin shrdlu etaoin shrdlu cmfwypvbgk,."
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+Weights = dict[str, npt.NDArray[np.float32]]
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/baton`, else `~/.cache/baton`."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "baton"
+
+
+def random_checkpoint(parent: Path | None = None) -> Path:
+    """The checkpoint's folder under `parent` (the user's cache by default), made if it is not there.
+
+    It appears complete or not at all; of two processes that make it at once, one wins and both may use it.
+    """
+    parent = parent or cache_folder()
+    folder = parent / f"random-llama-{REVISION}"
+    if folder.is_dir():
+        return folder
+    parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
+    try:
+        _write(draft)
+        draft.chmod(0o755)
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def _write(folder: Path) -> None:
+    from safetensors.numpy import save_file
+
+    for name, content in (
+        ("config.json", _config()),
+        ("generation_config.json", {"bos_token_id": BOS, "eos_token_id": [EOS, END], "do_sample": True}),
+        ("tokenizer_config.json", _tokenizer_config()),
+        ("tokenizer.json", _tokenizer()),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _config() -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": CONTEXT,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "torch_dtype": "float32",
+        "bos_token_id": BOS,
+        "eos_token_id": [EOS, END],
+    }
+
+
+def _tokenizer_config() -> dict[str, object]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|bos|>",
+        "eos_token": "<|eos|>",
+        "model_max_length": CONTEXT,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _tokenizer() -> dict[str, object]:
+    """Token id = byte value; specials follow. No merges: every byte is a token."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
+    )
+    content: dict[str, object] = json.loads(tokenizer.to_str())
+    return content
+
+
+def _byte_characters() -> list[str]:
+    """The visible character that stands for each byte in a byte-level vocabulary: printable Latin-1
+    characters stand for themselves, the others for code points from 256 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return [chr(byte) if byte in printable else chr(256 + hidden.index(byte)) for byte in range(256)]
+
+
+def _weights() -> Weights:
+    random = np.random.default_rng(SEED)
+
+    def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
+        """Scaled so that a normalised row goes in and a row of about unit variance comes out."""
+        return np.asarray(random.standard_normal((rows, columns)) / np.sqrt(columns), np.float32)
+
+    ones = np.ones(HIDDEN, np.float32)
+    weights = {
+        "model.embed_tokens.weight": matrix(VOCAB, HIDDEN) * np.sqrt(np.float32(HIDDEN)),
+        "model.norm.weight": ones,
+        "lm_head.weight": matrix(VOCAB, HIDDEN) * _head_scale()[:, None],
+    }
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        weights[prefix + "input_layernorm.weight"] = ones
+        weights[prefix + "post_attention_layernorm.weight"] = ones
+        for name, rows, columns in _MATRICES:
+            weights[prefix + name] = matrix(rows, columns)
+    return weights
+
+
+_MATRICES = (
+    ("self_attn.q_proj.weight", HEADS * HEAD_DIM, HIDDEN),
+    ("self_attn.k_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN),
+    ("self_attn.v_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN),
+    ("self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_DIM),
+    ("mlp.gate_proj.weight", INTERMEDIATE, HIDDEN),
+    ("mlp.up_proj.weight", INTERMEDIATE, HIDDEN),
+    ("mlp.down_proj.weight", HIDDEN, INTERMEDIATE),
+)
+
+
+def _head_scale() -> npt.NDArray[np.float32]:
+    """Rows of likely bytes get logits of larger spread, hence nearly all draws."""
+    scale = np.full(VOCAB, 0.1, np.float32)
+    scale[list(set(LIKELY_BYTES))] = 4.0
+    return scale

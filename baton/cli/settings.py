@@ -1,0 +1,144 @@
+"""From file, environment and flags to one `UpConfig`: flags over environment over file.
+
+Every flag has one place in the configuration (`engine.slots`) and one environment variable (`BATON_SLOTS`).
+A misspelt key of the file is refused. Unknown `BATON_…` variables are not, since Kubernetes makes such
+for any service named baton.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from baton.errors import BatonError, ErrorKind
+from services.common.config import UpConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A setting with a flag: its spelling, its path in `UpConfig`, and how `--help` shows it."""
+
+    name: str
+    path: str
+    metavar: str
+    help: str
+
+    @property
+    def variable(self) -> str:
+        return "BATON_" + self.key.upper()
+
+    @property
+    def key(self) -> str:
+        return self.name.removeprefix("--").replace("-", "_")
+
+
+FLAGS = (
+    Flag("--model", "model", "DIR|HUB-ID", "checkpoint to serve (default: a small random one)"),
+    Flag("--served-model-name", "served_model_name", "NAME", "what clients call it"),
+    Flag("--prefill", "prefill", "N", "prefill workers (default 1, or 0 once a role is named)"),
+    Flag("--decode", "decode", "N", "decode workers (default 1, or 0 once a role is named)"),
+    Flag("--both", "both", "N", "workers that prefill and decode"),
+    Flag("--weights", "engine.weights", "file|random", "random: seeded, needs only config.json"),
+    Flag("--device", "engine.device", "auto|cpu|cuda", "where the model runs"),
+    Flag("--dtype", "engine.dtype", "auto|bf16|fp16|fp32|fp64", "of weights and KV cache"),
+    Flag("--numerics", "engine.numerics", "auto|exact", "exact: a token never depends on its neighbours"),
+    Flag("--transport", "transfer.transport", "auto|grpc", "what carries KV blocks between workers"),
+    Flag("--http-port", "router.http_port", "PORT", "0: any free port"),
+    Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
+    Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),
+    Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block"),
+    Flag("--chunk-tokens", "engine.chunk_tokens", "N", "prompt tokens of one prefill step"),
+    Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker"),
+    Flag("--max-context-tokens", "engine.max_context_tokens", "N", "longest prompt and output together"),
+    Flag("--log-level", "log_level", "debug|info|warning|error", "of every process"),
+)
+
+
+def add_flags(parser: argparse.ArgumentParser, *, only: str = "") -> None:
+    """Adds `-c` and the flags to a parser; `only` keeps those whose path starts with it."""
+    if not only:
+        parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings")
+    for flag in FLAGS:
+        if flag.path.startswith(only):
+            default = _default(flag.path)
+            text = flag.help if default is None else f"{flag.help} (default {default})"
+            parser.add_argument(flag.name, dest=flag.key, metavar=flag.metavar, help=text)
+
+
+def load(
+    arguments: argparse.Namespace, environment: Mapping[str, str], defaults: Mapping[str, str] | None = None
+) -> UpConfig:
+    """What the operator asked for; `defaults`, by path, are the command's own where nothing is said.
+
+    Raises `BatonError(INVALID)` with one line for the first thing wrong.
+    """
+    values = _read_file(arguments.config) if arguments.config else {}
+    for path, value in (defaults or {}).items():
+        _set(values, path, value, keep=True)
+    for flag in FLAGS:
+        given = getattr(arguments, flag.key)
+        if given is None:
+            given = environment.get(flag.variable)
+        if given is not None:
+            _set(values, flag.path, given)
+    try:
+        return UpConfig.model_validate(values)
+    except ValidationError as error:
+        raise invalid(first_line(error)) from None
+
+
+def invalid(message: str) -> BatonError:
+    """A mistake of the operator's: commands print it as one line and exit with code 2."""
+    return BatonError(ErrorKind.INVALID, message)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise invalid(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise invalid(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise invalid(f"{path} must hold settings by name, not a {type(values).__name__}")
+    return values
+
+
+def _set(values: dict[str, Any], path: str, given: str, *, keep: bool = False) -> None:
+    """Puts one setting over what the file says, or under it with `keep`. A section of the file that is no
+    mapping stays, for validation to name it."""
+    *sections, key = path.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            return
+        values = inner
+    if not (keep and key in values):
+        values[key] = given
+
+
+def first_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {path}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    flag = next((flag.name for flag in FLAGS if flag.path == path), None)
+    place = f"{path} ({flag})" if flag else path
+    return f"{place} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _default(path: str) -> object:
+    value: object = UpConfig()
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value

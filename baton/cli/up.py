@@ -1,0 +1,112 @@
+"""`baton up`: start everything, say READY, stay until told to stop.
+
+starting → serving → draining → gone
+    │         │          └ a second signal: stop at once
+    │         └ a child ends unasked: stop everything, exit code 1
+    └ a child refuses or a signal comes: stop what runs
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TypeVar
+
+from baton.cli.local_cluster import Doors, LocalCluster, Programs
+from baton.cli.messages import say
+from baton.cli.race import race
+from baton.cli.settings import invalid
+from services.common.config import UpConfig
+
+T = TypeVar("T")
+
+# What a stop takes beyond the drain: the workers end once the router has, and then the last are killed.
+STOP_MARGIN_S = 5.0
+# After a child's death there is little to wait for: its requests cannot end well.
+FAILURE_STOP_S = 10.0
+
+
+class StopSignals:
+    """SIGTERM and SIGINT: the first is `asked`, and each later one calls `at_once`."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._at_once: list[LocalCluster] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+
+    def kill_on_second(self, cluster: LocalCluster) -> None:
+        self._at_once.append(cluster)
+
+    def _on_signal(self) -> None:
+        if self.asked.is_set():
+            for cluster in self._at_once:
+                cluster.kill()
+        self.asked.set()
+
+    async def unless_asked(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`, or None, with `work` cancelled, if a signal comes first."""
+        result, _ = await race(work, self.asked.wait())
+        return result
+
+
+async def up(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
+    """Runs a cluster until a signal (0) or a child's unexpected end (1). Raises what `start` raises."""
+    require_free_ports(config)
+    signals = StopSignals()
+    cluster = LocalCluster(config, model, programs)
+    signals.kill_on_second(cluster)
+    stop_s = FAILURE_STOP_S
+    try:
+        roles = ", ".join(f"{count} {role}" for role, count in config.role_counts.items() if count)
+        say(f"starting {roles} for {config.served_model_name} ({model})")
+        doors = await signals.unless_asked(cluster.start())
+        if doors is not None:
+            _announce(doors)
+            failure = await signals.unless_asked(cluster.failure())
+            if failure is not None:
+                say(f"error: {failure}; stopping")
+                return 1
+            stop_s = config.drain_s + STOP_MARGIN_S
+            say("draining")
+        return 0
+    finally:
+        await cluster.stop(stop_s)
+        say("stopped")
+
+
+def _announce(doors: Doors) -> None:
+    """The one line of stdout. Nobody may be reading, and a broken stdout must not fail again at exit."""
+    try:
+        print(f"READY http={doors.http} grpc={doors.grpc}", flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    say(f"ready: OpenAI-style HTTP on http://{doors.http}/v1, gRPC on {doors.grpc}; stop with Ctrl-C")
+
+
+def require_free_ports(config: UpConfig) -> None:
+    """Finds a taken port before minutes of loading weights; `BatonError(INVALID)` names it."""
+    router = config.router
+    if router.http_port and router.http_port == router.grpc_port:
+        raise invalid(f"port {router.http_port} is named for both HTTP and gRPC")
+    for flag, port in (("--http-port", router.http_port), ("--grpc-port", router.grpc_port)):
+        if port:
+            _require_free(router.host, port, flag)
+
+
+def _require_free(host: str, port: int, flag: str) -> None:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        raise invalid(f"cannot listen on {host}:{port} ({flag}): {error.strerror}") from None

@@ -1,0 +1,192 @@
+"""`baton up` as a process, over fake children: what it prints, how it ends, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HARNESS = str(Path(__file__).with_name("with_fakes.py"))
+REPOSITORY = Path(__file__).parents[2]
+PATIENCE_S = 30.0
+
+
+class Up:
+    """A running `baton up` and the log its children write."""
+
+    def __init__(self, folder: Path, traits: dict[str, list[str]], settings: dict[str, object]) -> None:
+        self.log = folder / "children.log"
+        self.log.touch()
+        self.process = subprocess.Popen(
+            [sys.executable, HARNESS, "up", json.dumps(traits), json.dumps(settings)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"FAKE_LOG": str(self.log), "PYTHONPATH": str(REPOSITORY)},
+        )
+
+    def ready_line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, what is left of stdout, stderr."""
+        out, err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, out, err
+
+    def events(self) -> list[list[str]]:
+        return [line.split() for line in self.log.read_text().splitlines()]
+
+    def pids(self) -> list[int]:
+        return [int(pid) for event, _, pid in self.events() if event == "started"]
+
+    def order(self, event: str) -> list[str]:
+        return [name for what, name, _ in self.events() if what == event]
+
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Up] = []
+
+    def start_one(
+        *, worker: list[str] | None = None, router: list[str] | None = None, **settings: object
+    ) -> Up:
+        started.append(Up(tmp_path, {"worker": worker or [], "router": router or []}, settings))
+        return started[-1]
+
+    yield start_one
+    for up in started:
+        if up.process.poll() is None:
+            up.process.kill()
+        up.process.communicate()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie, which nobody in a container may reap, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {[pid for pid in pids if alive(pid)]}"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("to_group", [False, True])
+def test_a_signal_drains_the_router_first_and_leaves_no_process(
+    start: Start, number: signal.Signals, to_group: bool
+) -> None:
+    up = start(worker=["grandchild"], prefill=2, decode=1)
+    line = up.ready_line()
+    assert line.startswith("READY http=127.0.0.1:1 grpc=127.0.0.1:")
+    assert len(up.pids()) == 7  # three workers, their grandchildren, the router
+    (os.killpg if to_group else os.kill)(up.process.pid, number)
+    code, out, _ = up.finish()
+    assert (code, out) == (0, "")
+    assert up.order("ended")[0] == "router"
+    assert sorted(up.order("ended")[1:]) == ["decode-0", "prefill-0", "prefill-1"]
+    assert [what for what, name, _ in up.events() if name == "prefill-0"] == ["started", "told", "ended"]
+    wait_gone(up.pids())
+
+
+def test_killing_the_parent_kills_the_children(start: Start) -> None:
+    up = start()
+    up.ready_line()
+    up.process.kill()
+    wait_gone(up.pids())
+
+
+def test_a_stubborn_child_is_killed(start: Start) -> None:
+    up = start(router=["stubborn"], drain_s=0)
+    up.ready_line()
+    up.process.terminate()
+    assert up.finish()[0] == 0
+    assert sorted(up.order("ended")) == ["decode-0", "prefill-0"]
+    wait_gone(up.pids())
+
+
+def test_a_second_signal_stops_at_once(start: Start) -> None:
+    up = start(worker=["stubborn"], router=["stubborn"], drain_s=24)
+    up.ready_line()
+    began = time.monotonic()
+    up.process.terminate()
+    while not up.order("told"):
+        time.sleep(0.02)
+    up.process.terminate()
+    up.finish()
+    assert time.monotonic() - began < 20
+    wait_gone(up.pids())
+
+
+@pytest.mark.parametrize("who", ["worker", "router"])
+def test_a_death_stops_everything_and_is_named(start: Start, who: str) -> None:
+    up = start(both=1, **{who: ["dies"]})
+    code, _, err = up.finish()
+    assert code == 1
+    name = "both-0" if who == "worker" else "router"
+    assert f"error: {name} (pid " in err
+    assert "was killed by SIGKILL" in err
+    wait_gone(up.pids())
+
+
+@pytest.mark.parametrize("who", ["worker", "router"])
+def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
+    up = start(prefill=1, decode=1, **{who: ["refuse"]})
+    code, out, err = up.finish()
+    assert (code, out) == (2, "")
+    assert [line for line in err.splitlines() if "error" in line] == [
+        line for line in err.splitlines() if line.endswith(": model.safetensors is missing")
+    ]
+    assert err.count("error: ") == 1
+    wait_gone(up.pids())
+
+
+@pytest.mark.parametrize(
+    ("trait", "message"), [("silent", "was not ready in 1 s"), ("nonsense", "said 'hello' instead of ready")]
+)
+def test_a_child_that_never_serves_is_named(start: Start, trait: str, message: str) -> None:
+    up = start(both=1, worker=[trait], start_timeout_s=1)
+    code, out, err = up.finish()
+    assert (code, out) == (1, "")
+    assert message in err
+    wait_gone(up.pids())
+
+
+def test_a_signal_while_starting_stops_it(start: Start) -> None:
+    up = start(worker=["silent"])
+    while len(up.pids()) < 2:
+        time.sleep(0.02)
+    up.process.terminate()
+    assert up.finish()[0] == 0
+    wait_gone(up.pids())
+
+
+def test_nobody_has_to_read_its_pipes(start: Start) -> None:
+    up = start(both=1)
+    assert up.process.stdout is not None
+    assert up.process.stderr is not None
+    up.process.stdout.close()
+    up.process.stderr.close()
+    while "router" not in up.order("started"):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    assert up.process.poll() is None
+    up.process.terminate()
+    assert up.process.wait(PATIENCE_S) == 0
+    wait_gone(up.pids())

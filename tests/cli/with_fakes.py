@@ -1,0 +1,44 @@
+"""Runs `baton up` or `baton demo` with fake children, as a process that tests may signal.
+
+python with_fakes.py (up | demo) '{"worker": […], "router": […]}' [settings as YAML-like JSON]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from baton.cli.demo import demo
+from baton.cli.local_cluster import Programs
+from baton.cli.messages import say
+from baton.cli.processes import ChildError
+from baton.cli.up import up
+from baton.errors import BatonError
+from services.common.config import UpConfig
+
+FAKE = str(Path(__file__).with_name("fake_child.py"))
+
+
+def main() -> int:
+    command, traits, settings = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    programs = Programs(
+        worker=(sys.executable, FAKE, "worker", *traits.get("worker", ())),
+        router=(sys.executable, FAKE, "router", *traits.get("router", ())),
+    )
+    config = UpConfig.model_validate({"router": {"http_port": 0, "grpc_port": 0}} | settings)
+    run = {"up": up, "demo": demo}[command]
+    try:
+        return asyncio.run(run(config, Path(tempfile.gettempdir()), programs))
+    except BatonError as error:
+        say(f"error: {error.message}")
+        return 2
+    except ChildError as error:
+        say(f"error: {error}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
