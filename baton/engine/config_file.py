@@ -1,0 +1,101 @@
+"""One JSON file of a model folder, read with errors that name the file and the key. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.errors import BatonError, ErrorKind
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A JSON object and where it came from. Every reader raises BatonError(INVALID) in one line.
+
+    A key that is null counts as missing for all readers but `has`.
+    """
+
+    path: Path
+    values: Mapping[str, object]
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise BatonError(ErrorKind.INVALID, f"{path}: no such file") from None
+        except OSError as error:
+            raise BatonError(ErrorKind.INVALID, f"{path}: {error.strerror}") from None
+        except ValueError as error:
+            raise BatonError(ErrorKind.INVALID, f"{path}: not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise BatonError(ErrorKind.INVALID, f"{path}: expected a JSON object")
+        return cls(path, values)
+
+    def error(self, key: str, message: str) -> BatonError:
+        return BatonError(ErrorKind.INVALID, f"{self.path}: {key}: {message}")
+
+    def section(self, key: str) -> ConfigFile | None:
+        """The object under `key`."""
+        value = self.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(key, f"expected an object, got {value!r}")
+        return ConfigFile(self.path, value)
+
+    def has(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, key: str) -> object:
+        return self.values.get(key)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, f"expected a string, got {value!r}")
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"expected true or false, got {value!r}")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number ≥ 0."""
+        value = self._value(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.error(key, f"expected a whole number, got {value!r}")
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """A whole number ≥ 1."""
+        value = self.count(key, default)
+        if value == 0:
+            raise self.error(key, "must not be 0")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._value(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise self.error(key, f"expected a number, got {value!r}")
+        return float(value)
+
+    def positive_number(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.error(key, f"expected a number above 0, got {value!r}")
+        return value
+
+    def _value(self, key: str, default: object) -> object:
+        value = self.values.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.error(key, "is missing")
+        return default
