@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Rows
-from baton.engine.mailbox import ENTRY, MAX_STOP_IDS, Entry, EntryKind, Feature, Mailbox
+from baton.engine.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.output_ring import Finish, RingWriter
 from baton.engine.sampling import sample
 from baton.engine.sequence import Limits, SamplingParams
@@ -66,7 +66,7 @@ class DecodeLoop:
         self._mailbox.post(entry)
 
     def cancel(self, slot: int, generation: int) -> None:
-        """Ends a slot from the next step on; the ring acknowledges it as a finish, unless it has ended already."""
+        """Ends a slot from the next step on; the ring tells its finish, this one or an earlier."""
         self._mailbox.post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
 
     def step(self) -> bool:
@@ -139,6 +139,3 @@ def _features(sampling: SamplingParams) -> int:
         return Feature.GREEDY
     filters = sampling.top_k > 0 or sampling.top_p < 1
     return Feature.TEMPERATURE | (Feature.FILTERS if filters else 0)
-
-
-assert MAX_STOP_IDS == 8  # the width of Limits.stop_token_ids on the wire

@@ -21,7 +21,6 @@ MAX_STOP_IDS = 8
 class EntryKind(IntEnum):
     ADMIT = 1
     CANCEL = 2
-    GRANT = 3
 
 
 class Feature(IntEnum):

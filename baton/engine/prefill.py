@@ -45,7 +45,7 @@ class PrefillLoop:
         return [ChunkResult(chunk, tokens.get(index)) for index, chunk in enumerate(chunks)]
 
     def _rows(self, chunks: list[Chunk]) -> Rows:
-        device = self._cache.device
+        device = self._cache.groups[0].device
         tokens = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.count]]
         positions = [p for c in chunks for p in range(c.start, c.start + c.count)]
         starts = [0]

@@ -1,0 +1,116 @@
+"""What the servicers ask of the engine process, as awaitable calls."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent
+from services.common.engine_channel import ChannelClosedError, FrontEnd
+
+# A prefill tells of its first token, its handoff, and its end.
+_EVENTS_A_PREFILL = 8
+_CALL_TIMEOUT_S = 10.0
+
+
+class EngineClient:
+    """Matches events to the commands they answer. `run` reads until the engine is gone."""
+
+    def __init__(self, channel: FrontEnd) -> None:
+        self._channel = channel
+        self._ids = itertools.count(1)
+        self._calls: dict[int, asyncio.Future[EngineEvent]] = {}
+        self._streams: dict[int, asyncio.Queue[EngineEvent]] = {}
+        self._closed: BatonError | None = None
+        # Called for each event that answers no command.
+        self.on_event: Callable[[EngineEvent], None] = lambda event: None
+
+    @property
+    def prefills(self) -> int:
+        """Prefills under way."""
+        return len(self._streams)
+
+    async def run(self) -> BatonError:
+        """Dispatches events until the engine ends or fails; returns why. All calls then fail with it."""
+        try:
+            while True:
+                event = await self._channel.receive()
+                if event.id == 0 and event.WhichOneof("event") == "failed":
+                    self._closed = _error(event)
+                    return self._closed
+                self._dispatch(event)
+        except ChannelClosedError as error:
+            self._closed = error
+            return error
+        finally:
+            self._fail_all()
+
+    async def call(self, command: EngineCommand, timeout_s: float = _CALL_TIMEOUT_S) -> EngineEvent:
+        """Sends a command, awaits its event. Raises the BatonError the engine answered, or DEADLINE."""
+        command.id = next(self._ids)
+        future: asyncio.Future[EngineEvent] = asyncio.get_running_loop().create_future()
+        self._calls[command.id] = future
+        try:
+            await self.tell(command)
+            event = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError as error:
+            raise BatonError(ErrorKind.DEADLINE, f"the engine did not answer within {timeout_s} s") from error
+        finally:
+            self._calls.pop(command.id, None)
+        return _checked(event)
+
+    async def tell(self, command: EngineCommand) -> None:
+        """Sends a command that nobody waits for."""
+        if self._closed:
+            raise self._closed
+        await self._channel.send(command)
+
+    async def stream(self, command: EngineCommand) -> AsyncIterator[EngineEvent]:
+        """Sends a prefill and yields its events until its end. Raises the BatonError it failed with."""
+        command.id = next(self._ids)
+        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_EVENTS_A_PREFILL)
+        self._streams[command.id] = queue
+        try:
+            await self.tell(command)
+            while True:
+                event = _checked(await queue.get())
+                if event.WhichOneof("event") == "prefill_ended":
+                    return
+                yield event
+        finally:
+            self._streams.pop(command.id, None)
+
+    def _dispatch(self, event: EngineEvent) -> None:
+        if event.id in self._streams:
+            self._streams[event.id].put_nowait(event)
+        elif event.id in self._calls:
+            future = self._calls.pop(event.id)
+            if not future.done():
+                future.set_result(event)
+        elif event.id == 0:
+            self.on_event(event)
+        # Any other answers a call that has been given up.
+
+    def _fail_all(self) -> None:
+        reason = self._closed or ChannelClosedError()
+        failed = EngineEvent()
+        failed.failed.kind = reason.kind.value  # type: ignore[assignment]
+        failed.failed.message = reason.message
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result(failed)
+        for queue in self._streams.values():
+            if not queue.full():
+                queue.put_nowait(failed)
+
+
+def _checked(event: EngineEvent) -> EngineEvent:
+    if event.WhichOneof("event") == "failed":
+        raise _error(event)
+    return event
+
+
+def _error(event: EngineEvent) -> BatonError:
+    return BatonError(ErrorKind(event.failed.kind), event.failed.message)

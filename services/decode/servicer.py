@@ -1,0 +1,164 @@
+"""Decode's gRPC face: reservations go to the engine, tokens come from the output ring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from baton.engine.output_ring import RingReader
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import (
+    AttachRequest,
+    AttachResponse,
+    CancelRequest,
+    CancelResponse,
+    FollowRequest,
+    FollowResponse,
+    GetHandoffRequest,
+    GetHandoffResponse,
+    ReserveRequest,
+    ReserveResponse,
+)
+from baton.v1.decode_pb2_grpc import DecodeServiceServicer
+from baton.v1.engine_pb2 import (
+    CancelCommand,
+    EngineCommand,
+    EngineEvent,
+    HandoffStateCommand,
+    ReserveCommand,
+    SlotEndedCommand,
+)
+from services.common.drain import Drain
+from services.common.engine_client import EngineClient
+from services.common.errors import abort
+from services.decode.streams import Streams
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+ID_BYTES = 16
+# A token waits in the ring for half of this on average. Never a spin: the engine shares these cores.
+_POLL_S = 0.001
+_SWEEP_S = 0.2
+_FOLLOW_IDLE_S = 1.0
+
+
+class DecodeServicer(DecodeServiceServicer):
+    """Owns the streams; `run` reads the ring for as long as the worker lives."""
+
+    def __init__(self, engine: EngineClient, ring: RingReader, drain: Drain) -> None:
+        self._engine = engine
+        self._ring = ring
+        self._drain = drain
+        self._streams = Streams()
+        self._reserved = asyncio.Event()  # there is something to poll for
+        self._news: dict[bytes, asyncio.Event] = {}  # by router that follows
+
+    @property
+    def live(self) -> int:
+        """Reservations and sequences that have not ended."""
+        return self._streams.live
+
+    async def run(self) -> None:
+        """Moves words from the ring to the streams and wakes the routers, one message a poll."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll())
+            tasks.create_task(self._sweep())
+
+    def on_event(self, event: EngineEvent) -> None:
+        """The engine's unasked events."""
+        if event.WhichOneof("event") == "ticket_ended":
+            self._streams.end_unused(event.ticket_ended.attempt)
+            self._wake()
+
+    async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # type: ignore[override]  # noqa: N802
+        try:
+            self._drain.check()
+            _check_ids(request)
+            event = await self._engine.call(EngineCommand(reserve=ReserveCommand(request=request)))
+            reserved = event.reserved
+            self._streams.reserve(
+                request.attempt, request.router_id, request.first_number, reserved.slot, reserved.generation
+            )
+            self._reserved.set()
+            return ReserveResponse(ticket=reserved.ticket)
+        except BatonError as error:
+            await abort(context, error)
+
+    async def Follow(self, request: FollowRequest, context: Context) -> AsyncIterator[FollowResponse]:  # type: ignore[override]  # noqa: N802
+        router_id = request.router_id
+        if len(router_id) != ID_BYTES:
+            await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
+        following = self._streams.follow(router_id)
+        news = self._news[router_id] = asyncio.Event()
+        try:
+            # An empty message first: the router knows that it is heard.
+            yield FollowResponse(step=self._ring.steps)
+            while self._streams.is_newest(router_id, following):
+                message = self._streams.collect(router_id, self._ring.steps)
+                if message is not None:
+                    yield message
+                    continue
+                news.clear()
+                try:
+                    await asyncio.wait_for(news.wait(), _FOLLOW_IDLE_S)
+                except TimeoutError:
+                    continue
+        finally:
+            self._streams.unfollow(router_id, following)
+            if self._news.get(router_id) is news:
+                del self._news[router_id]
+
+    async def Attach(self, request: AttachRequest, context: Context) -> AttachResponse:  # type: ignore[override]  # noqa: N802
+        try:
+            self._streams.attach(request.attempt, request.router_id, request.next_number)
+        except BatonError as error:
+            await abort(context, error)
+        self._wake()
+        return AttachResponse()
+
+    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:  # type: ignore[override]  # noqa: N802
+        try:
+            await self._engine.call(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
+        except BatonError as error:
+            await abort(context, error)
+        return CancelResponse()
+
+    async def GetHandoff(self, request: GetHandoffRequest, context: Context) -> GetHandoffResponse:  # type: ignore[override]  # noqa: N802
+        command = EngineCommand(handoff_state=HandoffStateCommand(attempt=request.attempt))
+        try:
+            event = await self._engine.call(command)
+        except BatonError as error:
+            await abort(context, error)
+        return GetHandoffResponse(state=event.handoff_state.state)
+
+    async def _poll(self) -> None:
+        while True:
+            if not self._streams.live:
+                self._reserved.clear()
+                await self._reserved.wait()
+            records = self._ring.read()
+            for record in records:
+                if self._streams.emit(record):
+                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation)
+                    await self._engine.tell(EngineCommand(slot_ended=ended))
+            if records:
+                self._wake()
+            await asyncio.sleep(_POLL_S)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for attempt in self._streams.sweep():
+                await self._engine.tell(EngineCommand(cancel=CancelCommand(attempt=attempt)))
+
+    def _wake(self) -> None:
+        for news in self._news.values():
+            news.set()
+
+
+def _check_ids(request: ReserveRequest) -> None:
+    if len(request.attempt.request_id) != ID_BYTES or len(request.router_id) != ID_BYTES:
+        raise BatonError(ErrorKind.INVALID, f"request_id and router_id have {ID_BYTES} bytes")

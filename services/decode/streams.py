@@ -1,0 +1,198 @@
+"""What decode has emitted, and how much of it each router has been told.
+
+A stream is one sequence: its attempt, its slot and generation, every output token from its first
+number on. It outlives its slot until its router has heard the end, or `LINGER_S`. Each router has a
+watermark a stream; `collect` gives everything beyond it as one message, so a slow router gets
+fewer, larger messages and delays nobody. A router that follows anew is told everything again and
+drops what it has by (attempt, number).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.engine.output_ring import Finish, Record
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import FollowResponse, SequenceOutput
+from baton.v1.types_pb2 import Attempt, FinishReason
+
+LINGER_S = 10.0  # how long an ended stream, or one without a router, is kept
+TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's stream
+
+Key = tuple[bytes, int]
+"""(request id, attempt number)."""
+
+
+def key_of(attempt: Attempt) -> Key:
+    return attempt.request_id, attempt.number
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One sequence's output."""
+
+    attempt: Attempt
+    router_id: bytes
+    slot: int
+    generation: int
+    first_number: int
+    token_ids: list[int] = field(default_factory=list)
+    finish: Finish = Finish.NONE
+    ended_at: float | None = None
+    # Watermark: how many of token_ids the router has been sent, and whether it has been sent the finish.
+    sent: int = 0
+    sent_finish: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        return self.sent < len(self.token_ids) or (self.finish is not Finish.NONE and not self.sent_finish)
+
+
+@dataclass(slots=True, eq=False)
+class _Router:
+    following: int = 0  # grows with each Follow; only the newest is served
+    is_open: bool = False
+    lost_at: float | None = None
+    dirty: dict[Key, Stream] = field(default_factory=dict)
+
+
+class Streams:
+    """All streams of a worker, by attempt, by slot and by router."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_key: dict[Key, Stream] = {}
+        self._by_slot: dict[tuple[int, int], Stream] = {}
+        self._routers: dict[bytes, _Router] = {}
+
+    @property
+    def live(self) -> int:
+        """Streams whose slot may still emit."""
+        return len(self._by_slot)
+
+    def reserve(
+        self, attempt: Attempt, router_id: bytes, first_number: int, slot: int, generation: int
+    ) -> None:
+        """Registers a reservation; idempotent."""
+        if key_of(attempt) in self._by_key:
+            return
+        stream = Stream(attempt, router_id, slot, generation, first_number)
+        self._by_key[key_of(attempt)] = stream
+        self._by_slot[slot, generation] = stream
+        self._router(router_id)
+
+    def emit(self, record: Record) -> bool:
+        """Takes one word of the ring; True where it was the slot's last."""
+        stream = self._by_slot.get((record.slot, record.generation))
+        if stream is None:
+            raise RuntimeError(f"slot {record.slot} emitted in unknown generation {record.generation}")
+        if record.has_token:
+            stream.token_ids.append(record.token)
+        if record.finish is not Finish.NONE:
+            self._finish(stream, record.finish)
+        self._mark(stream)
+        return record.finish is not Finish.NONE
+
+    def end_unused(self, attempt: Attempt) -> None:
+        """A reservation ended before its slot was ever active."""
+        stream = self._by_key.get(key_of(attempt))
+        if stream is not None and stream.finish is Finish.NONE:
+            self._finish(stream, Finish.CANCELLED)
+            self._mark(stream)
+
+    def attach(self, attempt: Attempt, router_id: bytes, next_number: int) -> None:
+        """Gives a stream to another router from `next_number` on. Raises BatonError NOT_FOUND or INVALID."""
+        stream = self._by_key.get(key_of(attempt))
+        if stream is None:
+            raise BatonError(ErrorKind.NOT_FOUND, "this worker has no such attempt")
+        behind = next_number - stream.first_number
+        if not 0 <= behind <= len(stream.token_ids):
+            raise BatonError(ErrorKind.INVALID, f"token {next_number} is not among those emitted or next")
+        self._router(stream.router_id).dirty.pop(key_of(attempt), None)
+        stream.router_id = router_id
+        stream.sent, stream.sent_finish = behind, False
+        self._mark(stream)
+
+    def follow(self, router_id: bytes) -> int:
+        """A router's stream opens; everything it may have missed is news again. Returns its ticket number."""
+        router = self._router(router_id)
+        router.following += 1
+        router.is_open, router.lost_at = True, None
+        for stream in self._by_key.values():
+            if stream.router_id == router_id:
+                stream.sent, stream.sent_finish = 0, False
+                self._mark(stream)
+        return router.following
+
+    def is_newest(self, router_id: bytes, following: int) -> bool:
+        return self._routers[router_id].following == following
+
+    def unfollow(self, router_id: bytes, following: int) -> None:
+        router = self._routers.get(router_id)
+        if router is not None and router.following == following:
+            router.is_open, router.lost_at = False, self._clock()
+
+    def collect(self, router_id: bytes, step: int) -> FollowResponse | None:
+        """Everything since this router's watermarks, which move up; None where there is nothing."""
+        dirty = self._routers[router_id].dirty
+        if not dirty:
+            return None
+        message = FollowResponse(step=step)
+        for stream in dirty.values():
+            message.outputs.append(_output(stream))
+            stream.sent, stream.sent_finish = len(stream.token_ids), stream.finish is not Finish.NONE
+        dirty.clear()
+        return message
+
+    def sweep(self) -> list[Attempt]:
+        """Drops what has lingered; returns the attempts to cancel because their router is gone."""
+        now = self._clock()
+        orphans = []
+        for key, stream in list(self._by_key.items()):
+            router = self._router(stream.router_id)
+            lost_for = 0.0 if router.lost_at is None else now - router.lost_at
+            if stream.ended_at is not None:
+                if now - stream.ended_at > LINGER_S:
+                    self._drop(key, stream)
+            elif lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
+                orphans.append(stream.attempt)
+        self._forget_idle_routers(now)
+        return orphans
+
+    def _finish(self, stream: Stream, finish: Finish) -> None:
+        stream.finish = finish
+        stream.ended_at = self._clock()
+        self._by_slot.pop((stream.slot, stream.generation), None)
+
+    def _mark(self, stream: Stream) -> None:
+        if stream.has_news:
+            self._router(stream.router_id).dirty[key_of(stream.attempt)] = stream
+
+    def _drop(self, key: Key, stream: Stream) -> None:
+        del self._by_key[key]
+        self._router(stream.router_id).dirty.pop(key, None)
+
+    def _router(self, router_id: bytes) -> _Router:
+        router = self._routers.get(router_id)
+        if router is None:
+            # Not following yet: its grace starts now.
+            router = self._routers[router_id] = _Router(lost_at=self._clock())
+        return router
+
+    def _forget_idle_routers(self, now: float) -> None:
+        used = {stream.router_id for stream in self._by_key.values()}
+        for router_id, router in list(self._routers.items()):
+            gone = router.lost_at is not None and now - router.lost_at > LINGER_S
+            if gone and router_id not in used:
+                del self._routers[router_id]
+
+
+def _output(stream: Stream) -> SequenceOutput:
+    return SequenceOutput(
+        attempt=stream.attempt,
+        first_number=stream.first_number + stream.sent,
+        token_ids=stream.token_ids[stream.sent :],
+        finish_reason=FinishReason.ValueType(stream.finish.value),
+    )

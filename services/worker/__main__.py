@@ -1,0 +1,14 @@
+"""`python -m services.worker`: a worker, its WorkerConfig as JSON on standard input."""
+
+from __future__ import annotations
+
+import sys
+
+import uvloop
+
+from services.common.child import run_child
+from services.common.config import WorkerConfig
+from services.worker.front import serve
+
+if __name__ == "__main__":
+    sys.exit(run_child(WorkerConfig, serve, uvloop.new_event_loop))

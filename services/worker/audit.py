@@ -1,0 +1,76 @@
+"""What an engine holds and has done, as the wire tells it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from baton.engine.blocks import BlockTables
+from baton.v1.worker_pb2 import Audit, Load
+
+if TYPE_CHECKING:
+    from services.worker.engine_process import Parts
+
+
+def load(parts: Parts) -> Load:
+    """Counts for the router's choice."""
+    scheduler = parts.prefill.loop.scheduler
+    return Load(
+        slots=parts.slots.total,
+        free_slots=parts.slots.free,
+        blocks=parts.model.pools.total,
+        free_blocks=parts.model.pools.free,
+        block_tokens=parts.model.layout.groups[0].block_tokens,
+        queued_prefills=parts.prefill.jobs,
+        queued_prefill_tokens=scheduler.queued_tokens,
+    )
+
+
+def make(parts: Parts) -> Audit:
+    """Counts of everything a leak would show in, and whether pools and owners agree."""
+    loop = parts.prefill.loop
+    sender, receiver = parts.sender.counters, parts.receiver.counters if parts.receiver else None
+    audit = Audit(
+        load=load(parts),
+        engine_pid=os.getpid(),
+        host=socket.gethostname(),
+        device=str(parts.model.device),
+        prompts_run=loop.prompts_run,
+        prompt_tokens_run=loop.tokens_run,
+        decode_steps=parts.decode_loop.steps,
+        tokens_decoded=parts.decode_loop.tokens_decoded,
+        ring_full_steps=parts.decode_loop.full_steps,
+        held_rows=parts.decode_loop.held_rows,
+        block_bytes=[group.block_bytes for group in parts.model.layout.groups],
+        blocks_shipped=sender.blocks_shipped,
+        bytes_shipped=sender.bytes_shipped,
+        handoffs_committed=parts.decode.handoffs_committed,
+        handoffs_local=parts.decode.handoffs_local,
+        pinned_blocks=parts.model.pools.pinned,
+        live_tickets=parts.decode.tickets.live,
+        tombstones=parts.decode.tickets.tombstones,
+        links=[*parts.sender.links(), *(parts.receiver.links() if parts.receiver else [])],
+        dropped_unknown=sender.dropped_unknown + parts.decode.dropped_unknown,
+        integrity_error=_integrity_error(parts),
+    )
+    if receiver is not None:
+        audit.blocks_received = sum(receiver.blocks_received)
+        audit.bytes_received = receiver.bytes_received
+        audit.dropped_unknown += receiver.dropped_unknown
+        audit.checksum_failures = receiver.checksum_failures
+    return audit
+
+
+def _integrity_error(parts: Parts) -> str:
+    try:
+        parts.model.pools.check_integrity(_owned(parts))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _owned(parts: Parts) -> Iterator[BlockTables]:
+    yield from parts.decode.owned_blocks()
+    yield from parts.prefill.owned_blocks()

@@ -1,0 +1,297 @@
+"""What an engine process does as the receiving end of handoffs: reserve, receive, admit, free.
+
+    Reserve ─▶ ticket (slot, blocks) ─▶ pieces scattered ─▶ commit ─▶ admitted ─▶ ended
+                    │ cancel, expiry, a higher attempt: freed at once, since only our own scatter
+                    ▼ writes these blocks and it asks for the ticket first
+                  freed
+
+Owner of every slot and block that a ticket stands for, until `_free`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.blocks import BlockTables
+from baton.engine.decode import DecodeLoop
+from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.slots import Grant, SlotPool
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
+from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from kvtransfer.receiver import Arrived, Committed, Receiver, Withdrawn
+from kvtransfer.ticket import TicketSigner
+from kvtransfer.ticket_book import AttemptKey, Entry, TicketBook
+from services.worker.loaded_model import LoadedModel
+from services.worker.parameters import limits_of, sampling_of
+
+MAX_TTL_S = 3600.0
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """What a ticket stands for."""
+
+    attempt: Attempt
+    ticket: Ticket
+    grant: Grant
+    token_count: int
+    end: int  # length of the whole sequence at which it ends
+    cancelling: bool = False
+
+
+Book = TicketBook[Reservation]
+
+
+class DecodeSide:
+    """Tickets, slots and admissions of one engine. All calls come from the engine's loop."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        loop: DecodeLoop,
+        slots: SlotPool,
+        identity: WorkerIdentity,
+        signer: TicketSigner,
+        emit: Callable[[EngineEvent], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._loop = loop
+        self._slots = slots
+        self._identity = identity
+        self._signer = signer
+        self._emit = emit
+        self._book: Book = TicketBook(clock=clock)
+        self._by_slot: dict[tuple[int, int], Entry[Reservation]] = {}
+        self._transfer_ids = itertools.count(1)
+        self._receiver: Receiver | None = None
+        self._transfer_address = ""
+        # Called before a reservation's blocks are freed: whoever still writes them locally must stop.
+        self.before_free: Callable[[AttemptKey], None] = lambda key: None
+        self.handoffs_committed = 0
+        self.handoffs_local = 0
+        self.dropped_unknown = 0
+
+    def receive_with(self, receiver: Receiver, address: str) -> None:
+        """From now on tickets name `address`; without a receiver they are for this worker's own prefill."""
+        self._receiver = receiver
+        self._transfer_address = address
+
+    @property
+    def tickets(self) -> Book:
+        return self._book
+
+    def owned_blocks(self) -> list[BlockTables]:
+        """The block tables that live tickets hold."""
+        return [entry.grant.grant.blocks for entry in self._by_slot.values()]
+
+    def reserve(self, request: ReserveRequest) -> ReservedEvent:
+        """Promises a slot and blocks. Raises BatonError: CONFLICT, OVERLOADED or INVALID."""
+        key = AttemptKey(request.attempt.request_id, request.attempt.number)
+        entry = self._book.check(key)
+        if entry is None:
+            for stale in self._book.superseded(key):
+                self.cancel(stale.key)
+            entry = self._new_ticket(key, request)
+        held = entry.grant
+        return ReservedEvent(ticket=held.ticket, slot=held.grant.slot, generation=held.grant.generation)
+
+    def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> Entry[Reservation]:
+        end = self._end_of(request)
+        # The last token ends the sequence; its own KV is never computed.
+        grant = self._grant(end - 1)
+        transfer_id = next(self._transfer_ids)
+        body = TicketBody(
+            attempt=request.attempt,
+            issuer=self._identity,
+            transfer_address=self._transfer_address,
+            transfer_id=transfer_id,
+            block_counts=self._model.pools.counts_for(request.token_count),
+            token_count=request.token_count,
+            fingerprint=self._model.fingerprint,
+        )
+        ticket = self._signer.sign(body)
+        reservation = Reservation(request.attempt, ticket, grant, request.token_count, end)
+        ttl_s = min(request.ttl_ms / 1e3, MAX_TTL_S)
+        entry = self._book.reserve(key, transfer_id, reservation, ttl_s)
+        self._by_slot[grant.slot, grant.generation] = entry
+        if self._receiver is not None:
+            self._receiver.expect(transfer_id, list(body.block_counts))
+        return entry
+
+    def _end_of(self, request: ReserveRequest) -> int:
+        prompt_length = request.token_count - request.first_number
+        end = prompt_length + request.max_tokens
+        if prompt_length < 1 or end <= request.token_count:
+            raise BatonError(ErrorKind.INVALID, "a reservation needs a prompt and room for one more token")
+        if end > self._model.max_context_tokens:
+            limit = self._model.max_context_tokens
+            raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed the context of {limit}")
+        if not self._model.pools.fits_ever(end - 1):
+            raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed this worker's whole KV cache")
+        return end
+
+    def _grant(self, tokens: int) -> Grant:
+        slot, generation = self._slots.grant()
+        try:
+            blocks = self._model.pools.allocate(tokens)
+        except BatonError:
+            self._slots.release(slot, generation)
+            raise
+        return Grant(slot, generation, blocks, tokens)
+
+    def cancel(self, key: AttemptKey) -> None:
+        """Stops an attempt wherever it is and leaves a tombstone; idempotent."""
+        entry = self._book.cancel(key)
+        if entry is None:
+            return
+        if entry.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE):
+            self._cancel_slot(entry.grant)
+        else:
+            self._end_unused(entry)
+
+    def _cancel_slot(self, reservation: Reservation) -> None:
+        if not reservation.cancelling:
+            reservation.cancelling = True
+            self._loop.cancel(reservation.grant.slot, reservation.grant.generation)
+
+    def expire(self) -> None:
+        """Ends tickets whose life is over; the clock is ours alone."""
+        for entry in self._book.expired():
+            self.cancel(entry.key)
+
+    def slot_ended(self, slot: int, generation: int) -> None:
+        """The front has read the slot's last word: nothing of it is in flight any more."""
+        entry = self._by_slot.get((slot, generation))
+        if entry is None:
+            self.dropped_unknown += 1
+            return
+        self._free(entry)
+
+    def state_of(self, key: AttemptKey) -> TicketState.ValueType:
+        entry = self._book.find(key)
+        return TicketState.TICKET_STATE_UNSPECIFIED if entry is None else entry.state
+
+    def poll(self, max_pieces: int) -> bool:
+        """Bounded link work; True where there was some."""
+        if self._receiver is None:
+            return False
+        events = self._receiver.poll(max_pieces)
+        for event in events:
+            match event:
+                case Arrived(transfer_id):
+                    self._book.receiving(transfer_id)
+                case Committed(transfer_id, record):
+                    self._commit(transfer_id, record)
+                case Withdrawn(transfer_id):
+                    self._withdrawn(transfer_id)
+        return bool(events)
+
+    def _commit(self, transfer_id: int, record: CommitRecord) -> None:
+        assert self._receiver is not None
+        try:
+            self.commit(transfer_id, record)
+        except BatonError as error:
+            self._receiver.refuse(transfer_id, error)
+            entry = self._book.by_transfer(transfer_id)
+            if entry is not None and entry.state == TicketState.TICKET_STATE_RECEIVING:
+                self.cancel(entry.key)
+        else:
+            self._receiver.acknowledge(transfer_id)
+
+    def commit(self, transfer_id: int, record: CommitRecord) -> None:
+        """Admits a sequence whose KV is all here. Raises BatonError where the record is not the ticket's."""
+        body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
+        entry = self._book.by_transfer(transfer_id)
+        if entry is None or body.transfer_id != transfer_id:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket has ended or belongs to another transfer")
+        reservation = entry.grant
+        sampling, limits = sampling_of(record.sampling), limits_of(record.limits)
+        self._check_record(record, reservation, limits)
+        if self._book.commit(transfer_id) is None:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket has been used")
+        self._admit(reservation, record, sampling, limits)
+        self._book.activate(transfer_id)
+        self.handoffs_committed += 1
+
+    def commit_local(self, transfer_id: int, record: CommitRecord) -> None:
+        """`commit` by this worker's own prefill: the blocks change owner, no bytes move."""
+        self._book.receiving(transfer_id)
+        self.commit(transfer_id, record)
+        self.handoffs_local += 1
+
+    def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
+        vocab = self._model.config.vocab_size
+        if record.attempt != reservation.attempt or len(record.token_ids) != reservation.token_count:
+            raise BatonError(ErrorKind.CONFLICT, "the commit is not of the attempt that was reserved")
+        if record.prompt_length + limits.max_tokens != reservation.end:
+            raise BatonError(ErrorKind.CONFLICT, "the commit's limits are not those reserved")
+        if record.first_token_id >= vocab:
+            raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
+
+    def _admit(
+        self, reservation: Reservation, record: CommitRecord, sampling: SamplingParams, limits: Limits
+    ) -> None:
+        self._loop.admit(
+            reservation.grant,
+            length=reservation.token_count,
+            last_token=record.first_token_id,
+            end=reservation.end,
+            sampling=sampling,
+            limits=limits,
+        )
+
+    def release_unused(self, transfer_id: int) -> None:
+        """The first token ended the request, or prefill gave up: the ticket is not needed."""
+        self._withdrawn(transfer_id)
+
+    def _withdrawn(self, transfer_id: int) -> None:
+        entry = self._book.by_transfer(transfer_id)
+        if entry is not None and entry.state in (
+            TicketState.TICKET_STATE_RESERVED,
+            TicketState.TICKET_STATE_RECEIVING,
+        ):
+            self._end_unused(entry)
+
+    def _end_unused(self, entry: Entry[Reservation]) -> None:
+        if self._receiver is not None:
+            self._receiver.forget(entry.transfer_id)
+        reservation = entry.grant
+        self._free(entry)
+        ended = TicketEndedEvent(
+            attempt=reservation.attempt, slot=reservation.grant.slot, generation=reservation.grant.generation
+        )
+        self._emit(EngineEvent(ticket_ended=ended))
+
+    def _free(self, entry: Entry[Reservation]) -> None:
+        grant = entry.grant.grant
+        self._book.end(entry.transfer_id)
+        self.before_free(entry.key)
+        del self._by_slot[grant.slot, grant.generation]
+        self._model.pools.release(grant.blocks)
+        self._slots.release(grant.slot, grant.generation)
+
+    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        """kvtransfer's sink: verified bytes into the block that the ticket reserved for them."""
+        entry = self._book.by_transfer(transfer_id)
+        if entry is None:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket of this transfer has ended")
+        block = entry.grant.grant.blocks[group][ordinal]
+        view = self._model.cache.block_bytes_view(group, block)
+        view[offset : offset + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+
+    def blocks_of(self, transfer_id: int, key: AttemptKey, token_count: int) -> BlockTables:
+        """The reserved blocks of a local handoff that hold its `token_count` prefilled tokens."""
+        entry = self._book.by_transfer(transfer_id)
+        if entry is None or entry.key != key:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
+        counts = self._model.pools.counts_for(token_count)
+        return tuple(blocks[:count] for blocks, count in zip(entry.grant.grant.blocks, counts, strict=True))

@@ -1,0 +1,54 @@
+"""How a front starts its engine process: one end of a socket pair, the shared memory, its configuration."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.shared_rings import SharedRings
+from services.common.config import WorkerConfig
+from services.common.engine_channel import FrontEnd
+from services.worker.launch import EngineLaunch
+
+_STOP_S = 5.0
+
+
+@dataclass(slots=True)
+class EngineHandle:
+    """A started engine: its process, the channel to it, and the memory both map."""
+
+    process: subprocess.Popen[bytes]
+    channel: FrontEnd
+    memory: SharedMemory
+
+    def stop(self) -> int:
+        """Waits for an engine that was told to stop, kills one that does not; its exit code."""
+        self.channel.close()
+        try:
+            return self.process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(_STOP_S)
+
+
+async def start_engine(config: WorkerConfig, incarnation: bytes) -> EngineHandle:
+    """Starts the engine process; it says Ready, or why not, on the channel."""
+    memory = SharedMemory.create(f"baton-{config.name}", SharedRings(config.engine.slots).size)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    launch = EngineLaunch(
+        worker=config, incarnation=incarnation.hex(), channel_fd=theirs.fileno(), memory_fd=memory.fd
+    )
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.worker.engine_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # the parent of us both listens there
+            pass_fds=(theirs.fileno(), memory.fd),
+        )
+    assert process.stdin is not None
+    process.stdin.write(launch.model_dump_json().encode())
+    process.stdin.close()
+    return EngineHandle(process, await FrontEnd.open(ours), memory)

@@ -1,0 +1,280 @@
+"""The engine process of a worker: one loop that computes, and nothing else competes with it.
+
+    commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait if idle
+
+Started by the worker's front (`services/worker/engine_launch.py`), which hands it one end of a
+socket pair and the shared memory of mailbox and output ring. Both processes share one incarnation
+and die together.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+
+from baton.device.shared_memory import SharedMemory
+from baton.device.wakeup import Wakeup
+from baton.engine.decode import DecodeLoop
+from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill_scheduler import PrefillScheduler
+from baton.engine.shared_rings import SharedRings
+from baton.engine.slot_state import SlotState
+from baton.engine.slots import SlotPool
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import (
+    DoneEvent,
+    EngineCommand,
+    EngineEvent,
+    FailedEvent,
+    HandoffStateEvent,
+    ReadyEvent,
+)
+from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
+from kvtransfer.receiver import Receiver
+from kvtransfer.sender import Sender
+from kvtransfer.ticket import TicketSigner
+from kvtransfer.ticket_book import AttemptKey
+from services.common.child import die_with_parent
+from services.common.engine_channel import ChannelClosedError, EngineEnd
+from services.common.logs import configure_logs, get_log
+from services.worker import audit
+from services.worker.decode_side import DecodeSide
+from services.worker.launch import EngineLaunch
+from services.worker.loaded_model import LoadedModel, load
+from services.worker.prefill_side import PrefillSide
+
+# Bounds of one turn of the loop: no kind of work starves the others.
+_COMMANDS_A_TURN = 64
+_PIECES_A_TURN = 16
+_IDLE_S = 0.05
+_RING_FULL_S = 0.001
+
+log = get_log(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What an engine is made of; `audit` reads it."""
+
+    model: LoadedModel
+    slots: SlotPool
+    prefill: PrefillSide
+    decode: DecodeSide
+    decode_loop: DecodeLoop
+    sender: Sender
+    receiver: Receiver | None
+
+
+class Engine:
+    """Builds the parts and turns the loop until told to stop or left alone."""
+
+    def __init__(self, launch: EngineLaunch, channel: EngineEnd, memory: SharedMemory) -> None:
+        self._config = launch.worker
+        self._channel = channel
+        self._wakeup = Wakeup()
+        self._stopping = False
+        self._identity = WorkerIdentity(
+            name=self._config.name,
+            incarnation=bytes.fromhex(launch.incarnation),
+            role=WorkerRole.Value(f"WORKER_ROLE_{self._config.role.upper()}"),
+            rank=0,
+            rank_count=1,
+        )
+        model = load(self._config.model, self._config.engine)
+        self._parts = self._build(model, memory)
+        address = self._listen()
+        self._emit(EngineEvent(ready=self._ready(address)))
+
+    def run(self) -> None:
+        """Turns until StopCommand. Raises ChannelClosedError when the front is gone."""
+        selector = selectors.DefaultSelector()
+        selector.register(self._channel, selectors.EVENT_READ)
+        selector.register(self._wakeup, selectors.EVENT_READ)
+        while not self._stopping:
+            if not self._turn():
+                live = self._parts.slots.free < self._parts.slots.total
+                selector.select(_RING_FULL_S if live else _IDLE_S)
+        self.close()
+
+    def close(self) -> None:
+        self._parts.sender.close()
+        if self._parts.receiver is not None:
+            self._parts.receiver.close()
+
+    def _turn(self) -> bool:
+        """One turn; False where nothing was left to do."""
+        self._wakeup.clear()
+        parts = self._parts
+        commands = self._channel.receive(_COMMANDS_A_TURN)
+        for command in commands:
+            self._handle(command)
+        parts.decode.expire()
+        linked = parts.decode.poll(_PIECES_A_TURN) | parts.prefill.poll(_PIECES_A_TURN)
+        prefilled = parts.prefill.step()
+        decoded = parts.decode_loop.step()
+        return bool(commands) or linked or prefilled or decoded
+
+    def _handle(self, command: EngineCommand) -> None:
+        try:
+            event = self._answer(command)
+        except BatonError as error:
+            event = EngineEvent(failed=_failed(error))
+        if event is not None:
+            event.id = command.id
+            self._emit(event)
+
+    def _answer(self, command: EngineCommand) -> EngineEvent | None:
+        parts = self._parts
+        match command.WhichOneof("command"):
+            case "reserve":
+                self._require("decode")
+                return EngineEvent(reserved=parts.decode.reserve(command.reserve.request))
+            case "prefill":
+                self._require("prefill")
+                parts.prefill.start(command.id, command.prefill.request)
+                return None
+            case "cancel":
+                key = AttemptKey(command.cancel.attempt.request_id, command.cancel.attempt.number)
+                parts.prefill.cancel(key)
+                if not command.cancel.prefill_only:
+                    parts.decode.cancel(key)
+                return EngineEvent(done=DoneEvent())
+            case "slot_ended":
+                parts.decode.slot_ended(command.slot_ended.slot, command.slot_ended.generation)
+                return None
+            case "audit":
+                return EngineEvent(audit=audit.make(parts))
+            case "handoff_state":
+                attempt = command.handoff_state.attempt
+                state = parts.decode.state_of(AttemptKey(attempt.request_id, attempt.number))
+                return EngineEvent(handoff_state=HandoffStateEvent(state=state))
+            case "describe":
+                return EngineEvent(load=audit.load(parts))
+            case "stop":
+                self._stopping = True
+                return EngineEvent(done=DoneEvent())
+        raise BatonError(ErrorKind.INTERNAL, "the engine was sent an unknown command")
+
+    def _require(self, role: str) -> None:
+        if self._config.role not in (role, "both"):
+            raise BatonError(ErrorKind.CONFLICT, f"this worker's role is {self._config.role}, not {role}")
+
+    def _build(self, model: LoadedModel, memory: SharedMemory) -> Parts:
+        engine = self._config.engine
+        slots = SlotPool(engine.slots)
+        rings = SharedRings(engine.slots)
+        widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
+        state = SlotState(engine.slots, widths, model.device)
+        decode_loop = DecodeLoop(
+            model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
+        )
+        signer = TicketSigner(secrets.token_bytes(32))
+        decode = DecodeSide(model, decode_loop, slots, self._identity, signer, self._emit)
+        scheduler = PrefillScheduler(
+            model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
+        )
+        prefill_loop = PrefillLoop(model.decoder, model.cache, scheduler)
+        local = decode if self._config.role == "both" else None
+        source = _Source(model)
+        sender = Sender(
+            identity=self._identity,
+            fingerprint=model.fingerprint,
+            block_bytes=[group.block_bytes for group in model.layout.groups],
+            source=source,
+            peer_timeout_s=self._config.transfer.peer_timeout_s,
+            wake=self._wakeup.set,
+            clock=time.monotonic,
+        )
+        prefill = PrefillSide(model, prefill_loop, self._identity, sender, local, self._emit)
+        decode.before_free = prefill.cancel
+        return Parts(model, slots, prefill, decode, decode_loop, sender, None)
+
+    def _listen(self) -> str:
+        """A decode worker opens its receiver; the other roles move no bytes in."""
+        if self._config.role != "decode":
+            return ""
+        model, transfer = self._parts.model, self._config.transfer
+        receiver = Receiver(
+            identity=self._identity,
+            fingerprint=model.fingerprint,
+            block_bytes=[group.block_bytes for group in model.layout.groups],
+            piece_bytes=transfer.piece_bytes,
+            window_pieces=transfer.window_pieces,
+            sink=self._parts.decode,
+            wake=self._wakeup.set,
+            clock=time.monotonic,
+        )
+        address = receiver.listen(self._config.host)
+        self._parts.receiver = receiver
+        self._parts.decode.receive_with(receiver, address)
+        return address
+
+    def _ready(self, transfer_address: str) -> ReadyEvent:
+        model = self._parts.model
+        return ReadyEvent(
+            fingerprint=model.fingerprint,
+            max_context_tokens=model.max_context_tokens,
+            vocab_size=model.config.vocab_size,
+            load=audit.load(self._parts),
+            device=str(model.device),
+            transfer_address=transfer_address,
+        )
+
+    def _emit(self, event: EngineEvent) -> None:
+        self._channel.send(event)
+
+
+class _Source:
+    """kvtransfer's view of the cache: bytes of pinned blocks."""
+
+    def __init__(self, model: LoadedModel) -> None:
+        self._model = model
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        view = self._model.cache.block_bytes_view(group, block)
+        return memoryview(view[offset : offset + length].cpu().numpy())
+
+    def unpin(self, group: int, block: int) -> None:
+        self._model.pools.pools[group].unpin(block)
+
+
+def _failed(error: BatonError) -> FailedEvent:
+    return FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+
+
+def main() -> int:
+    """Runs an engine until its front stops it; the exit code is for the front's log only."""
+    launch = EngineLaunch.model_validate_json(sys.stdin.read())
+    die_with_parent()
+    configure_logs(launch.worker.log_level, process="engine", worker=launch.worker.name)
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    channel = EngineEnd(socket.socket(fileno=launch.channel_fd))
+    try:
+        engine = Engine(launch, channel, SharedMemory.attach(launch.memory_fd))
+        engine.run()
+    except ChannelClosedError:
+        return 1  # the front has ended, and we with it
+    except BatonError as error:
+        channel.send(EngineEvent(failed=_failed(error)))
+        return 2
+    except Exception as error:
+        log.exception("engine failed")
+        reason = BatonError(ErrorKind.INTERNAL, f"the engine failed: {type(error).__name__}")
+        channel.send(EngineEvent(failed=_failed(reason)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    # grpc's threads may outlive a receiver that stopped; nothing is left to finish.
+    os._exit(code)

@@ -1,0 +1,144 @@
+"""A worker's gRPC front: it mounts prefill's or decode's servicer, or both, by role.
+
+Torch-free. The engine is a process of its own that shares this one's incarnation: when either ends,
+so does the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from baton.engine.shared_rings import SharedRings
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
+from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
+from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
+from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from services.common.child import StopSignal, say_ready
+from services.common.config import WorkerConfig
+from services.common.drain import Drain
+from services.common.engine_client import EngineClient
+from services.common.grpc_server import GrpcServer
+from services.common.logs import configure_logs, get_log
+from services.decode.servicer import DecodeServicer
+from services.prefill.servicer import PrefillServicer
+from services.worker.engine_launch import EngineHandle, start_engine
+from services.worker.worker_servicer import WorkerServicer
+
+# Reading a large checkpoint takes minutes; an engine that fails says so at once.
+_READY_S = 1800.0
+_SERVER_GRACE_S = 1.0
+
+log = get_log(__name__)
+
+
+async def serve(config: WorkerConfig, stop: StopSignal) -> None:
+    """Runs a worker until it is told to stop. Raises BatonError where it cannot serve or its engine dies."""
+    configure_logs(config.log_level, process="front", worker=config.name)
+    incarnation = secrets.token_bytes(16)
+    handle = await start_engine(config, incarnation)
+    front = _Front(config, incarnation, handle)
+    try:
+        await front.run(stop)
+    finally:
+        code = await asyncio.to_thread(handle.stop)
+        log.info("engine ended", code=code)
+
+
+class _Front:
+    def __init__(self, config: WorkerConfig, incarnation: bytes, handle: EngineHandle) -> None:
+        self._config = config
+        self._identity = WorkerIdentity(
+            name=config.name,
+            incarnation=incarnation,
+            role=WorkerRole.Value(f"WORKER_ROLE_{config.role.upper()}"),
+            rank=0,
+            rank_count=1,
+        )
+        self._engine = EngineClient(handle.channel)
+        self._drain = Drain()
+        self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
+        self._engine.on_event = self._on_event
+        rings = SharedRings(config.engine.slots)
+        self._decode = DecodeServicer(self._engine, rings.reader(handle.memory), self._drain)
+
+    async def run(self, stop: StopSignal) -> None:
+        """Serves until `stop`; raises the BatonError that ended the engine, where one did."""
+        engine = asyncio.create_task(self._engine.run())
+        stopping = asyncio.create_task(stop.wait())
+        polling = asyncio.create_task(self._decode.run())
+        server: GrpcServer | None = None
+        try:
+            ready = await self._engine_ready(engine, stopping)
+            if ready is None:
+                return
+            server = await self._start_server(ready)
+            await asyncio.wait({engine, stopping, polling}, return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done():
+                raise await _reason(engine, polling)
+            await self._finish(server)
+        finally:
+            if server is not None:
+                await server.stop(_SERVER_GRACE_S)
+            for task in (polling, stopping, engine):
+                task.cancel()
+            await asyncio.gather(polling, stopping, engine, return_exceptions=True)
+
+    async def _engine_ready(
+        self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None]
+    ) -> ReadyEvent | None:
+        """The engine's first event; None where the worker was told to stop before."""
+        waits = {engine, stopping, self._ready}
+        done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready in done:
+            return self._ready.result()
+        if stopping in done:
+            return None
+        if engine in done:
+            raise engine.result()
+        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S} s")
+
+    async def _start_server(self, ready: ReadyEvent) -> GrpcServer:
+        names = [worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name]
+        if self._config.role in ("prefill", "both"):
+            names.append(prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name)
+        if self._config.role in ("decode", "both"):
+            names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
+        server = GrpcServer(names)
+        servicer = WorkerServicer(self._engine, self._identity, ready, self._drain)
+        add_WorkerServiceServicer_to_server(servicer, server.server)
+        if self._config.role in ("prefill", "both"):
+            add_PrefillServiceServicer_to_server(PrefillServicer(self._engine, self._drain), server.server)
+        if self._config.role in ("decode", "both"):
+            add_DecodeServiceServicer_to_server(self._decode, server.server)
+        address = await server.start(self._config.host, self._config.port)
+        await server.set_serving(True)
+        say_ready({"grpc": address, "transfer": ready.transfer_address, "device": ready.device})
+        log.info("serving", role=self._config.role, grpc=address, transfer=ready.transfer_address)
+        return server
+
+    async def _finish(self, server: GrpcServer) -> None:
+        """Takes no new work, lets the old end, then stops the engine."""
+        await server.set_serving(False)
+        drained = await self._drain.wait(self._busy, self._config.drain_s)
+        log.info("drained" if drained else "drain cut short")
+        await self._engine.call(EngineCommand(stop=StopCommand()))
+
+    def _busy(self) -> bool:
+        return bool(self._engine.prefills or self._decode.live)
+
+    def _on_event(self, event: EngineEvent) -> None:
+        if event.WhichOneof("event") == "ready" and not self._ready.done():
+            self._ready.set_result(event.ready)
+        else:
+            self._decode.on_event(event)
+
+
+async def _reason(engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BaseException:
+    """Why a worker that was not told to stop has to."""
+    if not engine.done() and polling.done() and polling.exception() is not None:
+        return polling.exception() or BatonError(ErrorKind.INTERNAL, "the ring's reader ended")
+    return await engine

@@ -1,0 +1,44 @@
+"""The two ways a prefilled sequence reaches its slot, behind three verbs: push, commit, withdraw.
+
+Over a link that is `kvtransfer.sender.Transfer`. Within a worker of role both it is `LocalHandoff`:
+prefill has written into the reserved blocks themselves, so nothing is pushed and the commit admits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.frames import WithdrawReason
+from services.worker.decode_side import DecodeSide
+
+
+class Handoff(Protocol):
+    """One sequence on its way."""
+
+    def push(self, group: int, ordinal: int, block: int) -> None:
+        """Block `ordinal` of the sequence is complete."""
+
+    def commit(self, record: CommitRecord) -> None:
+        """All blocks are pushed; the acknowledgement comes later, over a link."""
+
+    def withdraw(self, reason: WithdrawReason) -> None:
+        """There will be no commit."""
+
+
+class LocalHandoff:
+    """The blocks change owner where they are."""
+
+    def __init__(self, decode: DecodeSide, transfer_id: int) -> None:
+        self._decode = decode
+        self._transfer_id = transfer_id
+
+    def push(self, group: int, ordinal: int, block: int) -> None:
+        """Nothing to do: the block is already the ticket's."""
+
+    def commit(self, record: CommitRecord) -> None:
+        """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
+        self._decode.commit_local(self._transfer_id, record)
+
+    def withdraw(self, reason: WithdrawReason) -> None:
+        self._decode.release_unused(self._transfer_id)

@@ -1,0 +1,92 @@
+"""From a worker's configuration to a model on a device and the cache it fills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from baton.engine.blocks import BlockPools
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder
+from baton.engine.model_config import ModelConfig
+from baton.engine.model_source import resolve_model
+from baton.engine.output_ring import MAX_VOCAB
+from baton.engine.weights import load_weights, random_weights
+from baton.errors import BatonError, ErrorKind
+from baton.layout import Layout
+from services.common.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A decoder, its cache, and who holds the cache's blocks."""
+
+    config: ModelConfig
+    decoder: Decoder
+    cache: KVCache
+    pools: BlockPools
+    max_context_tokens: int
+    device: torch.device
+    fingerprint: bytes
+
+    @property
+    def layout(self) -> Layout:
+        return self.pools.layout
+
+
+def load(model: str, engine: EngineConfig) -> LoadedModel:
+    """Raises BatonError(INVALID) with one clear line for whatever keeps this model from running here."""
+    folder = resolve_model(model)
+    config = ModelConfig.load(folder)
+    if config.vocab_size > MAX_VOCAB:
+        raise BatonError(ErrorKind.INVALID, f"a vocabulary of {config.vocab_size} exceeds {MAX_VOCAB}")
+    device = _device(engine.device)
+    dtype_name = _dtype_name(engine.dtype, config, device)
+    dtype = getattr(torch, dtype_name)
+    layout = config.layout(engine.block_tokens, dtype_name)
+    max_context = min(
+        engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
+    )
+    blocks = _blocks(engine, layout, max_context)
+    if engine.weights == "random":
+        weights = random_weights(config, engine.weights_seed, device, dtype)
+        source = f"random {engine.weights_seed}".encode()
+    else:
+        weights = load_weights(config, folder, device, dtype)
+        source = b"file"
+    return LoadedModel(
+        config=config,
+        decoder=Decoder(config, weights, layout, device, dtype),
+        cache=KVCache(layout, blocks, device),
+        pools=BlockPools(layout, [blocks] * len(layout.groups)),
+        max_context_tokens=max_context,
+        device=device,
+        fingerprint=layout.fingerprint(config.digest() + source),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise BatonError(ErrorKind.INVALID, "device cuda was asked for and torch finds none")
+    return torch.device(name)
+
+
+def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
+    if name != "auto":
+        return name
+    return config.dtype if device.type == "cuda" else "float32"
+
+
+def _blocks(engine: EngineConfig, layout: Layout, max_context: int) -> int:
+    """Blocks a cache group has, scratch included: configured, or what the memory holds, and never more
+    than all slots at full length can use."""
+    if engine.kv_blocks is not None:
+        return engine.kv_blocks
+    by_memory = engine.kv_memory_mb * 10**6 // sum(group.block_bytes for group in layout.groups)
+    useful = engine.slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
+    if by_memory < 2:
+        raise BatonError(ErrorKind.INVALID, f"kv_memory_mb {engine.kv_memory_mb} does not hold two blocks")
+    return min(by_memory, useful)

@@ -1,0 +1,225 @@
+"""What an engine process does as the giving end of handoffs: run prompts, push blocks, commit.
+
+    Prefill ─▶ queued ─▶ chunk ─▶ … ─▶ last chunk ─▶ first token ─▶ commit ─▶ acknowledged ─▶ ended
+                           └─ its finished blocks are pushed while the next chunk computes
+
+A sequence's blocks are its own until `_end`; a transfer pins those that it still has to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.engine.blocks import BlockTables
+from baton.engine.output_ring import Finish
+from baton.engine.prefill import ChunkResult, PrefillLoop
+from baton.engine.sequence import Sequence
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import TicketBody
+from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
+from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import FinishReason, WorkerIdentity
+from kvtransfer.frames import WithdrawReason
+from kvtransfer.sender import Acknowledged, Failed, Sender, Transfer
+from kvtransfer.ticket_book import AttemptKey
+from services.worker.decode_side import DecodeSide
+from services.worker.handoff import Handoff, LocalHandoff
+from services.worker.loaded_model import LoadedModel
+from services.worker.parameters import check_token_ids, limits_of, sampling_of
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One Prefill call."""
+
+    command_id: int
+    key: AttemptKey
+    request: PrefillRequest
+    sequence: Sequence
+    handoff: Handoff
+    pushed: list[int]  # blocks pushed so far, by cache group
+
+
+class PrefillSide:
+    """Prompts and the handoffs they end in. All calls come from the engine's loop."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        loop: PrefillLoop,
+        identity: WorkerIdentity,
+        sender: Sender,
+        local: DecodeSide | None,
+        emit: Callable[[EngineEvent], None],
+    ) -> None:
+        self._model = model
+        self._loop = loop
+        self._identity = identity
+        self._sender = sender
+        self._local = local
+        self._emit = emit
+        self._jobs: dict[AttemptKey, Job] = {}
+        self._by_sequence: dict[Sequence, Job] = {}
+        self._by_transfer: dict[Handoff, Job] = {}
+
+    @property
+    def loop(self) -> PrefillLoop:
+        return self._loop
+
+    @property
+    def jobs(self) -> int:
+        return len(self._jobs)
+
+    def owned_blocks(self) -> list[BlockTables]:
+        """Block tables that sequences hold, those lent by a reservation excepted."""
+        sequences = self._loop.scheduler.sequences
+        return [s.blocks for s in sequences if s.blocks is not None and not s.borrowed]
+
+    def start(self, command_id: int, request: PrefillRequest) -> None:
+        """Queues a prompt. Raises BatonError: INVALID, CONFLICT or OVERLOADED."""
+        key = AttemptKey(request.attempt.request_id, request.attempt.number)
+        if key in self._jobs:
+            raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
+        sequence, body = self._sequence(request)
+        handoff: Handoff
+        if self._local is not None and body.issuer.incarnation == self._identity.incarnation:
+            sequence.blocks = self._local.blocks_of(body.transfer_id, key, sequence.length)
+            sequence.borrowed = True
+            handoff = LocalHandoff(self._local, body.transfer_id)
+            self._loop.scheduler.add(sequence)
+        else:
+            self._loop.scheduler.add(sequence)
+            handoff = self._begin(request, body, sequence)
+        job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
+        self._jobs[key] = self._by_sequence[sequence] = self._by_transfer[handoff] = job
+
+    def _begin(self, request: PrefillRequest, body: TicketBody, sequence: Sequence) -> Transfer:
+        try:
+            if not body.transfer_address:
+                raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
+            return self._sender.begin(request.ticket, body)
+        except BatonError:
+            self._loop.scheduler.remove(sequence)
+            raise
+
+    def _sequence(self, request: PrefillRequest) -> tuple[Sequence, TicketBody]:
+        check_token_ids(request.token_ids, self._model.config.vocab_size)
+        limits = limits_of(request.limits)
+        body = TicketBody.FromString(request.ticket.body)
+        length = len(request.token_ids)
+        if not 1 <= request.prompt_length <= length:
+            raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
+        if request.prompt_length + limits.max_tokens > self._model.max_context_tokens:
+            limit = self._model.max_context_tokens
+            raise BatonError(ErrorKind.INVALID, f"the request exceeds the context of {limit} tokens")
+        if body.attempt != request.attempt or body.token_count != length:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
+        if body.fingerprint != self._model.fingerprint:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
+        sampling = sampling_of(request.sampling)
+        return Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits), body
+
+    def cancel(self, key: AttemptKey) -> None:
+        """Stops a prefill between two chunks, and its call with CONFLICT; idempotent."""
+        job = self._jobs.get(key)
+        if job is not None:
+            self._fail(job, BatonError(ErrorKind.CONFLICT, "the attempt was cancelled"))
+            job.handoff.withdraw(WithdrawReason.ABORTED)
+
+    def step(self) -> bool:
+        """Computes the next chunks, pushes what they finished, tells first tokens; False when idle."""
+        results = self._loop.step()
+        for result in results:
+            job = self._by_sequence[result.chunk.sequence]
+            self._push(job)
+            if result.token is not None:
+                self._first_token(job, result)
+        return bool(results)
+
+    def poll(self, max_pieces: int) -> bool:
+        """Bounded link work; True where a handoff ended."""
+        events = self._sender.poll(max_pieces)
+        for event in events:
+            job = self._by_transfer.get(event.transfer)
+            if job is None:
+                continue  # cancelled meanwhile
+            match event:
+                case Acknowledged():
+                    self._handed_off(job, self._sender.transport, event.transfer.bytes_shipped)
+                case Failed(_, error):
+                    self._fail(job, error)
+        return bool(events)
+
+    def _push(self, job: Job) -> None:
+        """Hands over the blocks that are complete; after the last chunk, the partly filled one too."""
+        sequence = job.sequence
+        assert sequence.blocks is not None
+        complete = sequence.computed == sequence.length
+        for group, layout in enumerate(self._model.layout.groups):
+            full = sequence.computed // layout.block_tokens
+            until = len(sequence.blocks[group]) if complete else full
+            for ordinal in range(job.pushed[group], until):
+                block = sequence.blocks[group][ordinal]
+                if not sequence.borrowed:
+                    self._model.pools.pools[group].pin(block)  # until the transfer has read it
+                job.handoff.push(group, ordinal, block)
+            job.pushed[group] = until
+
+    def _first_token(self, job: Job, result: ChunkResult) -> None:
+        assert result.token is not None
+        sequence = job.sequence
+        finish = sequence.finish_of(result.token)
+        first = FirstToken(
+            number=sequence.first_number,
+            token_id=result.token,
+            finish_reason=FinishReason.ValueType(finish.value),
+        )
+        self._tell(job, PrefillResponse(first_token=first))
+        if finish is not Finish.NONE:
+            self._end(job)
+            job.handoff.withdraw(WithdrawReason.FINISHED)
+            self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
+            return
+        try:
+            job.handoff.commit(self._record(job, result.token))
+        except BatonError as error:
+            self._fail(job, error)
+        else:
+            if isinstance(job.handoff, LocalHandoff):
+                self._handed_off(job, "local", 0)
+
+    def _record(self, job: Job, token: int) -> CommitRecord:
+        request = job.request
+        return CommitRecord(
+            attempt=request.attempt,
+            token_ids=request.token_ids,
+            prompt_length=request.prompt_length,
+            first_token_id=token,
+            first_number=job.sequence.first_number,
+            sampling=request.sampling,
+            limits=request.limits,
+            ticket_body=request.ticket.body,
+            ticket_signature=request.ticket.signature,
+            block_counts=job.pushed,
+        )
+
+    def _handed_off(self, job: Job, transport: str, bytes_shipped: int) -> None:
+        self._end(job)
+        handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped)
+        self._tell(job, PrefillResponse(handed_off=handed_off))
+        self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
+
+    def _fail(self, job: Job, error: BatonError) -> None:
+        self._end(job)
+        failed = FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+        self._emit(EngineEvent(id=job.command_id, failed=failed))
+
+    def _tell(self, job: Job, response: PrefillResponse) -> None:
+        self._emit(EngineEvent(id=job.command_id, prefill=response))
+
+    def _end(self, job: Job) -> None:
+        """Forgets a job and gives its blocks back; those a transfer still reads stay pinned."""
+        del self._jobs[job.key], self._by_sequence[job.sequence], self._by_transfer[job.handoff]
+        self._loop.scheduler.remove(job.sequence)

@@ -1,0 +1,53 @@
+"""What every worker answers: who it is, what it holds, how busy it is."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import grpc
+
+from baton.errors import BatonError
+from baton.v1.engine_pb2 import AuditCommand, DescribeCommand, EngineCommand, ReadyEvent
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse
+from baton.v1.worker_pb2_grpc import WorkerServiceServicer
+from services.common.drain import Drain
+from services.common.engine_client import EngineClient
+from services.common.errors import abort
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class WorkerServicer(WorkerServiceServicer):
+    """Passes the engine's own counts on."""
+
+    def __init__(
+        self, engine: EngineClient, identity: WorkerIdentity, ready: ReadyEvent, drain: Drain
+    ) -> None:
+        self._engine = engine
+        self._identity = identity
+        self._ready = ready
+        self._drain = drain
+
+    async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # type: ignore[override]  # noqa: N802
+        try:
+            event = await self._engine.call(EngineCommand(describe=DescribeCommand()))
+        except BatonError as error:
+            await abort(context, error)
+        return DescribeResponse(
+            identity=self._identity,
+            fingerprint=self._ready.fingerprint,
+            max_context_tokens=self._ready.max_context_tokens,
+            vocab_size=self._ready.vocab_size,
+            load=event.load,
+            draining=self._drain.started,
+        )
+
+    async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # type: ignore[override]  # noqa: N802
+        try:
+            event = await self._engine.call(EngineCommand(audit=AuditCommand()))
+        except BatonError as error:
+            await abort(context, error)
+        event.audit.front_pid = os.getpid()
+        return GetAuditResponse(audit=event.audit)
