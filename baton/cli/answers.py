@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable
 from dataclasses import dataclass
 
 import grpc.aio
@@ -62,15 +62,12 @@ class Answer:
             self.end = response
 
 
-async def follow(
-    answer: Answer, stream: AsyncIterable[router_pb2.GenerateResponse], changed: Callable[[], None]
-) -> None:
+async def follow(answer: Answer, stream: AsyncIterable[router_pb2.GenerateResponse]) -> None:
     """Reads a stream to its end into `answer`; a failure is noted there."""
     answer.sent = time.monotonic()
     try:
         async for response in stream:
             answer.add(response)
-            changed()
         if answer.end is None:
             answer.error = "the stream ended without a finish reason"
     except grpc.aio.AioRpcError as error:

@@ -6,6 +6,7 @@ import argparse
 
 import grpc
 from google.protobuf import json_format
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -48,7 +49,7 @@ def trouble(worker: router_pb2.WorkerAudit) -> str:
 
 def audit_table(answer: router_pb2.AuditClusterResponse) -> Table:
     """One row a worker, within 100 columns."""
-    table = Table(title="workers", title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    table = plain_table("workers")
     for heading in ("worker", "role", "pids"):
         table.add_column(heading)
     for heading in ("slots free", "blocks free", "prompts", "decoded", "shipped", "received", "links"):
@@ -58,6 +59,20 @@ def audit_table(answer: router_pb2.AuditClusterResponse) -> Table:
         if trouble(worker):
             table.add_row("", "[red]trouble[/]", trouble(worker))
     return table
+
+
+def plain_table(title: str) -> Table:
+    """A table with a title and a rule under its headings."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
 
 
 def _row(worker: router_pb2.WorkerAudit) -> tuple[str, ...]:

@@ -75,5 +75,5 @@ async def _ask(
     router: router_pb2_grpc.RouterServiceAsyncStub, config: UpConfig, answer: Answer, screen: Screen
 ) -> None:
     request = answer.prompt.request(config.served_model_name or "", MAX_TOKENS, seed=answer.number)
-    await follow(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S), screen.changed)
+    await follow(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S))
     screen.ended(answer)

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.answers import Answer
-from baton.cli.audit import bytes_text
+from baton.cli.audit import bytes_text, plain_table
 from baton.v1 import router_pb2, types_pb2
 
 
@@ -21,7 +21,9 @@ class Screen:
     def __init__(self, console: Console, answers: list[Answer]) -> None:
         self._console = console
         self._answers = answers
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(console=console, get_renderable=self._panels, refresh_per_second=20)
 
     def __enter__(self) -> Screen:
         if self._live:
@@ -32,22 +34,20 @@ class Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
-            self.changed()
             self._live.__exit__(kind, error, trace)
-
-    def changed(self) -> None:
-        if self._live:
-            self._live.update(Group(*(_panel(answer) for answer in self._answers)), refresh=True)
 
     def ended(self, answer: Answer) -> None:
         if self._live is None:
             self._console.print(f"{answer.number}. {_short(answer.prompt.text)}", markup=False)
             self._console.print(f"   {_visible(answer.text)}", markup=False)
 
+    def _panels(self) -> Group:
+        return Group(*(_panel(answer) for answer in self._answers))
+
 
 def answers_table(answers: list[Answer]) -> Table:
     """One row a prompt, within 100 columns."""
-    table = Table(title="prompts", title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    table = plain_table("prompts")
     for heading in ("", "prompt tokens", "TTFT ms", "TPOT ms", "tokens", "KV shipped"):
         table.add_column(heading, justify="right")
     for heading in ("prefilled by", "decoded by", "ended by"):
