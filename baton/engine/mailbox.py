@@ -49,7 +49,7 @@ ENTRY = np.dtype(
         ("stop_count", "<i4"),
         ("seed", "<i8"),
         ("stop_ids", "<i4", (MAX_STOP_IDS,)),
-        ("padding", "<u4", (4,)),
+        ("padding", "<u4", (6,)),
     ]
 )
 assert ENTRY.itemsize == 128

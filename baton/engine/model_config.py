@@ -49,7 +49,7 @@ class ModelConfig:
     qk_norm: bool
     tied_head: bool
     eos_token_ids: tuple[int, ...]
-    dtype_name: str
+    dtype: str
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelConfig:
@@ -92,7 +92,7 @@ class ModelConfig:
             qk_norm=family == "qwen3",
             tied_head=file.flag("tie_word_embeddings", False),
             eos_token_ids=_eos_token_ids(Path(folder), file, vocab_size),
-            dtype_name=_dtype_name(file),
+            dtype=_dtype_name(file),
         )
 
     @property

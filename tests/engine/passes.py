@@ -1,0 +1,59 @@
+"""A decoder with its cache and block tables, driven directly: what tests of the model side run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder, Rows
+from baton.engine.model_config import ModelConfig
+from baton.engine.weights import load_weights
+
+# (sequence, first position, token ids)
+Piece = tuple[int, int, Sequence[int]]
+
+
+class Passes:
+    """Runs pieces of up to `sequences` sequences. Their blocks are dealt out in a shuffled order."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, block_tokens: int = 16, sequences: int = 8, length: int = 512
+    ) -> None:
+        config = ModelConfig.load(folder)
+        layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
+        per_sequence = -(-length // block_tokens)
+        self.decoder = Decoder(config, load_weights(config, folder, "cpu", dtype), layout, "cpu", dtype)
+        self.cache = KVCache(layout, 1 + sequences * per_sequence, "cpu")
+        generator = torch.Generator().manual_seed(block_tokens)
+        self.tables = [
+            1 + torch.randperm(sequences * per_sequence, generator=generator).view(sequences, per_sequence)
+            for _ in layout.groups
+        ]
+
+    def run(self, pieces: Sequence[Piece]) -> list[Tensor]:
+        """One forward pass over the pieces packed in this order → each piece's logits [tokens, vocab]."""
+        starts = [0]
+        for _, _, ids in pieces:
+            starts.append(starts[-1] + len(ids))
+        rows = Rows(
+            token_ids=torch.tensor([token for _, _, ids in pieces for token in ids]),
+            positions=torch.cat([torch.arange(first, first + len(ids)) for _, first, ids in pieces]),
+            query_start=starts,
+            block_tables=tuple(table[[sequence for sequence, _, _ in pieces]] for table in self.tables),
+        )
+        logits = self.decoder.logits(self.decoder.forward(rows, self.cache))
+        return [logits[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+
+    def greedy(self, sequence: int, prompt: Sequence[int], count: int, chunk: int = 64) -> list[int]:
+        """Prefill in chunks and decode one token a pass."""
+        for first in range(0, len(prompt), chunk):
+            logits = self.run([(sequence, first, prompt[first : first + chunk])])[0]
+        output = [int(logits[-1].argmax())]
+        while len(output) < count:
+            position = len(prompt) + len(output) - 1
+            output.append(int(self.run([(sequence, position, output[-1:])])[0][0].argmax()))
+        return output

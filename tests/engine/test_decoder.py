@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.passes import Passes, Piece
+from tests.support.checkpoints import FAMILIES, Case
+from tests.support.reference import greedy_matches, load_reference, reference_logits
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+# Against logits whose standard deviation is some units: float64 is equal but for the order of a few sums.
+FLOAT64_TOLERANCE = 1e-9
+
+Checkpoint = Callable[[Case], Path]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    made: dict[str, Path] = {}
+
+    def make(case: Case) -> Path:
+        if case.name not in made:
+            made[case.name] = case.make(tmp_path_factory.mktemp(case.name))
+        return made[case.name]
+
+    return make
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return torch.randint(0, 320, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_logits_of_a_prompt_equal_transformers(case: Case, checkpoint: Checkpoint) -> None:
+    folder = checkpoint(case)
+    prompt = prompt_of(203)
+    (logits,) = Passes(folder, torch.float64).run([(0, 0, prompt)])
+    expected = reference_logits(load_reference(folder), prompt)
+    assert expected.std() > 0.5
+    assert float((logits - expected).abs().max()) < FLOAT64_TOLERANCE
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("case", FAMILIES, ids=str)
+def test_greedy_text_equals_transformers_and_varies(case: Case, checkpoint: Checkpoint) -> None:
+    folder = checkpoint(case)
+    passes, reference = Passes(folder, torch.float64, block_tokens=8), load_reference(folder)
+    for sequence, length in enumerate((1, 63, 64, 65, 150)):
+        prompt = prompt_of(length, seed=length)
+        output = passes.greedy(sequence, prompt, 24, chunk=32)
+        greedy_matches(reference, prompt, output)
+        assert len(set(output)) > 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", FAMILIES[:1] + FAMILIES[4:8] + FAMILIES[9:11], ids=str)
+def test_chunks_and_steps_equal_the_whole_bitwise(
+    case: Case, dtype: torch.dtype, checkpoint: Checkpoint
+) -> None:
+    folder = checkpoint(case)
+    prompt = prompt_of(150)
+    (whole,) = Passes(folder, dtype).run([(0, 0, prompt)])
+    for block_tokens, chunk in ((16, 1), (8, 37), (64, 64), (5, 16)):
+        passes = Passes(folder, dtype, block_tokens=block_tokens)
+        for first in range(0, len(prompt), chunk):
+            (logits,) = passes.run([(0, first, prompt[first : first + chunk])])
+            assert torch.equal(logits, whole[first : first + chunk]), (block_tokens, chunk, first)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [FAMILIES[0], FAMILIES[5], FAMILIES[6], FAMILIES[9]], ids=str)
+def test_rows_do_not_depend_on_their_company_bitwise(
+    case: Case, dtype: torch.dtype, checkpoint: Checkpoint
+) -> None:
+    folder = checkpoint(case)
+    lengths = (1, 90, 33, 17, 130, 64)
+    prompts = [prompt_of(length, seed=length) for length in lengths]
+    alone = [Passes(folder, dtype).run([(i, 0, prompt)])[0] for i, prompt in enumerate(prompts)]
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        passes = Passes(folder, dtype)
+        done = [0] * len(prompts)
+        # Each pass takes a random mixture: single steps beside chunks, in a random order.
+        while any(done[i] < lengths[i] for i in range(len(prompts))):
+            pieces: list[Piece] = []
+            for i in torch.randperm(len(prompts), generator=generator).tolist():
+                size = (0, 1, 1, 20, 70)[int(torch.randint(5, (), generator=generator))]
+                part = prompts[i][done[i] : done[i] + size]
+                if part:
+                    pieces.append((i, done[i], part))
+            for (i, first, part), logits in zip(pieces, passes.run(pieces) if pieces else [], strict=True):
+                assert torch.equal(logits, alone[i][first : first + len(part)]), (i, first, len(part))
+                done[i] += len(part)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_lies_outside_a_sequence_is_never_read(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
+    """Cache slots of others, of the future and behind the window may hold anything, NaN included."""
+    folder = checkpoint(next(case for case in FAMILIES if case.name == "qwen2-mixed-windows"))
+    prompt = prompt_of(70)
+    (clean,) = Passes(folder, dtype).run([(0, 0, prompt)])
+    passes = Passes(folder, dtype)
+    for group in passes.cache.groups:
+        group.fill_(torch.nan)
+    passes.run([(0, 0, prompt[:50])])
+    # Blocks that no row of the window will need again are given back: only the windowed group has them.
+    windowed = next(i for i, g in enumerate(passes.cache.layout.groups) if g.window is not None)
+    passes.cache.groups[windowed][passes.tables[windowed][0, 0]] = torch.nan
+    passes.tables[windowed][0, 0] = 0
+    (logits,) = passes.run([(0, 50, prompt[50:])])
+    assert torch.equal(logits, clean[50:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_as_close_as_transformers(dtype: torch.dtype, checkpoint: Checkpoint) -> None:
+    for case in (FAMILIES[0], FAMILIES[8], FAMILIES[10]):
+        folder = checkpoint(case)
+        prompt = prompt_of(120)
+        expected = reference_logits(load_reference(folder, torch.float32), prompt)
+        theirs = (reference_logits(load_reference(folder, dtype), prompt).float() - expected).square().mean()
+        (logits,) = Passes(folder, dtype).run([(0, 0, prompt)])
+        ours = (logits.float() - expected).square().mean()
+        assert ours.sqrt() <= 1.5 * theirs.sqrt()
