@@ -1,0 +1,1 @@
+"""A load generator for streamed language models; speaks to public APIs only."""

@@ -1,0 +1,40 @@
+# Every target sets up .venv first if need be. TORCH= chooses another torch, ARGS= adds arguments.
+BIN := .venv/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup demo test prove check lint types imports proto stubs
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+setup: ## .venv with all that development needs; a second call does nothing
+	@tools/setup.sh
+
+demo: setup ## a small cluster on this machine, a few streamed prompts, a summary
+	@baton demo $(ARGS)
+
+test: setup ## the tests that fit any machine, in minutes
+	pytest --durations=10 -v $(ARGS)
+
+prove: setup ## the proofs at full size (marker slow)
+	pytest --durations=10 -v -m slow $(ARGS)
+
+check: lint types imports proto ## style, types, import contracts, wire, generated code
+	@echo "check: all is well"
+
+lint: setup
+	ruff check
+	ruff format --check
+
+types: setup
+	mypy
+
+imports: setup
+	lint-imports
+
+proto: setup
+	buf lint
+	tools/check_stubs.sh
+
+stubs: setup ## regenerate baton/v1 from proto/
+	tools/generate_stubs.sh

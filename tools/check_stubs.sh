@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Fails, with the differences, when baton/v1 is not what proto/ generates.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+fresh=$(mktemp -d)
+trap 'rm -rf "$fresh"' EXIT
+tools/generate_stubs.sh "$fresh"
+diff --recursive --brief --exclude=__pycache__ --exclude=__init__.py "$fresh/baton/v1" baton/v1 ||
+    { echo "generated code is out of date: make stubs" >&2; exit 1; }

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that development needs. A second call finds nothing to do and says nothing.
+#   PYTHON  interpreter, 3.11 or 3.12 (default: the first that is found)
+#   TORCH   what pip installs as torch (default: torch==2.13.0), a step of its own
+set -euo pipefail
+cd "$(dirname "$0")/.."
+TORCH=${TORCH:-torch==2.13.0}
+stamp=.venv/.installed
+wanted=$(cat pyproject.toml constraints.txt <(echo "$TORCH") | sha256sum)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+    exit 0
+fi
+
+say() { echo "setup: $*" >&2; }
+
+fits() {
+    command -v "$1" >/dev/null &&
+        "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
+}
+
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.12 python3.11}; do
+        if fits "$candidate"; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+install_debian_packages() {
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        say "needs Python 3.11 or 3.12 with venv; on Debian: apt-get install python3 python3-venv"
+        exit 2
+    fi
+    say "installing python3 and python3-venv with apt-get"
+    apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends python3 python3-venv >&2
+}
+
+if ! python=$(find_python) || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    install_debian_packages
+    python=$(find_python) || { say "found no Python 3.11 or 3.12 (PYTHON= names one)"; exit 2; }
+fi
+
+if ! [ -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    say "making .venv with $("$python" --version)"
+    "$python" -m venv .venv
+fi
+rm -f "$stamp"
+say "installing $TORCH (once; this may take minutes)"
+.venv/bin/python -m pip install -q --disable-pip-version-check "$TORCH" >&2
+say "installing the rest"
+.venv/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]' >&2
+echo "$wanted" >"$stamp"
+say "done"
