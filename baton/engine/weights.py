@@ -105,8 +105,6 @@ def random_weights(
 
 def _spread(name: str, shape: tuple[int, ...]) -> float:
     """The standard deviation of a random tensor."""
-    if "embed_tokens" in name:
-        return 1.0
     return 0.1 if name.endswith(".bias") else 2.0 / math.sqrt(shape[1])
 
 

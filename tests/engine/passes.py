@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class Passes:
             block_tables=tuple(table[[sequence for sequence, _, _ in pieces]] for table in self.tables),
         )
         logits = self.decoder.logits(self.decoder.forward(rows, self.cache))
-        return [logits[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+        return [logits[start:end] for start, end in itertools.pairwise(starts)]
 
     def greedy(self, sequence: int, prompt: Sequence[int], count: int, chunk: int = 64) -> list[int]:
         """Prefill in chunks and decode one token a pass."""

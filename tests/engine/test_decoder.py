@@ -91,9 +91,9 @@ def test_rows_do_not_depend_on_their_company_bitwise(
                 part = prompts[i][done[i] : done[i] + size]
                 if part:
                     pieces.append((i, done[i], part))
-            for (i, first, part), logits in zip(pieces, passes.run(pieces) if pieces else [], strict=True):
-                assert torch.equal(logits, alone[i][first : first + len(part)]), (i, first, len(part))
-                done[i] += len(part)
+            for (i, first, ids), logits in zip(pieces, passes.run(pieces) if pieces else [], strict=True):
+                assert torch.equal(logits, alone[i][first : first + len(ids)]), (i, first, len(ids))
+                done[i] += len(ids)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

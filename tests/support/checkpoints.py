@@ -1,0 +1,151 @@
+"""Small random checkpoints of every model family, written with transformers, tokenizer included."""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers.utils import logging as transformers_logging
+
+CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+VOCAB_SIZE = 320
+BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = 256, 257, 258, 259
+SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{{ '<|begin|>' }}{% for message in messages %}"
+    "{{ '<|user|>' if message['role'] == 'user' else '<|assistant|>' }}"
+    "{{ message['content'] }}{{ '<|end|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "bos_token_id": BEGIN_ID,
+    "eos_token_id": END_ID,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named model to test: family and what differs from the common small shape."""
+
+    name: str
+    family: str
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, folder: Path, **options: Any) -> Path:
+        return make_checkpoint(folder, self.family, **{**self.overrides, **options})
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _rope(kind: str, **parameters: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
+
+
+_LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+FAMILIES = [
+    Case("llama-default", "llama", {"hidden_size": 128, "num_hidden_layers": 3}),
+    Case("llama-linear", "llama", _rope("linear", factor=4.0)),
+    Case("llama-llama3", "llama", _rope("llama3", **_LLAMA3)),
+    Case("llama-yarn", "llama", _rope("yarn", factor=4.0, original_max_position_embeddings=512)),
+    Case(
+        "llama-tied-biases", "llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}
+    ),
+    Case(
+        "llama-3-kv-heads", "llama", {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+    ),
+    Case(
+        "llama-head-dim-80", "llama", {"hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": 1}
+    ),
+    Case("mistral-window", "mistral", {"sliding_window": 16, "head_dim": 24}),
+    Case("qwen2-biases", "qwen2", {}),
+    Case(
+        "qwen2-mixed-windows",
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1, "num_hidden_layers": 3},
+    ),
+    Case("qwen3-norms", "qwen3", {"head_dim": 48}),
+    Case("qwen3-tied", "qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+]
+
+
+def make_checkpoint(
+    folder: Path,
+    family: str = "llama",
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    sharded: bool = False,
+    **shape: Any,
+) -> Path:
+    """Writes config, weights and tokenizer of a random model into `folder`, and returns it.
+
+    `shape` overrides keys of the family's configuration class; `sharded` cuts the weights into several files.
+    """
+    transformers_logging.disable_progress_bar()
+    config = CONFIGS[family](**{**_SHAPE, **shape})
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    _randomise(model, seed)
+    model.save_pretrained(folder, max_shard_size="100KB" if sharded else "1GB")
+    write_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def _randomise(model: Any, seed: int) -> None:
+    """Every parameter random, biases and norms too; matrices with a gain at which greedy text varies."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            if name.endswith("norm.weight"):
+                noise = 1 + 0.2 * noise
+            elif name.endswith(".bias"):
+                noise = 0.3 * noise
+            else:
+                noise = 2 * noise / math.sqrt(parameter.shape[1])
+            parameter.copy_(noise)
+
+
+def write_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
+    """A byte-level tokenizer of exactly `vocab_size` ids: 256 bytes, 4 special tokens, pairs of letters."""
+    vocab = {
+        character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
+    pairs = [(a, b) for a in string.ascii_lowercase for b in string.ascii_lowercase]
+    first_pair = len(vocab) + len(SPECIAL_TOKENS)
+    vocab |= {token: len(vocab) + number for number, token in enumerate(SPECIAL_TOKENS)}
+    merges = pairs[:: max(1, len(pairs) // max(1, vocab_size - first_pair))][: vocab_size - first_pair]
+    vocab |= {a + b: first_pair + number for number, (a, b) in enumerate(merges)}
+    if len(vocab) != vocab_size:
+        raise ValueError(f"vocabulary of {vocab_size} ids cannot be made, only of {len(vocab)}")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[0],
+        "eos_token": SPECIAL_TOKENS[1],
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
