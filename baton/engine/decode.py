@@ -35,6 +35,11 @@ class DecodeLoop:
         self._slots = state.active.shape[0]
         self.tokens_decoded = 0
 
+    @property
+    def ring(self) -> RingWriter:
+        """Its counters say how many steps ran, and how many could not."""
+        return self._ring
+
     def admit(
         self,
         grant: Grant,

@@ -47,9 +47,6 @@ class Reservation:
     cancelling: bool = False
 
 
-Book = TicketBook[Reservation]
-
-
 class DecodeSide:
     """Tickets, slots and admissions of one engine. All calls come from the engine's loop."""
 
@@ -69,7 +66,7 @@ class DecodeSide:
         self._identity = identity
         self._signer = signer
         self._emit = emit
-        self._book: Book = TicketBook(clock=clock)
+        self._book: TicketBook[Reservation] = TicketBook(clock=clock)
         self._by_slot: dict[tuple[int, int], Entry[Reservation]] = {}
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
@@ -86,7 +83,7 @@ class DecodeSide:
         self._transfer_address = address
 
     @property
-    def tickets(self) -> Book:
+    def tickets(self) -> TicketBook[Reservation]:
         return self._book
 
     def owned_blocks(self) -> list[BlockTables]:

@@ -38,17 +38,24 @@ async def start_engine(config: WorkerConfig, incarnation: bytes) -> EngineHandle
     """Starts the engine process; it says Ready, or why not, on the channel."""
     memory = SharedMemory.create(f"baton-{config.name}", SharedRings(config.engine.slots).size)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    launch = EngineLaunch(
-        worker=config, incarnation=incarnation.hex(), channel_fd=theirs.fileno(), memory_fd=memory.fd
-    )
     with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.worker.engine_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # the parent of us both listens there
-            pass_fds=(theirs.fileno(), memory.fd),
-        )
+        process = _spawn(config, incarnation, theirs, memory)
+    return EngineHandle(process, await FrontEnd.open(ours), memory)
+
+
+def _spawn(
+    config: WorkerConfig, incarnation: bytes, channel: socket.socket, memory: SharedMemory
+) -> subprocess.Popen[bytes]:
+    launch = EngineLaunch(
+        worker=config, incarnation=incarnation.hex(), channel_fd=channel.fileno(), memory_fd=memory.fd
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.worker.engine_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,  # the front's parent listens to the front there, and to nobody else
+        pass_fds=(channel.fileno(), memory.fd),
+    )
     assert process.stdin is not None
     process.stdin.write(launch.model_dump_json().encode())
     process.stdin.close()
-    return EngineHandle(process, await FrontEnd.open(ours), memory)
+    return process

@@ -1,0 +1,124 @@
+"""Watermarks: what each router is told, once, in order, and after it was away."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.engine.output_ring import Finish, Record
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import FollowResponse
+from baton.v1.types_pb2 import Attempt, FinishReason
+from services.decode.streams import LINGER_S, TICKET_GRACE_S, Streams
+
+ROUTER, OTHER = b"r" * 16, b"o" * 16
+ATTEMPT = Attempt(request_id=b"q" * 16, number=1)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def word(token: int, finish: Finish = Finish.NONE, slot: int = 3, generation: int = 9) -> Record:
+    return Record(slot, generation, token, finish)
+
+
+def outputs(message: FollowResponse | None) -> list[tuple[int, list[int], int]]:
+    assert message is not None
+    return [(o.first_number, list(o.token_ids), o.finish_reason) for o in message.outputs]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def streams(clock: Clock) -> Streams:
+    made = Streams(clock)
+    made.follow(ROUTER)
+    made.reserve(ATTEMPT, ROUTER, first_number=4, slot=3, generation=9)
+    return made
+
+
+def test_a_message_holds_everything_since_the_last(streams: Streams) -> None:
+    assert streams.collect(ROUTER, 0) is None
+    streams.emit(word(11))
+    assert outputs(streams.collect(ROUTER, 1)) == [(4, [11], 0)]
+    assert streams.collect(ROUTER, 1) is None
+    streams.emit(word(12))
+    streams.emit(word(13))
+    assert streams.emit(word(14, Finish.LENGTH))
+    assert outputs(streams.collect(ROUTER, 2)) == [(5, [12, 13, 14], FinishReason.FINISH_REASON_LENGTH)]
+    assert streams.collect(ROUTER, 3) is None
+    assert streams.live == 0
+
+
+def test_a_cancel_carries_no_token(streams: Streams) -> None:
+    streams.emit(word(11))
+    streams.emit(word(0, Finish.CANCELLED))
+    assert outputs(streams.collect(ROUTER, 1)) == [(4, [11], FinishReason.FINISH_REASON_CANCELLED)]
+
+
+def test_a_router_that_comes_back_is_told_again(streams: Streams, clock: Clock) -> None:
+    streams.emit(word(11))
+    first = streams.follow(ROUTER)
+    streams.collect(ROUTER, 1)
+    streams.unfollow(ROUTER, first)
+    streams.emit(word(12, Finish.STOP))
+    clock.now += 1
+    second = streams.follow(ROUTER)
+    assert outputs(streams.collect(ROUTER, 2)) == [(4, [11, 12], FinishReason.FINISH_REASON_STOP)]
+    streams.unfollow(ROUTER, first)  # the old call ends late: the new one stays
+    assert streams.is_newest(ROUTER, second)
+    clock.now += LINGER_S + 1
+    assert streams.sweep() == []
+
+
+def test_attach_moves_a_stream_from_a_number_on(streams: Streams) -> None:
+    for token in (11, 12, 13):
+        streams.emit(word(token))
+    streams.follow(OTHER)
+    streams.attach(ATTEMPT, OTHER, next_number=6)
+    assert streams.collect(ROUTER, 1) is None
+    assert outputs(streams.collect(OTHER, 1)) == [(6, [13], 0)]
+    for wrong in (3, 8):
+        with pytest.raises(BatonError) as refused:
+            streams.attach(ATTEMPT, OTHER, next_number=wrong)
+        assert refused.value.kind is ErrorKind.INVALID
+    with pytest.raises(BatonError) as unknown:
+        streams.attach(Attempt(request_id=b"x" * 16, number=1), OTHER, next_number=0)
+    assert unknown.value.kind is ErrorKind.NOT_FOUND
+
+
+def test_a_lost_router_costs_its_tickets_first_and_its_sequences_later(
+    streams: Streams, clock: Clock
+) -> None:
+    active = Attempt(request_id=b"a" * 16, number=1)
+    streams.reserve(active, ROUTER, first_number=0, slot=4, generation=1)
+    streams.emit(word(1, slot=4, generation=1))
+    streams.unfollow(ROUTER, streams.follow(ROUTER))
+    clock.now += TICKET_GRACE_S - 0.1
+    assert streams.sweep() == []
+    clock.now += 0.2
+    assert streams.sweep() == [ATTEMPT]
+    streams.end_unused(ATTEMPT)
+    assert streams.sweep() == []
+    clock.now += LINGER_S - TICKET_GRACE_S
+    assert streams.sweep() == [active]
+
+
+def test_what_has_ended_is_dropped_in_the_end(streams: Streams, clock: Clock) -> None:
+    streams.emit(word(1, Finish.STOP))
+    clock.now += LINGER_S + 0.1
+    streams.sweep()
+    assert streams.collect(ROUTER, 1) is None
+    with pytest.raises(BatonError):
+        streams.attach(ATTEMPT, OTHER, next_number=4)
+
+
+def test_a_word_of_an_unknown_slot_is_an_error(streams: Streams) -> None:
+    with pytest.raises(RuntimeError, match="slot 3"):
+        streams.emit(word(1, generation=8))

@@ -1,0 +1,124 @@
+"""Both steps of the engine in one process, without fronts, wires or tickets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.blocks import BlockPools
+from baton.engine.cache import KVCache
+from baton.engine.decode import DecodeLoop
+from baton.engine.decoder import Decoder
+from baton.engine.model_config import ModelConfig
+from baton.engine.output_ring import Finish
+from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill_scheduler import PrefillScheduler
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.shared_rings import SharedRings
+from baton.engine.slot_state import SlotState
+from baton.engine.slots import Grant, SlotPool
+from baton.engine.weights import random_weights
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "vocab_size": 97,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+
+
+class LocalEngine:
+    """`start` prefills and admits; `run` steps until the given slots have ended."""
+
+    def __init__(
+        self, folder: Path, *, slots: int = 4, blocks: int = 64, block_tokens: int = 4, chunk: int = 16
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        config = ModelConfig.load(folder)
+        dtype = torch.float32
+        layout = config.layout(block_tokens, "float32")
+        weights = random_weights(config, 7, torch.device("cpu"), dtype)
+        decoder = Decoder(config, weights, layout, "cpu", dtype)
+        cache = KVCache(layout, blocks, "cpu")
+        self.pools = BlockPools(layout, [blocks])
+        self.scheduler = PrefillScheduler(self.pools, chunk_tokens=chunk, max_sequences=64)
+        self.prefill = PrefillLoop(decoder, cache, self.scheduler)
+        rings = SharedRings(slots)
+        memory = SharedMemory.create("local-engine", rings.size)
+        self.reader = rings.reader(memory)
+        self.slots = SlotPool(slots)
+        self.state = SlotState(slots, (64,), torch.device("cpu"))
+        self.decode = DecodeLoop(decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory))
+        self.output: dict[tuple[int, int], list[int]] = {}
+        self.finish: dict[tuple[int, int], Finish] = {}
+
+    def start(
+        self,
+        prompt: Iterable[int],
+        *,
+        max_tokens: int = 8,
+        sampling: SamplingParams | None = None,
+        stop: tuple[int, ...] = (),
+        capacity: int | None = None,
+    ) -> tuple[int, int]:
+        """Prefills a prompt in the slot's own blocks and admits it; (slot, generation)."""
+        tokens = tuple(prompt)
+        sequence = Sequence(tokens, len(tokens), sampling or SamplingParams(), Limits(max_tokens, stop))
+        slot, generation = self.slots.grant()
+        sequence.blocks = self.pools.allocate(sequence.end - 1)
+        sequence.borrowed = True
+        self.scheduler.add(sequence)
+        first: int | None = None
+        while first is None:
+            for result in self.prefill.step():
+                first = result.token
+        self.scheduler.remove(sequence)
+        grant = Grant(slot, generation, sequence.blocks, capacity or sequence.end - 1)
+        self.decode.admit(
+            grant,
+            length=len(tokens),
+            last_token=first,
+            end=sequence.end,
+            sampling=sequence.sampling,
+            limits=sequence.limits,
+        )
+        self.output[slot, generation] = []
+        return slot, generation
+
+    def step(self) -> bool:
+        ran = self.decode.step()
+        self.read()
+        return ran
+
+    def read(self) -> None:
+        for record in self.reader.read():
+            key = (record.slot, record.generation)
+            if record.has_token:
+                self.output[key].append(record.token)
+            if record.finish is not Finish.NONE:
+                assert key not in self.finish, "a slot ended twice"
+                self.finish[key] = record.finish
+
+    def run(self, *keys: tuple[int, int]) -> list[list[int]]:
+        """Steps until all `keys` have ended; their outputs."""
+        for _ in range(1000):
+            if all(key in self.finish for key in keys):
+                return [self.output[key] for key in keys]
+            self.step()
+        raise AssertionError("slots did not end")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from baton.engine.sampling import Sampling, filtered, sample
+
+DRAWS = 20_000
+VOCAB = 37
+
+
+def sampling(
+    rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 1
+) -> Sampling:
+    return Sampling(
+        temperature=torch.full((rows,), temperature),
+        top_k=torch.full((rows,), top_k),
+        top_p=torch.full((rows,), top_p),
+        seed=torch.full((rows,), seed),
+    )
+
+
+def logits_row(seed: int = 0) -> Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+
+def reference_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Token by token, in plain Python: what is kept, and with which probability."""
+    probabilities = (logits.double() / temperature).softmax(-1)
+    order = sorted(range(len(logits)), key=lambda i: -float(probabilities[i]))
+    kept = order[:top_k] if top_k else order
+    mass = float(probabilities[kept].sum())
+    nucleus, reached = [], 0.0
+    for token in kept:
+        if nucleus and reached >= top_p:
+            break
+        nucleus.append(token)
+        reached += float(probabilities[token]) / mass
+    result = torch.zeros(len(logits), dtype=torch.float64)
+    result[nucleus] = probabilities[nucleus] / probabilities[nucleus].sum()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.7, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (0.9, 8, 0.6), (1.0, 1, 1.0)],
+)
+def test_frequencies_follow_the_distribution(temperature: float, top_k: int, top_p: float) -> None:
+    row = logits_row()
+    expected = reference_distribution(row, temperature, top_k, top_p)
+    tokens = sample(
+        row.expand(DRAWS, -1), sampling(DRAWS, temperature, top_k, top_p), torch.arange(DRAWS) + 17
+    )
+    counts = torch.bincount(tokens, minlength=VOCAB)
+    assert not counts[expected == 0].any()
+    # Rare tokens are pooled, so that chi-square's approximation holds.
+    common = expected * DRAWS >= 10
+    observed = [*counts[common].tolist(), int(counts[~common].sum())]
+    predicted = [*(expected[common] * DRAWS).tolist(), float(expected[~common].sum() * DRAWS)]
+    if predicted[-1] == 0:
+        observed, predicted = observed[:-1], predicted[:-1]
+    if len(observed) > 1:
+        assert stats.chisquare(observed, predicted).pvalue > 1e-3
+
+
+def test_draws_over_seeds_follow_the_distribution_too() -> None:
+    row = logits_row(3)
+    parameters = sampling(DRAWS)
+    seeds = Sampling(parameters.temperature, parameters.top_k, parameters.top_p, torch.arange(DRAWS) * 7919)
+    counts = torch.bincount(sample(row.expand(DRAWS, -1), seeds, torch.zeros(DRAWS).long()), minlength=VOCAB)
+    expected = reference_distribution(row, 1.0, 0, 1.0)
+    assert stats.chisquare(counts.tolist(), (expected * DRAWS).tolist()).pvalue > 1e-3
+
+
+def test_temperature_zero_takes_the_lowest_index_of_the_largest() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0], [-torch.inf, -2.0, -3.0, -2.0]])
+    assert sample(logits, sampling(3, temperature=0.0), torch.arange(3)).tolist() == [1, 0, 1]
+
+
+def test_ties_at_the_threshold_are_kept() -> None:
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).double()
+    kept = filtered(logits, torch.tensor([2]), torch.tensor([1.0]))
+    assert (kept > -torch.inf).tolist() == [[True, True, True, True, False]]
+    kept = filtered(logits, torch.tensor([0]), torch.tensor([0.5]))
+    assert (kept > -torch.inf).tolist() == [[True, True, True, True, False]]
+
+
+def test_top_p_counts_only_what_top_k_left() -> None:
+    # Alone, top-p 0.6 would keep two tokens; of the two that top-k leaves, the first has 4/7 < 0.6.
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().double()
+    assert (filtered(logits, torch.tensor([2]), torch.tensor([0.57])) > -torch.inf).sum() == 1
+    assert (filtered(logits, torch.tensor([0]), torch.tensor([0.57])) > -torch.inf).sum() == 2
+
+
+@pytest.mark.parametrize("top_p", [0.0, 1e-9])
+def test_a_tiny_top_p_keeps_the_best(top_p: float) -> None:
+    row = logits_row()
+    tokens = sample(row.expand(50, -1), sampling(50, top_p=top_p), torch.arange(50))
+    assert tokens.unique().tolist() == [int(row.argmax())]
+
+
+def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
+    row = logits_row()[None].double()
+    assert torch.equal(filtered(row, torch.tensor([10**12]), torch.tensor([1.0])), row)
+
+
+def test_a_row_depends_on_nothing_else_in_the_batch() -> None:
+    generator = torch.Generator().manual_seed(5)
+    rows = 24
+    logits = torch.randn(rows, VOCAB, generator=generator) * 2
+    mixed = Sampling(
+        temperature=torch.rand(rows, generator=generator) * (torch.arange(rows) % 4 > 0),
+        top_k=torch.randint(0, 9, (rows,), generator=generator),
+        top_p=torch.rand(rows, generator=generator) + 0.3,
+        seed=torch.randint(-(2**62), 2**62, (rows,), generator=generator),
+    )
+    positions = torch.randint(0, 5000, (rows,), generator=generator)
+    together = sample(logits, mixed, positions)
+    for i in range(rows):
+        one = Sampling(*(part[i : i + 1] for part in (mixed.temperature, mixed.top_k, mixed.top_p, mixed.seed)))
+        assert sample(logits[i : i + 1], one, positions[i : i + 1]) == together[i]
+    assert (together != sample(logits, mixed, positions + 1)).any()
+    assert together[0] == logits[0].argmax()
+
+
+def test_half_precision_logits_draw_as_their_values() -> None:
+    row = logits_row().bfloat16()
+    parameters, positions = sampling(200, top_k=6), torch.arange(200)
+    tokens = sample(row.expand(200, -1), parameters, positions)
+    assert torch.equal(tokens, sample(row.double().expand(200, -1), parameters, positions))
