@@ -1,0 +1,59 @@
+"""What a receiver and a sender tell the loop that polls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.frames import WithdrawReason
+
+if TYPE_CHECKING:
+    from kvtransfer.outgoing import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The first byte of a transfer is here; from now on only the sender's word ends it early."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every byte arrived and was scattered, and the record pays with our own ticket.
+
+    The loop answers with `Receiver.acknowledge` or `Receiver.refuse`.
+    """
+
+    transfer_id: int
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The transfer ended without a commit; the receiver has forgotten it already."""
+
+    transfer_id: int
+    reason: WithdrawReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The receiver accepted the commit."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The transfer will not be committed; its blocks are unpinned."""
+
+    transfer: Transfer
+    error: BatonError
+
+
+ReceiverEvent = Arrived | Committed | Withdrawn
+SenderEvent = Acknowledged | Failed

@@ -1,0 +1,221 @@
+"""What travels on a link's stream: frames of a fixed little-endian header and a payload.
+
+    sender -> receiver                              receiver -> sender
+      PIECE     bytes of a block, into staging        CREDIT     staging indices, free again
+      COMMIT    the CommitRecord; behind all pieces   STOP       send no more of this transfer
+      WITHDRAW  nothing more comes; not committed     COMMITTED  the commit is accepted
+      QUIET     answers STOP: nothing more comes      REFUSED    it is not; kind and text say why
+
+    header, 48 bytes:  magic u16 | kind u8 | reason u8 | group u32 | transfer u64 | ordinal u32 |
+                       staging u32 | offset u64 | length u32 | zero u32 | checksum u64
+
+`length` is the payload's. A field that a kind does not use is zero. Decoding checks every field and
+raises `FrameError`; it never trusts a length and never reads past the message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from baton.errors import BatonError, ErrorKind
+
+_HEADER = struct.Struct("<HBBIQIIQIIQ")
+HEADER_BYTES = _HEADER.size
+_MAGIC = 0xBA70
+
+# Enough for the token ids of a context of two million tokens.
+MAX_COMMIT_BYTES = 8 << 20
+MAX_REASON_BYTES = 4096
+
+
+class FrameError(BatonError):
+    """A message that is no valid frame. Fails the link, never the process."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorKind.INVALID, f"malformed frame: {message}")
+
+
+class Kind(IntEnum):
+    PIECE = 1
+    COMMIT = 2
+    WITHDRAW = 3
+    QUIET = 4
+    CREDIT = 5
+    STOP = 6
+    COMMITTED = 7
+    REFUSED = 8
+
+
+class WithdrawReason(IntEnum):
+    """Why a transfer ended without a commit. The first two are the sender's and travel."""
+
+    FINISHED = 1  # nothing is left to do for the receiver
+    ABORTED = 2
+    LINK_LOST = 3
+    CORRUPTED = 4  # a piece failed its checksum
+    REFUSED = 5  # the commit or a piece contradicted what was expected
+
+
+class StopReason(IntEnum):
+    FORGOTTEN = 1  # the receiver does not know this transfer, or no longer
+    REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`length` bytes at `offset` of the `ordinal`-th block of `group`, in staging index `staging`."""
+
+    transfer: int
+    group: int
+    ordinal: int
+    offset: int
+    length: int
+    staging: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    transfer: int
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    transfer: int
+    reason: WithdrawReason
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    transfer: int
+    reason: StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    transfer: int
+    kind: ErrorKind
+    text: str
+
+
+SenderFrame = Piece | Commit | Withdraw | Quiet
+ReceiverFrame = Credit | Stop | Committed | Refused
+
+
+def encode_piece_header(piece: Piece) -> bytes:
+    """The header that goes before the piece's bytes."""
+    return _HEADER.pack(
+        _MAGIC, Kind.PIECE, 0, piece.group, piece.transfer, piece.ordinal, piece.staging,
+        piece.offset, piece.length, 0, piece.checksum,
+    )  # fmt: skip
+
+
+def encode(frame: Commit | Withdraw | Quiet | ReceiverFrame) -> bytes:
+    """The whole message of a frame other than a piece."""
+    match frame:
+        case Commit(transfer, record):
+            return _message(Kind.COMMIT, transfer, payload=record)
+        case Withdraw(transfer, reason):
+            return _message(Kind.WITHDRAW, transfer, reason)
+        case Quiet(transfer):
+            return _message(Kind.QUIET, transfer)
+        case Credit(indices):
+            return _message(Kind.CREDIT, payload=struct.pack(f"<{len(indices)}I", *indices))
+        case Stop(transfer, why):
+            return _message(Kind.STOP, transfer, why)
+        case Committed(transfer):
+            return _message(Kind.COMMITTED, transfer)
+        case Refused(transfer, kind, text):
+            payload = text.encode()[:MAX_REASON_BYTES]
+            return _message(Kind.REFUSED, transfer, kind.value, payload)
+
+
+def decode_from_sender(message: bytes) -> tuple[SenderFrame, memoryview]:
+    """A frame on its way to the receiver, with its payload (a piece's bytes)."""
+    kind, reason, frame, payload = _split(message)
+    if kind is Kind.PIECE:
+        _expect(reason == 0, "a piece has a reason")
+        _expect(frame.length > 0, "a piece without bytes")
+        return frame, payload
+    _expect_bare(frame)
+    if kind is Kind.WITHDRAW:
+        sent = {WithdrawReason.FINISHED.value, WithdrawReason.ABORTED.value}
+        _expect(reason in sent, f"withdraw reason {reason}")
+        _expect(not payload, "a withdraw with a payload")
+        return Withdraw(frame.transfer, WithdrawReason(reason)), payload
+    _expect(reason == 0, f"{kind.name} has a reason")
+    if kind is Kind.COMMIT:
+        _expect(len(payload) <= MAX_COMMIT_BYTES, f"a commit record of {len(payload)} bytes")
+        return Commit(frame.transfer, bytes(payload)), payload
+    _expect(kind is Kind.QUIET, f"{kind.name} does not come from a sender")
+    _expect(not payload, "a quiet with a payload")
+    return Quiet(frame.transfer), payload
+
+
+def decode_from_receiver(message: bytes) -> ReceiverFrame:
+    """A frame on its way to the sender."""
+    kind, reason, frame, payload = _split(message)
+    _expect_bare(frame)
+    if kind is Kind.REFUSED:
+        _expect(reason in {known.value for known in ErrorKind}, f"error kind {reason}")
+        _expect(len(payload) <= MAX_REASON_BYTES, f"a reason of {len(payload)} bytes")
+        return Refused(frame.transfer, ErrorKind(reason), bytes(payload).decode(errors="replace"))
+    if kind is Kind.STOP:
+        _expect(reason in {known.value for known in StopReason}, f"stop reason {reason}")
+        _expect(not payload, "a stop with a payload")
+        return Stop(frame.transfer, StopReason(reason))
+    _expect(reason == 0, f"{kind.name} has a reason")
+    if kind is Kind.CREDIT:
+        _expect(frame.transfer == 0, "a credit names a transfer")
+        _expect(len(payload) % 4 == 0 and len(payload) > 0, f"a credit of {len(payload)} bytes")
+        return Credit(struct.unpack(f"<{len(payload) // 4}I", payload))
+    _expect(kind is Kind.COMMITTED, f"{kind.name} does not come from a receiver")
+    _expect(not payload, "a committed with a payload")
+    return Committed(frame.transfer)
+
+
+def _message(kind: Kind, transfer: int = 0, reason: int = 0, payload: bytes = b"") -> bytes:
+    return _HEADER.pack(_MAGIC, kind, reason, 0, transfer, 0, 0, 0, len(payload), 0, 0) + payload
+
+
+def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
+    """Kind, reason, the fields as if of a piece, payload."""
+    _expect(len(message) >= HEADER_BYTES, f"{len(message)} bytes are shorter than a header")
+    magic, kind, reason, group, transfer, ordinal, staging, offset, length, zero, checksum = (
+        _HEADER.unpack_from(message)
+    )
+    _expect(magic == _MAGIC, f"magic {magic:#06x}")
+    _expect(zero == 0, "reserved field in use")
+    _expect(Kind.PIECE <= kind <= Kind.REFUSED, f"kind {kind}")
+    payload = memoryview(message)[HEADER_BYTES:]
+    _expect(len(payload) == length, f"{len(payload)} bytes of payload, {length} announced")
+    return Kind(kind), reason, Piece(transfer, group, ordinal, offset, length, staging, checksum), payload
+
+
+def _expect_bare(frame: Piece) -> None:
+    unused: Iterable[int] = (frame.group, frame.ordinal, frame.offset, frame.staging, frame.checksum)
+    _expect(not any(unused), "an unused field is not zero")
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise FrameError(otherwise)

@@ -1,0 +1,118 @@
+"""The sender's side of the grpc transport: a channel of its own for each link."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import transfer_pb2_grpc
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.frames import (
+    Commit,
+    FrameError,
+    Piece,
+    Quiet,
+    ReceiverFrame,
+    Withdraw,
+    encode,
+    encode_piece_header,
+)
+from kvtransfer.grpc_stream import (
+    ERROR_KIND_KEY,
+    LINK_ID_KEY,
+    STREAM_METHOD,
+    TRANSPORT,
+    Outbox,
+    channel_options,
+)
+from kvtransfer.inbox import CONTROL_FRAMES, SenderInbox
+
+_KINDS = {
+    grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.INVALID,
+    grpc.StatusCode.FAILED_PRECONDITION: ErrorKind.CONFLICT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ErrorKind.DEADLINE,
+}
+
+
+class GrpcSenderWire:
+    """One link's stream at the sender. The channel belongs to it."""
+
+    def __init__(self, channel: grpc.Channel, response: OpenLinkResponse, wake: Callable[[], None]) -> None:
+        self._channel = channel
+        self._inbox = SenderInbox(response.window_pieces, wake)
+        # A piece needs a credit, so a window of them at most waits here.
+        self._outbox = Outbox(response.window_pieces + CONTROL_FRAMES)
+        stream = channel.stream_stream(STREAM_METHOD, request_serializer=None, response_deserializer=None)
+        self._call = stream(iter(self._outbox), metadata=((LINK_ID_KEY, str(response.link_id)),))
+        reader = threading.Thread(target=self._read, args=(self._call,), name="link-answers", daemon=True)
+        reader.start()
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        self._outbox.add(b"".join((encode_piece_header(piece), payload)))
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self._outbox.add(encode(frame))
+
+    def hear(self) -> ReceiverFrame | None:
+        return self._inbox.take()
+
+    def broken(self) -> BatonError | None:
+        return self._inbox.closed() or self._outbox.closed
+
+    def close(self) -> None:
+        closed = BatonError(ErrorKind.UNAVAILABLE, "the sender closed the link")
+        self._inbox.close(closed)
+        self._outbox.close(closed)
+        self._call.cancel()  # type: ignore[no-untyped-call]
+        self._channel.close()
+
+    def _read(self, messages: Iterable[bytes]) -> None:
+        error = BatonError(ErrorKind.UNAVAILABLE, "the receiver's stream ended")
+        try:
+            for message in messages:
+                self._inbox.accept(message)
+        except FrameError as malformed:
+            error = malformed
+        except grpc.RpcError as broken:
+            error = BatonError(ErrorKind.UNAVAILABLE, f"the link broke: {_details(broken)}")
+        self._inbox.close(error)
+        self._outbox.close(error)
+        self._call.cancel()  # type: ignore[no-untyped-call]
+
+
+class GrpcConnector:
+    """Opens links over grpc."""
+
+    transport = TRANSPORT
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, GrpcSenderWire]:
+        # A sender receives no pieces, so the default limits do on its side.
+        channel = grpc.insecure_channel(address, options=channel_options(0, timeout_s))
+        try:
+            response = transfer_pb2_grpc.TransferServiceStub(channel).OpenLink(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            channel.close()
+            raise BatonError(_kind(error), f"no link to {address}: {_details(error)}") from error
+        return response, GrpcSenderWire(channel, response, self._wake)
+
+
+def _kind(error: grpc.RpcError) -> ErrorKind:
+    if not isinstance(error, grpc.Call):
+        return ErrorKind.UNAVAILABLE
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_KIND_KEY and value in ErrorKind.__members__:
+            return ErrorKind[str(value)]
+    return _KINDS.get(error.code(), ErrorKind.UNAVAILABLE)
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details()) if isinstance(error, grpc.Call) else str(error)

@@ -1,0 +1,261 @@
+"""The receiver's side of the grpc transport: a server of its own, apart from the one that streams tokens.
+
+    OpenLink ──▶ queue ──▶ the loop grants it: a wire waits for its stream under the new link id
+    Frames (raw bytes, link id in the metadata) ──▶ the wire of that id, taken out: one stream a link, ever
+
+A stream has two threads: grpc's yields what the loop tells, ours reads what the sender sends and lands
+pieces in staging. The end of the reading thread is the fence: it alone writes this link's staging, and
+no second stream can come under its id.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import NoReturn
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import transfer_pb2_grpc
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.frames import FrameError, ReceiverFrame, SenderFrame, encode
+from kvtransfer.grpc_stream import (
+    ERROR_KIND_KEY,
+    LINK_ID_KEY,
+    SERVICE,
+    STREAM,
+    TRANSPORT,
+    Outbox,
+    channel_options,
+)
+from kvtransfer.inbox import CONTROL_FRAMES, ReceiverInbox
+from kvtransfer.staging import Staging
+from kvtransfer.transport import OpenCall
+
+# Calls beside the streams: OpenLink, health, reflection.
+_OTHER_CALLS = 16
+_STOP_S = 2.0
+
+_STATUS = {
+    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.UNAVAILABLE: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+
+class GrpcReceiverWire:
+    """One link's stream at the receiver."""
+
+    def __init__(self, staging: Staging, wake: Callable[[], None]) -> None:
+        self._inbox = ReceiverInbox(staging, wake)
+        self._outbox = Outbox(2 * staging.pieces + CONTROL_FRAMES)
+        self._wake = wake
+        self._state = threading.Lock()
+        self._context: grpc.ServicerContext | None = None
+        self._reader: threading.Thread | None = None
+        self._closed = False
+
+    def hear(self) -> SenderFrame | None:
+        return self._inbox.take()
+
+    def tell(self, frame: ReceiverFrame) -> None:
+        self._outbox.add(encode(frame))
+
+    def attached(self) -> bool:
+        return self._reader is not None
+
+    def broken(self) -> BatonError | None:
+        return self._inbox.closed() or self._outbox.closed
+
+    def fenced(self) -> bool:
+        with self._state:
+            if self._reader is None:
+                return self._closed  # closed before its stream came: serve() will refuse it
+            return self._closed and not self._reader.is_alive()
+
+    def close(self, error: BatonError) -> None:
+        with self._state:
+            self._closed = True
+            self._inbox.close(error)
+            self._outbox.close(error)
+
+    def serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Runs in grpc's thread for as long as the stream lives; yields what the loop tells."""
+        with self._state:
+            if self._closed or self._reader is not None:
+                raise BatonError(ErrorKind.UNAVAILABLE, "the link was closed")
+            self._reader = threading.Thread(
+                target=self._read, args=(messages,), name="link-reader", daemon=True
+            )
+            self._reader.start()
+        ended = BatonError(ErrorKind.UNAVAILABLE, "the sender's stream ended")
+        if not context.add_callback(lambda: self._outbox.close(ended)):
+            self._outbox.close(ended)
+        yield from self._outbox
+        raise self._outbox.closed or ended
+
+    def _read(self, messages: Iterator[bytes]) -> None:
+        """The only thread that writes this link's staging."""
+        try:
+            for message in messages:
+                if self._closed:
+                    break
+                self._inbox.accept(message)
+            self._inbox.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream ended"))
+        except FrameError as error:
+            self._inbox.close(error)
+            self._outbox.close(error)
+        except grpc.RpcError:  # how grpc ends the iteration of a cancelled or broken call
+            self._inbox.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream broke"))
+
+
+class _OpenCall:
+    """An OpenLink between its grpc thread, which waits, and the loop, which answers."""
+
+    def __init__(self, listener: GrpcListener, request: OpenLinkRequest) -> None:
+        self.request = request
+        self.answer: Future[OpenLinkResponse] = Future()
+        self._listener = listener
+
+    def grant(self, response: OpenLinkResponse, staging: Staging) -> GrpcReceiverWire:
+        wire = self._listener.export(response.link_id, staging)
+        self.answer.set_result(response)
+        return wire
+
+    def refuse(self, error: BatonError) -> None:
+        self.answer.set_exception(error)
+
+
+class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
+    """TransferService, its raw stream, health and reflection on one port."""
+
+    transport = TRANSPORT
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        piece_bytes: int,
+        peer_timeout_s: float,
+        max_links: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self._timeout = peer_timeout_s
+        self._wake = wake
+        self._calls: queue.Queue[_OpenCall] = queue.Queue(_OTHER_CALLS)
+        # Wires whose stream has not come yet; closed ones are swept out by the next export.
+        self._waiting: dict[int, GrpcReceiverWire] = {}
+        self._wires: list[GrpcReceiverWire] = []
+        self._lock = threading.Lock()
+        workers = 2 * max_links + _OTHER_CALLS
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="transfer")
+        self._server = grpc.server(
+            self._pool,
+            options=channel_options(piece_bytes, peer_timeout_s),
+            maximum_concurrent_rpcs=workers,
+        )
+        self._health = health.HealthServicer()
+        self._mount()
+        self.address = f"{host}:{self._bind(host, port)}"
+        self._server.start()
+
+    def _mount(self) -> None:
+        transfer_pb2_grpc.add_TransferServiceServicer_to_server(self, self._server)
+        stream = grpc.stream_stream_rpc_method_handler(self._frames)
+        raw = grpc.method_handlers_generic_handler(SERVICE, {STREAM: stream})
+        self._server.add_generic_rpc_handlers((raw,))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for name in ("", SERVICE):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    def _bind(self, host: str, port: int) -> int:
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            bound = 0
+        if bound == 0:
+            self._pool.shutdown(wait=False)
+            raise BatonError(ErrorKind.INVALID, f"cannot listen on {host}:{port} for transfers")
+        return bound
+
+    # -- the loop ---------------------------------------------------------------------------------
+
+    def next_call(self) -> OpenCall | None:
+        try:
+            return self._calls.get_nowait()
+        except queue.Empty:
+            return None
+
+    def export(self, link_id: int, staging: Staging) -> GrpcReceiverWire:
+        """A wire that the stream of this link id will come to."""
+        wire = GrpcReceiverWire(staging, self._wake)
+        with self._lock:
+            self._wires = [other for other in self._wires if not other.fenced()]
+            self._wires.append(wire)
+            self._waiting = {key: other for key, other in self._waiting.items() if not other.fenced()}
+            self._waiting[link_id] = wire
+        return wire
+
+    def close(self) -> None:
+        closing = BatonError(ErrorKind.UNAVAILABLE, "the receiver closes")
+        self._health.enter_graceful_shutdown()
+        for wire in self._wires:
+            wire.close(closing)
+        while (call := self.next_call()) is not None:
+            call.refuse(closing)
+        self._server.stop(grace=None).wait(_STOP_S)
+        self._pool.shutdown(wait=False)
+
+    # -- grpc's threads ---------------------------------------------------------------------------
+
+    def OpenLink(  # noqa: N802
+        self, request: OpenLinkRequest, context: grpc.ServicerContext
+    ) -> OpenLinkResponse:
+        call = _OpenCall(self, request)
+        try:
+            self._calls.put_nowait(call)
+            self._wake()
+            return call.answer.result(timeout=self._timeout)
+        except queue.Full:
+            error = BatonError(ErrorKind.OVERLOADED, "too many links are being opened")
+        except FutureTimeoutError:
+            error = BatonError(ErrorKind.DEADLINE, "the receiver did not answer in time")
+        except BatonError as refused:
+            error = refused
+        _abort(context, error)
+
+    def _frames(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        wire = self._claim(context)
+        try:
+            yield from wire.serve(messages, context)
+        except BatonError as error:
+            _abort(context, error)
+
+    def _claim(self, context: grpc.ServicerContext) -> GrpcReceiverWire:
+        """Takes the wire of the link that this stream names; each link id is good for one stream."""
+        metadata = dict(context.invocation_metadata())
+        named = metadata.get(LINK_ID_KEY, "")
+        if not (isinstance(named, str) and named.isascii() and named.isdigit() and len(named) <= 20):
+            _abort(context, BatonError(ErrorKind.INVALID, f"metadata {LINK_ID_KEY} must be a link id"))
+        with self._lock:
+            wire = self._waiting.pop(int(named), None)
+        if wire is None:
+            _abort(context, BatonError(ErrorKind.CONFLICT, f"no link {named} waits for a stream"))
+        return wire
+
+
+def _abort(context: grpc.ServicerContext, error: BatonError) -> NoReturn:
+    context.set_trailing_metadata(((ERROR_KIND_KEY, error.kind.name),))
+    context.abort(_STATUS.get(error.kind, grpc.StatusCode.INTERNAL), error.message)
+    raise AssertionError("abort always raises")

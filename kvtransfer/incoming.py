@@ -1,0 +1,56 @@
+"""One expected transfer at the receiver: which of its bytes have arrived.
+
+expected ──first byte──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
+    └────────────── forget, withdraw, link lost, bad checksum ───────────────────────────▶ gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvtransfer.frames import Piece
+from kvtransfer.geometry import Geometry
+
+if TYPE_CHECKING:
+    from kvtransfer.receiving_link import ReceivingLink
+
+
+class Incoming:
+    """Counts every piece of every expected block, once each."""
+
+    def __init__(self, transfer_id: int, block_counts: Sequence[int], geometry: Geometry) -> None:
+        if len(block_counts) != len(geometry.block_bytes):
+            raise ValueError(f"{len(block_counts)} block counts for {len(geometry.block_bytes)} cache groups")
+        self.transfer_id = transfer_id
+        self.block_counts = tuple(block_counts)
+        self.link: ReceivingLink | None = None
+        self.committed = False
+        self._geometry = geometry
+        # One flag a piece, block after block.
+        self._arrived = [
+            bytearray(count * geometry.pieces_per_block(group)) for group, count in enumerate(block_counts)
+        ]
+        self.missing_pieces = sum(map(len, self._arrived))
+
+    def expects(self, piece: Piece) -> bool:
+        """Whether this piece is one of the expected blocks'."""
+        return (
+            self._geometry.is_piece(piece.group, piece.offset, piece.length)
+            and piece.ordinal < self.block_counts[piece.group]
+        )
+
+    def has(self, piece: Piece) -> bool:
+        return bool(self._arrived[piece.group][self._flag(piece)])
+
+    def mark(self, piece: Piece) -> bool:
+        """Notes an expected, verified and scattered piece; True if it made its block whole."""
+        flags = self._arrived[piece.group]
+        flags[self._flag(piece)] = 1
+        self.missing_pieces -= 1
+        pieces = self._geometry.pieces_per_block(piece.group)
+        return all(flags[piece.ordinal * pieces : (piece.ordinal + 1) * pieces])
+
+    def _flag(self, piece: Piece) -> int:
+        per_block = self._geometry.pieces_per_block(piece.group)
+        return piece.ordinal * per_block + piece.offset // self._geometry.piece_bytes

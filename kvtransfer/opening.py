@@ -1,0 +1,57 @@
+"""What the two ends of a link compare before any byte moves."""
+
+from __future__ import annotations
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkRequest
+from baton.v1.types_pb2 import WorkerIdentity
+
+# The frame formats this build speaks; frames.py has the only one so far.
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+INCARNATION_BYTES = 16
+
+
+def open_request(sender: WorkerIdentity, receiver_incarnation: bytes, fingerprint: bytes) -> OpenLinkRequest:
+    """What a sender asks with."""
+    return OpenLinkRequest(
+        sender=sender,
+        receiver_incarnation=receiver_incarnation,
+        fingerprint=fingerprint,
+        protocol_min=PROTOCOL_MIN,
+        protocol_max=PROTOCOL_MAX,
+    )
+
+
+def agree(request: OpenLinkRequest, receiver: WorkerIdentity, fingerprint: bytes) -> int:
+    """The protocol both speak; `BatonError` naming the difference where there can be no link."""
+    sender = request.sender
+    if not sender.name or len(sender.incarnation) != INCARNATION_BYTES:
+        raise BatonError(ErrorKind.INVALID, "a sender needs a name and an incarnation of 16 bytes")
+    if request.receiver_incarnation != receiver.incarnation:
+        # The sender's ticket is of an earlier start of ours: another attempt will be right.
+        raise BatonError(
+            ErrorKind.UNAVAILABLE,
+            f"incarnation differs: sender {sender.name!r} looks for {receiver.name!r} "
+            f"{request.receiver_incarnation.hex()}, this is {receiver.incarnation.hex()}",
+        )
+    protocol = min(request.protocol_max, PROTOCOL_MAX)
+    if protocol < max(request.protocol_min, PROTOCOL_MIN):
+        raise BatonError(
+            ErrorKind.CONFLICT,
+            f"protocol differs: sender {sender.name!r} speaks {request.protocol_min} to "
+            f"{request.protocol_max}, receiver {receiver.name!r} {PROTOCOL_MIN} to {PROTOCOL_MAX}",
+        )
+    if (sender.rank, sender.rank_count) != (receiver.rank, receiver.rank_count):
+        raise BatonError(
+            ErrorKind.CONFLICT,
+            f"rank differs: sender {sender.name!r} is {sender.rank} of {sender.rank_count}, "
+            f"receiver {receiver.name!r} {receiver.rank} of {receiver.rank_count}",
+        )
+    if request.fingerprint != fingerprint:
+        raise BatonError(
+            ErrorKind.CONFLICT,
+            f"layout fingerprint differs: sender {sender.name!r} has {request.fingerprint.hex() or 'none'}, "
+            f"receiver {receiver.name!r} {fingerprint.hex()}",
+        )
+    return protocol

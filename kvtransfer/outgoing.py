@@ -1,0 +1,182 @@
+"""One transfer at its sender: the blocks it still has to read, and its commit.
+
+    sending ──commit sent──▶ committing ──▶ acknowledged
+       └──────────┬────────────────┘
+                  └──▶ withdrawn (by us), failed (the receiver or the link)
+
+A pushed block is pinned by the engine and the pin is ours: it ends with `BlockSource.unpin`, called
+once for each push, when the block's last piece has been read or the transfer has ended.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.frames import MAX_COMMIT_BYTES, WithdrawReason
+from kvtransfer.geometry import Geometry
+
+
+class BlockSource(Protocol):
+    """Where a block's bytes are: the engine process."""
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        """Contiguous bytes of a block, valid until the next call."""
+
+    def unpin(self, group: int, block: int) -> None:
+        """One push of this block is over."""
+
+
+class TransferState(Enum):
+    SENDING = 1
+    COMMITTING = 2
+    ACKNOWLEDGED = 3
+    WITHDRAWN = 4
+    FAILED = 5
+
+
+@dataclass(slots=True)
+class _Pushed:
+    group: int
+    ordinal: int
+    block: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSource:
+    """The next piece to read, and whether its block is done with it."""
+
+    group: int
+    ordinal: int
+    block: int
+    offset: int
+    length: int
+    last: bool
+
+
+class Transfer:
+    """A handle on one transfer; made by `Sender.begin`."""
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        body: TicketBody,
+        block_bytes: tuple[int, ...],
+        source: BlockSource,
+        whole: Callable[[int], None],
+        withdrawn: Callable[[Transfer, WithdrawReason], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.transfer_id = body.transfer_id
+        self.body = body
+        self.state = TransferState.SENDING
+        # Bytes of whole blocks handed to the wire, and of the one begun last.
+        self.bytes_shipped = 0
+        self.bytes_partial = 0
+        self.record: bytes | None = None
+        self.commit_deadline = float("inf")
+        # Staging pieces in flight: never more than the transfer's share of the window.
+        self.held = 0
+        self._ticket = ticket
+        self._block_bytes = block_bytes
+        self._source = source
+        # Called for each block whose last piece went out, with its group.
+        self._whole = whole
+        self._withdrawn = withdrawn
+        self._wake = wake
+        self._queue: deque[_Pushed] = deque()
+        self._pushed: list[set[int]] = [set() for _ in block_bytes]
+
+    @property
+    def live(self) -> bool:
+        return self.state in (TransferState.SENDING, TransferState.COMMITTING)
+
+    @property
+    def queued_blocks(self) -> int:
+        """Blocks still pinned for this transfer."""
+        return len(self._queue)
+
+    def push(self, group: int, ordinal: int, block: int) -> None:
+        """Hands over a pinned, finished block as the receiver's `ordinal`-th of this group.
+
+        After the transfer has ended the block is unpinned at once. `ValueError` for a place that the
+        ticket does not have, or that was pushed before, or after `commit`.
+        """
+        if not self.live:
+            self._source.unpin(group, block)
+            return
+        if self.record is not None:
+            raise ValueError("push after commit")
+        if not (0 <= group < len(self._pushed) and 0 <= ordinal < self.body.block_counts[group]):
+            raise ValueError(f"the ticket has no block {ordinal} of group {group}")
+        if ordinal in self._pushed[group]:
+            raise ValueError(f"block {ordinal} of group {group} was pushed before")
+        self._pushed[group].add(ordinal)
+        self._queue.append(_Pushed(group, ordinal, block))
+        self._wake()
+
+    def commit(self, record: CommitRecord) -> None:
+        """Commits behind the last pushed block. Ticket and block counts are filled in here.
+
+        Ends with `Acknowledged` or `Failed`; nothing happens where the transfer has ended already.
+        `BatonError` INVALID for a record too large to travel.
+        """
+        if not self.live:
+            return
+        if self.record is not None:
+            raise ValueError("commit twice")
+        whole = CommitRecord()
+        whole.CopyFrom(record)
+        whole.ticket_body = self._ticket.body
+        whole.ticket_signature = self._ticket.signature
+        whole.block_counts[:] = [len(ordinals) for ordinals in self._pushed]
+        serialised = whole.SerializeToString()
+        if len(serialised) > MAX_COMMIT_BYTES:
+            raise BatonError(ErrorKind.INVALID, f"a commit record of {len(serialised)} bytes cannot travel")
+        self.record = serialised
+        self._wake()
+
+    def withdraw(self, reason: WithdrawReason) -> None:
+        """Ends the transfer without a commit, and without an event. Idempotent."""
+        if self.live:
+            self.end(TransferState.WITHDRAWN)
+            self._withdrawn(self, reason)
+            self._wake()
+
+    # -- the sender's part ------------------------------------------------------------------------
+
+    def has_piece(self) -> bool:
+        return bool(self._queue)
+
+    def next_piece(self, geometry: Geometry) -> PieceSource:
+        """The next piece, whose block moves on. The caller reads it, then calls `read_done` with it."""
+        pushed = self._queue[0]
+        length = geometry.piece_length(pushed.group, pushed.offset)
+        last = pushed.offset + length == self._block_bytes[pushed.group]
+        piece = PieceSource(pushed.group, pushed.ordinal, pushed.block, pushed.offset, length, last)
+        pushed.offset += length
+        return piece
+
+    def read_done(self, piece: PieceSource) -> None:
+        """The piece is on the wire; after a block's last one its pin ends."""
+        self.bytes_partial += piece.length
+        if piece.last:
+            self._queue.popleft()
+            self.bytes_shipped += self.bytes_partial
+            self.bytes_partial = 0
+            self._source.unpin(piece.group, piece.block)
+            self._whole(piece.group)
+
+    def end(self, state: TransferState) -> None:
+        """Drops what is queued and unpins it."""
+        self.state = state
+        while self._queue:
+            pushed = self._queue.popleft()
+            self._source.unpin(pushed.group, pushed.block)

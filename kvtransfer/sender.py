@@ -1,0 +1,246 @@
+"""The sending end: reads pushed blocks piece by piece and ships them as credits allow.
+
+    begin(ticket, body) ─▶ transfer.push … transfer.commit ─▶ Acknowledged
+                                   └──── transfer.withdraw        Failed(error) at any time before
+
+One thread, the engine's loop, calls everything here and on the transfers. It calls `poll` whenever
+`wake` was called, and at least every 100 ms, since deadlines are noticed nowhere else. There is one
+link for each (address, receiver incarnation), opened when first needed. A link that breaks fails its
+transfers at once; the next `begin` opens another.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import LinkAudit
+from kvtransfer.counters import SenderCounters
+from kvtransfer.events import Acknowledged, Failed, SenderEvent
+from kvtransfer.frames import (
+    Committed,
+    Quiet,
+    ReceiverFrame,
+    Refused,
+    Stop,
+    StopReason,
+    Withdraw,
+    WithdrawReason,
+)
+from kvtransfer.grpc_connector import GrpcConnector
+from kvtransfer.opening import open_request
+from kvtransfer.outgoing import BlockSource, Transfer, TransferState
+from kvtransfer.sending_link import SendingLink
+from kvtransfer.transport import Connector
+
+_LOG = logging.getLogger(__name__)
+
+# Frames a link's receiver may have handled in one poll; the rest waits for the next.
+_FRAMES_A_POLL = 256
+
+LinkKey = tuple[str, bytes]
+
+
+class Sender:
+    """One sender of one incarnation: its links and transfers."""
+
+    def __init__(
+        self,
+        *,
+        identity: WorkerIdentity,
+        fingerprint: bytes,
+        block_bytes: Sequence[int],
+        source: BlockSource,
+        peer_timeout_s: float,
+        wake: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+        connector: Connector | None = None,
+    ) -> None:
+        self.counters = SenderCounters([0] * len(block_bytes))
+        self._identity = identity
+        self._fingerprint = fingerprint
+        self._block_bytes = tuple(block_bytes)
+        self._source = source
+        self._timeout = peer_timeout_s
+        self._wake = wake
+        self._clock = clock
+        self._connector = connector if connector is not None else GrpcConnector(wake)
+        self._links: dict[LinkKey, SendingLink] = {}
+        self._events: list[SenderEvent] = []
+
+    def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
+        """A transfer to the ticket's issuer; `body` is the ticket's, parsed. Never blocks.
+
+        `BatonError` INVALID for a ticket that no transfer can be made of.
+        """
+        if not body.transfer_address:
+            raise BatonError(ErrorKind.INVALID, "the ticket names no address to send to")
+        if len(body.block_counts) != len(self._block_bytes):
+            raise BatonError(
+                ErrorKind.INVALID,
+                f"the ticket has {len(body.block_counts)} cache groups, this sender {len(self._block_bytes)}",
+            )
+        key = (body.transfer_address, body.issuer.incarnation)
+        link = self._links.get(key)
+        if link is None or link.broken is not None:
+            link = self._open(key, body.issuer)
+        if body.transfer_id in link.transfers:
+            raise BatonError(ErrorKind.CONFLICT, f"transfer {body.transfer_id} is under way")
+        transfer = Transfer(
+            ticket, body, self._block_bytes, self._source, self._shipped, self._withdrawn, self._wake
+        )
+        link.add(transfer)
+        return transfer
+
+    def poll(self, max_pieces: int) -> list[SenderEvent]:
+        """Handles what receivers said and ships at most `max_pieces` pieces or commits; never blocks."""
+        now = self._clock()
+        more = False
+        for key, link in list(self._links.items()):
+            was_open = link.is_open
+            link.check(now)
+            if link.is_open and not was_open:
+                self._opened(key)
+            more |= self._listen(link, now)
+        more |= self._ship(max_pieces, now)
+        for key, link in list(self._links.items()):
+            self._look_at_deadlines(link, now)
+            if link.broken is not None:
+                self._break(key, link.broken)
+        if more:
+            self._wake()
+        events, self._events = self._events, []
+        return events
+
+    @property
+    def links(self) -> list[LinkAudit]:
+        return [link.audit() for link in self._links.values()]
+
+    @property
+    def pinned_blocks(self) -> int:
+        """Pushes that have not been unpinned yet."""
+        return sum(
+            transfer.queued_blocks for link in self._links.values() for transfer in link.transfers.values()
+        )
+
+    def close(self) -> None:
+        """Fails every transfer, unpins their blocks, closes every link."""
+        for key in list(self._links):
+            self._break(key, BatonError(ErrorKind.UNAVAILABLE, "the sender closes"))
+
+    # -- links ------------------------------------------------------------------------------------
+
+    def _open(self, key: LinkKey, peer: WorkerIdentity) -> SendingLink:
+        if (old := self._links.get(key)) is not None and old.broken is not None:
+            self._break(key, old.broken)
+        address, incarnation = key
+        request = open_request(self._identity, incarnation, self._fingerprint)
+        link = SendingLink(
+            self._connector,
+            address,
+            peer,
+            request,
+            self._block_bytes,
+            self._timeout,
+            self._clock(),
+            self._wake,
+        )
+        self._links[key] = link
+        return link
+
+    def _opened(self, key: LinkKey) -> None:
+        """The receiver at this address is the incarnation we know now: links to others of it are dead."""
+        self.counters.links_opened += 1
+        for other in [other for other in self._links if other[0] == key[0] and other != key]:
+            self._break(other, BatonError(ErrorKind.UNAVAILABLE, f"the receiver at {key[0]} has restarted"))
+
+    def _break(self, key: LinkKey, error: BatonError) -> None:
+        link = self._links.pop(key)
+        self.counters.links_broken += 1
+        _LOG.warning("link to %r at %s broke: %s", link.peer.name, link.address, error.message)
+        for transfer in list(link.transfers.values()):
+            self._fail(link, transfer, error)
+        link.close()
+
+    def _look_at_deadlines(self, link: SendingLink, now: float) -> None:
+        for transfer in [late for late in link.transfers.values() if now >= late.commit_deadline]:
+            link.tell(Withdraw(transfer.transfer_id, WithdrawReason.ABORTED))
+            text = f"receiver {link.peer.name!r} did not answer a commit for {self._timeout:g} s"
+            self._fail(link, transfer, BatonError(ErrorKind.DEADLINE, text))
+
+    # -- frames -----------------------------------------------------------------------------------
+
+    def _listen(self, link: SendingLink, now: float) -> bool:
+        """Handles frames of one link; True if there may be more."""
+        for _ in range(_FRAMES_A_POLL):
+            frame = link.hear(now)
+            if frame is None:
+                return False
+            self._handle(link, frame)
+        return True
+
+    def _handle(self, link: SendingLink, frame: ReceiverFrame) -> None:
+        match frame:
+            case Stop(transfer_id, reason):
+                self._end_by_receiver(link, transfer_id, _stopped(reason))
+                link.tell(Quiet(transfer_id))
+            case Refused(transfer_id, kind, text):
+                self._end_by_receiver(link, transfer_id, BatonError(kind, text))
+            case Committed(transfer_id):
+                transfer = link.transfers.get(transfer_id)
+                if transfer is None or transfer.state is not TransferState.COMMITTING:
+                    self.counters.dropped_unknown += 1
+                    return
+                transfer.end(TransferState.ACKNOWLEDGED)
+                link.remove(transfer)
+                self.counters.transfers_acknowledged += 1
+                self._events.append(Acknowledged(transfer))
+
+    def _end_by_receiver(self, link: SendingLink, transfer_id: int, error: BatonError) -> None:
+        transfer = link.transfers.get(transfer_id)
+        if transfer is None:
+            self.counters.dropped_unknown += 1
+        else:
+            self._fail(link, transfer, error)
+
+    def _ship(self, max_pieces: int, now: float) -> bool:
+        """One piece a link in turn; True if more could go at once."""
+        able = deque(self._links.values())
+        for _ in range(max_pieces):
+            while able and not able[0].step(self._source, now):
+                able.popleft()
+            if not able:
+                return False
+            able.rotate(-1)
+        return True
+
+    # -- transfers --------------------------------------------------------------------------------
+
+    def _fail(self, link: SendingLink, transfer: Transfer, error: BatonError) -> None:
+        transfer.end(TransferState.FAILED)
+        link.remove(transfer)
+        self.counters.bytes_abandoned += transfer.bytes_partial
+        self.counters.transfers_failed += 1
+        self._events.append(Failed(transfer, error))
+
+    def _shipped(self, group: int) -> None:
+        self.counters.blocks_shipped[group] += 1
+        self.counters.bytes_shipped += self._block_bytes[group]
+
+    def _withdrawn(self, transfer: Transfer, reason: WithdrawReason) -> None:
+        self.counters.bytes_abandoned += transfer.bytes_partial
+        link = self._links.get((transfer.body.transfer_address, transfer.body.issuer.incarnation))
+        if link is not None and link.transfers.get(transfer.transfer_id) is transfer:
+            link.remove(transfer)
+            link.tell(Withdraw(transfer.transfer_id, reason))
+
+
+def _stopped(reason: StopReason) -> BatonError:
+    if reason is StopReason.REFUSED:
+        return BatonError(ErrorKind.UNAVAILABLE, "the receiver refused the transfer")
+    return BatonError(ErrorKind.CONFLICT, "the receiver no longer expects this transfer")

@@ -1,0 +1,233 @@
+"""One link at its sender: credits, and the transfers that share them.
+
+    opening (a thread of its own asks) ──▶ open ──▶ broken, final: a new link has a new id
+        └──────────────── refused, too late ───────────┘
+
+A credit is a staging index that is ours to write. It is spent with a piece and comes home in a CREDIT
+frame, whatever became of the transfer meanwhile. Transfers take turns, one piece each, so a small one
+is not stuck behind a big one; none holds more than half the window.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import LinkAudit
+from kvtransfer.checksum import PieceChecksum
+from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.geometry import Geometry
+from kvtransfer.outgoing import BlockSource, Transfer, TransferState
+from kvtransfer.transport import Connector, SenderWire
+
+Opened = tuple[OpenLinkResponse, SenderWire]
+
+
+class Window:
+    """What an open link has: the wire, the cut of blocks into pieces, credits at home and away."""
+
+    def __init__(self, response: OpenLinkResponse, wire: SenderWire, block_bytes: tuple[int, ...]) -> None:
+        if response.window_pieces < 2 or response.piece_bytes < 1:
+            raise BatonError(ErrorKind.INVALID, "the receiver offers a window without room")
+        self.wire = wire
+        self.pieces = response.window_pieces
+        self.share = response.window_pieces // 2
+        self.credits = deque(range(response.window_pieces))
+        self.in_flight: dict[int, Transfer] = {}
+        self._geometry = Geometry.of(block_bytes, response.piece_bytes)
+        self._checksum = PieceChecksum(min(response.piece_bytes, max(block_bytes)))
+
+    def put(self, transfer: Transfer, source: BlockSource) -> None:
+        """Reads the transfer's next piece and spends a credit on it."""
+        part = transfer.next_piece(self._geometry)
+        data = source.read(part.group, part.block, part.offset, part.length)
+        if data.nbytes != part.length:
+            raise ValueError(f"the source gave {data.nbytes} bytes for a piece of {part.length}")
+        checksum = self._checksum.of(data, transfer.transfer_id, part.group, part.ordinal, part.offset)
+        staging = self.credits.popleft()
+        self.in_flight[staging] = transfer
+        transfer.held += 1
+        self.wire.put(
+            Piece(
+                transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum
+            ),
+            data,
+        )
+        transfer.read_done(part)
+
+    def come_home(self, frame: Credit) -> None:
+        """Raises `BatonError` INVALID for a credit that was not away."""
+        for index in frame.indices:
+            transfer = self.in_flight.pop(index, None)
+            if transfer is None:
+                raise BatonError(ErrorKind.INVALID, f"the receiver returned staging index {index} unasked")
+            transfer.held -= 1
+            self.credits.append(index)
+
+
+class SendingLink:
+    """Owned by the loop; only `_opened` is set by another thread."""
+
+    def __init__(
+        self,
+        connector: Connector,
+        address: str,
+        peer: WorkerIdentity,
+        request: OpenLinkRequest,
+        block_bytes: tuple[int, ...],
+        timeout_s: float,
+        now: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self.address = address
+        self.peer = peer
+        self.broken: BatonError | None = None
+        self.transfers: dict[int, Transfer] = {}
+        self._transport = connector.transport
+        self._timeout = timeout_s
+        self._block_bytes = block_bytes
+        self._window: Window | None = None
+        self._last_words: list[Withdraw | Quiet] = []
+        self._turns: deque[Transfer] = deque()
+        # Begins anew whenever the receiver starts to owe us something.
+        self._heard_at = now
+        self._opened: Future[Opened] = Future()
+        threading.Thread(
+            target=_open, args=(connector, address, request, timeout_s, self._opened, wake),
+            name="link-open", daemon=True,
+        ).start()  # fmt: skip
+
+    @property
+    def is_open(self) -> bool:
+        return self._window is not None
+
+    def add(self, transfer: Transfer) -> None:
+        self.transfers[transfer.transfer_id] = transfer
+        self._turns.append(transfer)
+
+    def remove(self, transfer: Transfer) -> None:
+        """The transfer has ended; its credits still come home."""
+        self.transfers.pop(transfer.transfer_id, None)
+        if transfer in self._turns:
+            self._turns.remove(transfer)
+
+    def tell(self, frame: Withdraw | Quiet) -> None:
+        """Sends a last word about a transfer, as soon as the link is open."""
+        if self._window is None:
+            self._last_words.append(frame)
+        else:
+            self._window.wire.tell(frame)
+
+    def hear(self, now: float) -> ReceiverFrame | None:
+        """The next frame about a transfer; credits are taken home on the way. Sets `broken`."""
+        while self._window is not None and self.broken is None:
+            broken = self._window.wire.broken()  # asked first: what was heard before the break counts
+            frame = self._window.wire.hear()
+            if frame is None:
+                self.broken = broken
+                return None
+            self._heard_at = now
+            if not isinstance(frame, Credit):
+                return frame
+            try:
+                self._window.come_home(frame)
+            except BatonError as error:
+                self.broken = error
+        return None
+
+    def step(self, source: BlockSource, now: float) -> bool:
+        """Sends one piece or one commit of the transfer whose turn it is; False if none can."""
+        window = self._window
+        if window is None or self.broken is not None:
+            return False
+        for _ in range(len(self._turns)):
+            transfer = self._turns[0]
+            self._turns.rotate(-1)
+            if transfer.has_piece():
+                if window.credits and transfer.held < window.share:
+                    if not window.in_flight:
+                        self._heard_at = now
+                    window.put(transfer, source)
+                    return True
+            elif transfer.record is not None:
+                self._turns.remove(transfer)
+                transfer.state = TransferState.COMMITTING
+                transfer.commit_deadline = now + self._timeout
+                window.wire.tell(Commit(transfer.transfer_id, transfer.record))
+                return True
+        return False
+
+    def check(self, now: float) -> None:
+        """Finishes the opening and looks at the link's deadlines; sets `broken`."""
+        if self._window is None and self._opened.done():
+            self._finish_opening(now)
+        late = now - self._heard_at
+        if self.broken is not None:
+            return
+        if self._window is None:
+            if late > 1.5 * self._timeout:  # the opening thread has a deadline of its own, and missed it
+                self.broken = BatonError(
+                    ErrorKind.DEADLINE, f"opening a link to {self.address} took too long"
+                )
+        elif self._window.in_flight and late > self._timeout:
+            text = f"receiver {self.peer.name!r} has returned no credit for {self._timeout:g} s"
+            self.broken = BatonError(ErrorKind.UNAVAILABLE, text)
+
+    def close(self) -> None:
+        """Breaks the wire, now or, should it be opening, as soon as it is there."""
+        if self._window is not None:
+            self._window.wire.close()
+        else:
+            self._opened.add_done_callback(_close_unwanted)
+
+    def audit(self) -> LinkAudit:
+        window = self._window
+        return LinkAudit(
+            sending=True,
+            peer=self.peer,
+            transport=self._transport,
+            window_pieces=window.pieces if window else 0,
+            free_pieces=len(window.credits) if window else 0,
+            credited_pieces=len(window.in_flight) if window else 0,
+            live_transfers=len(self.transfers),
+        )
+
+    def _finish_opening(self, now: float) -> None:
+        try:
+            response, wire = self._opened.result()
+        except BatonError as error:
+            self.broken = error
+            return
+        try:
+            self._window = Window(response, wire, self._block_bytes)
+        except BatonError as error:
+            wire.close()
+            self.broken = error
+            return
+        self._heard_at = now
+        for frame in self._last_words:
+            wire.tell(frame)
+        self._last_words.clear()
+
+
+def _open(
+    connector: Connector, address: str, request: OpenLinkRequest, timeout_s: float,
+    opened: Future[Opened], wake: Callable[[], None],
+) -> None:  # fmt: skip
+    try:
+        opened.set_result(connector.open(address, request, timeout_s))
+    except BatonError as error:
+        opened.set_exception(error)
+    except Exception as error:  # a fault of the transport's: the transfers must still hear of it
+        opened.set_exception(BatonError(ErrorKind.INTERNAL, f"opening a link to {address}: {error!r}"))
+    wake()
+
+
+def _close_unwanted(opened: Future[Opened]) -> None:
+    if opened.exception() is None:
+        opened.result()[1].close()

@@ -1,0 +1,97 @@
+"""A link's staging on its receiver: a fixed window of pieces, each owned by one side at a time.
+
+    SENDER ──land──▶ RECEIVER ──give_back──▶ SENDER        (all indices start with the sender)
+       └──── quarantine ────▶ QUARANTINED ──release──▶ (the window is gone)
+
+An index is the sender's, who may write it at any moment, until its piece is announced (`land`); then
+it is the receiver's until verified and scattered or dropped. So no index is ever handed out while
+somebody could still write it. What a broken sender held is quarantined and comes back in one way
+only: the link is fenced, and the whole window goes (`release`).
+
+`land` is called by the thread that carries bytes, all else by the loop; the lock keeps the counts whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from enum import IntEnum
+
+import numpy as np
+
+from kvtransfer.frames import FrameError, Piece
+
+
+class Owner(IntEnum):
+    SENDER = 0
+    RECEIVER = 1
+    QUARANTINED = 2
+
+
+class Staging:
+    """`pieces` places of `piece_bytes` bytes each."""
+
+    def __init__(self, pieces: int, piece_bytes: int) -> None:
+        if pieces < 2:
+            raise ValueError("a window of staging has at least two pieces")
+        self.pieces = pieces
+        self.piece_bytes = piece_bytes
+        # One transfer holds at most this many, so that another always finds room.
+        self.share = pieces // 2
+        self._window = np.empty(pieces * piece_bytes, dtype=np.uint8)
+        self._owners = bytearray([Owner.SENDER] * pieces)
+        self._holder = [0] * pieces
+        self._held: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def land(self, piece: Piece, payload: memoryview) -> None:
+        """Writes a piece into its place, which becomes the receiver's. `FrameError` if it may not."""
+        index = piece.staging
+        with self._lock:
+            if index >= self.pieces or self._owners[index] != Owner.SENDER:
+                raise FrameError(f"staging index {index} is not the sender's")
+            if len(payload) > self.piece_bytes:
+                raise FrameError(f"{len(payload)} bytes do not fit a piece of {self.piece_bytes}")
+            if self._held[piece.transfer] >= self.share:
+                raise FrameError(f"one transfer holds more than {self.share} of {self.pieces} staging pieces")
+        start = index * self.piece_bytes
+        self._window[start : start + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
+        with self._lock:
+            if self._owners[index] != Owner.SENDER:
+                raise FrameError("the link was closed")
+            self._held[piece.transfer] += 1
+            self._holder[index] = piece.transfer
+            self._owners[index] = Owner.RECEIVER
+
+    def view(self, index: int, length: int) -> memoryview:
+        """The first `length` bytes of an index that is the receiver's; read-only."""
+        start = index * self.piece_bytes
+        return self._window[start : start + length].data.toreadonly()
+
+    def give_back(self, index: int) -> None:
+        """The receiver is done with it; the sender may write it again once told."""
+        with self._lock:
+            if self._owners[index] != Owner.RECEIVER:
+                raise AssertionError(f"staging index {index} given back twice")
+            self._owners[index] = Owner.SENDER
+            transfer = self._holder[index]
+            self._held[transfer] -= 1
+            if not self._held[transfer]:
+                del self._held[transfer]
+
+    def quarantine(self) -> None:
+        """The sender broke: what it may still write is neither free nor on credit any more."""
+        with self._lock:
+            for index, owner in enumerate(self._owners):
+                if owner == Owner.SENDER:
+                    self._owners[index] = Owner.QUARANTINED
+
+    def release(self) -> None:
+        """The link is fenced: nobody can write the window any more, so it goes."""
+        with self._lock:
+            self._window = np.empty(0, dtype=np.uint8)
+            self._owners = bytearray([Owner.QUARANTINED] * self.pieces)
+
+    def count(self, owner: Owner) -> int:
+        with self._lock:
+            return self._owners.count(owner)

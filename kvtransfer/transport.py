@@ -1,0 +1,107 @@
+"""What a transport must do, and nothing about links, credits or transfers.
+
+    receiver                                     sender
+    listener = …(host, port)
+    call = listener.next_call()          ◀────   connector.open(address, request)
+    wire = call.grant(response, staging) ────▶   response, wire
+                                         ◀────   wire.put(piece, payload)     bytes, then their piece
+    wire.hear()                          ◀────   wire.tell(frame)             behind every earlier put
+    wire.tell(frame)                     ────▶   wire.hear()
+
+One-sided: granting a call exports the window of staging; `put` writes into one index of it, and the
+piece is heard only when its bytes are there. All methods but `open` return at once; they are called
+by one thread, the engine's loop. A transport's own threads do no more than move frames through
+bounded queues and call `wake`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, SenderFrame, Withdraw
+from kvtransfer.staging import Staging
+
+
+class ReceiverWire(Protocol):
+    """The receiver's end of one link."""
+
+    def hear(self) -> SenderFrame | None:
+        """The next frame in the order it was sent, or None if none is there yet."""
+
+    def tell(self, frame: ReceiverFrame) -> None:
+        """Sends a frame; dropped once the wire is broken."""
+
+    def attached(self) -> bool:
+        """Whether the sender has come to this wire."""
+
+    def broken(self) -> BatonError | None:
+        """Why nothing more will be heard, once every earlier frame was; None while the wire is whole."""
+
+    def fenced(self) -> bool:
+        """Proof that nothing can write into the exported staging any more."""
+
+    def close(self, error: BatonError) -> None:
+        """Breaks the wire, telling the sender why if it still listens, and begins to fence it."""
+
+
+class SenderWire(Protocol):
+    """The sender's end of one link."""
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        """Sends a frame behind every earlier put; dropped once the wire is broken."""
+
+    def hear(self) -> ReceiverFrame | None:
+        """The next frame in the order it was sent, or None if none is there yet."""
+
+    def broken(self) -> BatonError | None:
+        """Why nothing more will be heard, once every earlier frame was; None while the wire is whole."""
+
+    def close(self) -> None:
+        """Breaks the wire. Frames that have not left are lost."""
+
+
+class OpenCall(Protocol):
+    """A sender that asks for a link and waits for the answer; answered exactly once."""
+
+    @property
+    def request(self) -> OpenLinkRequest: ...
+
+    def grant(self, response: OpenLinkResponse, staging: Staging) -> ReceiverWire:
+        """Exports the window to this sender and gives the wire it will come to."""
+
+    def refuse(self, error: BatonError) -> None: ...
+
+
+class Listener(Protocol):
+    """Where senders find a receiver."""
+
+    @property
+    def transport(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+    def next_call(self) -> OpenCall | None: ...
+
+    def close(self) -> None:
+        """Breaks every wire and ends every thread of this listener."""
+
+
+class Connector(Protocol):
+    """How senders reach receivers."""
+
+    @property
+    def transport(self) -> str: ...
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        """Opens a link; blocks for at most `timeout_s`, so it is called in a thread of its own.
+
+        Raises `BatonError`: CONFLICT where the ends do not fit together, DEADLINE, UNAVAILABLE, OVERLOADED.
+        """

@@ -1,0 +1,275 @@
+"""Two peers over one transport, driven by one thread in turns, with everything they hold in view."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baton.errors import BatonError
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from kvtransfer.events import Acknowledged, Arrived, Committed, Failed, ReceiverEvent, SenderEvent, Withdrawn
+from kvtransfer.outgoing import Transfer
+from kvtransfer.receiver import Receiver
+from kvtransfer.sender import Sender
+from kvtransfer.ticket import TicketSigner
+from kvtransfer.transport import Connector, Listener
+
+FINGERPRINT = b"f" * 32
+SECRET = b"s" * 32
+
+
+def identity(name: str, incarnation: int = 1) -> WorkerIdentity:
+    return WorkerIdentity(name=name, incarnation=bytes([incarnation]) * 16, rank=0, rank_count=1)
+
+
+class FakeClock:
+    """Virtual time, for the deadlines of a transport without clocks of its own."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Store:
+    """Blocks in plain memory, both a source and a sink, that counts pins and catches foreign writes."""
+
+    def __init__(self, block_bytes: Sequence[int], blocks: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.groups = [rng.integers(0, 256, (blocks, size), dtype=np.uint8) for size in block_bytes]
+        self.pins: dict[tuple[int, int], int] = {}
+        self.places: dict[int, Sequence[Sequence[int]]] = {}
+        self.scattered: list[tuple[int, int, int, int]] = []
+
+    def pin(self, group: int, block: int) -> None:
+        self.pins[group, block] = self.pins.get((group, block), 0) + 1
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        assert self.pins.get((group, block), 0) > 0, "read of a block that is not pinned"
+        return self.groups[group][block, offset : offset + length].data
+
+    def unpin(self, group: int, block: int) -> None:
+        self.pins[group, block] -= 1
+        assert self.pins[group, block] >= 0
+        if not self.pins[group, block]:
+            del self.pins[group, block]
+
+    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        assert transfer_id in self.places, "bytes of a transfer that was given up"
+        assert (transfer_id, group, ordinal, offset) not in self.scattered, "the same bytes twice"
+        self.scattered.append((transfer_id, group, ordinal, offset))
+        block = self.places[transfer_id][group][ordinal]
+        self.groups[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+
+
+@dataclass
+class Shape:
+    """What a test varies."""
+
+    block_bytes: tuple[int, ...] = (4096,)
+    piece_bytes: int = 4096
+    window_pieces: int = 8
+    blocks: int = 64
+    timeout_s: float = 1.0
+
+
+@dataclass
+class Peers:
+    """A receiver and a sender; `step` polls both once."""
+
+    shape: Shape
+    receiver: Receiver
+    sender: Sender
+    address: str
+    source: Store
+    sink: Store
+    advance: Callable[[], None]
+    signer: TicketSigner = field(default_factory=lambda: TicketSigner(SECRET))
+    received: list[ReceiverEvent] = field(default_factory=list)
+    sent: list[SenderEvent] = field(default_factory=list)
+    answers: bool = True
+    pieces_a_poll: int = 4
+
+    def ticket(self, transfer_id: int, counts: Sequence[int], **changes: object) -> tuple[Ticket, TicketBody]:
+        body = TicketBody(
+            attempt=Attempt(request_id=transfer_id.to_bytes(16, "little"), number=1),
+            issuer=identity("receiver"),
+            transfer_address=self.address,
+            transfer_id=transfer_id,
+            block_counts=list(counts),
+            token_count=1,
+            fingerprint=FINGERPRINT,
+        )
+        for name, value in changes.items():
+            if isinstance(value, WorkerIdentity):
+                body.issuer.CopyFrom(value)
+            else:
+                setattr(body, name, value)
+        return self.signer.sign(body), body
+
+    def expect(self, transfer_id: int, places: Sequence[Sequence[int]]) -> None:
+        self.sink.places[transfer_id] = places
+        self.receiver.expect(transfer_id, [len(blocks) for blocks in places])
+
+    def forget(self, transfer_id: int) -> None:
+        self.receiver.forget(transfer_id)
+        self.sink.places.pop(transfer_id, None)
+
+    def begin(self, transfer_id: int, counts: Sequence[int]) -> Transfer:
+        return self.sender.begin(*self.ticket(transfer_id, counts))
+
+    def push(self, transfer: Transfer, group: int, ordinal: int, block: int) -> None:
+        self.source.pin(group, block)
+        transfer.push(group, ordinal, block)
+
+    def push_all(self, transfer: Transfer, blocks: Sequence[Sequence[int]]) -> None:
+        for group, members in enumerate(blocks):
+            for ordinal, block in enumerate(members):
+                self.push(transfer, group, ordinal, block)
+
+    def record(self, transfer: Transfer) -> CommitRecord:
+        return CommitRecord(
+            attempt=transfer.body.attempt, token_ids=[1, 2, 3], prompt_length=3, first_token_id=7
+        )
+
+    def send(
+        self, transfer_id: int, blocks: Sequence[Sequence[int]], places: Sequence[Sequence[int]]
+    ) -> Transfer:
+        """One whole transfer, begun, pushed and committed."""
+        self.expect(transfer_id, places)
+        transfer = self.begin(transfer_id, [len(members) for members in blocks])
+        self.push_all(transfer, blocks)
+        transfer.commit(self.record(transfer))
+        return transfer
+
+    def step(self) -> None:
+        self.sent += self.sender.poll(self.pieces_a_poll)
+        for event in self.receiver.poll(self.pieces_a_poll):
+            self.received.append(event)
+            if isinstance(event, Committed) and self.answers:
+                self.receiver.acknowledge(event.transfer_id)
+            if isinstance(event, Withdrawn):
+                self.sink.places.pop(event.transfer_id, None)
+        self.advance()
+
+    def run_until(self, holds: Callable[[], bool], seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, f"not reached; {self.received} {self.sent}"
+            self.step()
+
+    def settle(self) -> None:
+        """Until all credits are home and nobody waits for anybody."""
+        self.run_until(lambda: self.at_rest() is None)
+
+    def at_rest(self) -> str | None:
+        """None, or the first thing that is not back where it belongs."""
+        if self.source.pins or self.sender.pinned_blocks:
+            return f"pins {self.source.pins}"
+        for link in self.sender.links:
+            if link.free_pieces != link.window_pieces or link.credited_pieces or link.live_transfers:
+                return f"sender {link}"
+        for link in self.receiver.links:
+            if link.credited_pieces != link.window_pieces or link.quarantined_pieces or link.live_transfers:
+                return f"receiver {link}"
+        return None
+
+    def check_ledger(self) -> None:
+        """Everything home, and bytes shipped = blocks × block size."""
+        self.settle()
+        counters = self.sender.counters
+        sizes = self.shape.block_bytes
+        shipped = sum(n * size for n, size in zip(counters.blocks_shipped, sizes, strict=True))
+        assert counters.bytes_shipped == shipped
+
+    def acknowledged(self) -> list[int]:
+        return [event.transfer.transfer_id for event in self.sent if isinstance(event, Acknowledged)]
+
+    def failures(self) -> dict[int, BatonError]:
+        return {event.transfer.transfer_id: event.error for event in self.sent if isinstance(event, Failed)}
+
+    def withdrawn(self) -> dict[int, Withdrawn]:
+        return {event.transfer_id: event for event in self.received if isinstance(event, Withdrawn)}
+
+    def arrived(self) -> list[int]:
+        return [event.transfer_id for event in self.received if isinstance(event, Arrived)]
+
+    def equal(self, blocks: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> bool:
+        """Whether the receiver's blocks hold what the sender's do."""
+        return all(
+            np.array_equal(self.source.groups[g][list(blocks[g])], self.sink.groups[g][list(places[g])])
+            for g in range(len(blocks))
+        )
+
+    def close(self) -> None:
+        self.sender.close()
+        self.receiver.close()
+        assert not self.source.pins
+
+
+def make_receiver(
+    shape: Shape, sink: Store, wake: Callable[[], None], clock: Callable[[], float], incarnation: int = 1,
+    fingerprint: bytes = FINGERPRINT,
+) -> Receiver:  # fmt: skip
+    return Receiver(
+        identity=identity("receiver", incarnation),
+        fingerprint=fingerprint,
+        signer=TicketSigner(SECRET),
+        block_bytes=shape.block_bytes,
+        piece_bytes=shape.piece_bytes,
+        window_pieces=shape.window_pieces,
+        sink=sink,
+        wake=wake,
+        peer_timeout_s=shape.timeout_s,
+        clock=clock,
+    )
+
+
+def make_sender(
+    shape: Shape, source: Store, wake: Callable[[], None], clock: Callable[[], float],
+    connector: Connector | None, fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
+) -> Sender:  # fmt: skip
+    return Sender(
+        identity=identity("sender", incarnation),
+        fingerprint=fingerprint,
+        block_bytes=shape.block_bytes,
+        source=source,
+        peer_timeout_s=shape.timeout_s,
+        wake=wake,
+        clock=clock,
+        connector=connector,
+    )
+
+
+def make_peers(
+    shape: Shape,
+    *,
+    listener: Listener | None = None,
+    connector: Connector | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    woken: threading.Event | None = None,
+    fingerprint: bytes = FINGERPRINT,
+) -> Peers:
+    """Over grpc, or over the listener and connector given."""
+    source, sink = Store(shape.block_bytes, shape.blocks, 1), Store(shape.block_bytes, shape.blocks, 2)
+    event = woken if woken is not None else threading.Event()
+    receiver = make_receiver(shape, sink, event.set, clock)
+    if listener is None:
+        address = receiver.listen("127.0.0.1")
+    else:
+        receiver.attach(listener)
+        address = listener.address
+    sender = make_sender(shape, source, event.set, clock, connector, fingerprint)
+
+    def advance() -> None:
+        event.wait(0.01)
+        event.clear()
+
+    return Peers(shape, receiver, sender, address, source, sink, advance)
