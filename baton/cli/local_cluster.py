@@ -93,7 +93,7 @@ async def _first_failure(children: Sequence[Child]) -> ChildError:
     ends = {asyncio.create_task(child.ended()): child for child in children}
     try:
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        return ends[done.pop()].death()
+        return await ends[done.pop()].death()
     finally:
         for end in ends:
             end.cancel()

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from baton.cli import audit, demo, settings, worker
 from baton.cli.messages import say
-from baton.cli.model_folder import resolve_model
+from baton.cli.model_folder import with_model
 from baton.cli.processes import ChildError
 from baton.cli.up import up
 from baton.errors import BatonError
@@ -68,12 +68,12 @@ def _parser() -> Parser:
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    config, model = resolve_model(settings.load(arguments, os.environ))
+    config, model = with_model(settings.load(arguments, os.environ))
     return asyncio.run(up(config, model))
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    config, model = resolve_model(settings.load(arguments, os.environ, demo.DEFAULTS))
+    config, model = with_model(settings.load(arguments, os.environ, demo.DEFAULTS))
     return asyncio.run(demo.demo(config, model))
 
 

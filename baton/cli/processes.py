@@ -20,6 +20,8 @@ from baton.errors import BatonError, ErrorKind
 
 _PR_SET_PDEATHSIG = 1
 _READY_LINE_BYTES = 64 * 1024
+# How long a dead child's pipe may take to end; it does at once, unless somebody else holds it open.
+LAST_WORDS_S = 1.0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -35,7 +37,8 @@ class Child:
         self._process = process
         self._stdout = stdout
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._discarding: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._last_words = ""
         self._watch()
 
     @property
@@ -74,9 +77,10 @@ class Child:
         if not line:
             self.kill()  # it closed its stdout, so it has ended or will never be ready
             await self.ended()
-            raise self.death()
-        self._discarding = asyncio.create_task(self._discard())
-        return self._parse(line)
+            raise await self.death()
+        said = self._parse(line)
+        self._listening = asyncio.create_task(self._listen())
+        return said
 
     def _parse(self, line: bytes) -> dict[str, str]:
         try:
@@ -93,11 +97,14 @@ class Child:
         """Waits for its end, whenever that is; the exit status as `Popen.returncode` has it."""
         return await asyncio.shield(self._ended)
 
-    def death(self) -> ChildError:
-        """How it ended, in words. Only after its end."""
+    async def death(self) -> ChildError:
+        """How it ended, in words, with what it said of it. Only after its end."""
+        if self._listening:
+            await asyncio.wait({self._listening}, timeout=LAST_WORDS_S)
         status = self._ended.result()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with code {status}"
-        return ChildError(f"{self.name} (pid {self.pid}) {how}")
+        why = f": {self._last_words}" if self._last_words else ""
+        return ChildError(f"{self.name} (pid {self.pid}) {how}{why}")
 
     def terminate(self) -> None:
         """Asks it to drain; a second time: to stop at once."""
@@ -118,10 +125,15 @@ class Child:
         self.kill()
         await self.ended()
 
-    async def _discard(self) -> None:
-        """Keeps the pipe empty, so that a stray print can neither block nor break the child."""
-        while await self._stdout.read(_READY_LINE_BYTES):
-            pass
+    async def _listen(self) -> None:
+        """Keeps the pipe empty, so that a stray print can neither block nor break the child, and the
+        last line in mind, which may be the error that it dies of."""
+        tail = b""
+        while data := await self._stdout.read(_READY_LINE_BYTES):
+            tail = (tail + data)[-_READY_LINE_BYTES:]
+        for line in tail.splitlines()[-1:]:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                self._last_words = str(json.loads(line)["error"]["message"])
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,6 @@
 """A stand-in for a worker or a router: speaks the ready protocol and notes in $FAKE_LOG what happens to it.
 
-    python fake_child.py (worker | router) [refuse] [silent] [nonsense] [dies] [stubborn] [grandchild]
+    python fake_child.py (worker | router) [refuse|silent|nonsense|dies|gives-up|stubborn|grandchild] …
 
 A router answers Generate with the bytes of its prompt's reverse, one a message, and AuditCluster.
 """
@@ -92,6 +92,9 @@ async def serve(kind: str, config: dict[str, object], traits: set[str]) -> None:
     if "dies" in traits:
         await asyncio.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
+    if "gives-up" in traits:
+        say({"error": {"kind": "internal", "message": "the engine ended"}})
+        sys.exit(2)
     await stop.wait()
     await server.stop(None)
     note("ended", name)

@@ -145,6 +145,12 @@ def test_a_death_stops_everything_and_is_named(start: Start, who: str) -> None:
     wait_gone(up.pids())
 
 
+def test_a_dying_childs_last_words_are_passed_on(start: Start) -> None:
+    code, _, err = start(both=1, worker=["gives-up"]).finish()
+    assert code == 1
+    assert "exited with code 2: the engine ended" in err
+
+
 @pytest.mark.parametrize("who", ["worker", "router"])
 def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
     up = start(prefill=1, decode=1, **{who: ["refuse"]})
