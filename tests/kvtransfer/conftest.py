@@ -1,0 +1,97 @@
+"""One contract, two transports: every test that takes `link_peers` runs on both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.grpc_connector import GrpcConnector
+from kvtransfer.transport import Connector, SenderWire
+from tests.kvtransfer.memory_transport import MemoryTransport
+from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
+
+Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
+
+
+class TamperedWire:
+    """Passes everything on, pieces after what `tamper` makes of them (None: lost)."""
+
+    def __init__(self, wire: SenderWire, connector: TamperedConnector) -> None:
+        self._wire = wire
+        self._connector = connector
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        changed = self._connector.tamper(piece, bytes(payload))
+        if changed is not None:
+            self._wire.put(changed[0], memoryview(changed[1]))
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        if not self._connector.mute:
+            self._wire.tell(frame)
+
+    def hear(self) -> ReceiverFrame | None:
+        return None if self._connector.deaf else self._wire.hear()
+
+    def broken(self) -> BatonError | None:
+        return self._wire.broken()
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class TamperedConnector:
+    """Wraps a transport's connector; the only way in for faults between the ends."""
+
+    def __init__(self, inner: Connector) -> None:
+        self.transport = inner.transport
+        self.tamper: Tamper = lambda piece, payload: (piece, payload)
+        self.mute = False
+        self.deaf = False
+        self.wires: list[SenderWire] = []
+        self._inner = inner
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        response, wire = self._inner.open(address, request, timeout_s)
+        self.wires.append(wire)
+        return response, TamperedWire(wire, self)
+
+
+class LinkPeers:
+    """Makes peers over one transport and closes them after the test."""
+
+    def __init__(self, transport: str) -> None:
+        self.transport = transport
+        self.woken = threading.Event()
+        self.memory = MemoryTransport(self.woken.set)
+        inner: Connector = self.memory if transport == "memory" else GrpcConnector(self.woken.set)
+        self.connector = TamperedConnector(inner)
+        self._made: list[Peers] = []
+
+    def __call__(self, shape: Shape | None = None, *, fingerprint: bytes = FINGERPRINT) -> Peers:
+        peers = make_peers(
+            shape if shape is not None else Shape(),
+            listener=self.memory if self.transport == "memory" else None,
+            connector=self.connector,
+            woken=self.woken,
+            fingerprint=fingerprint,
+        )
+        self._made.append(peers)
+        return peers
+
+    def close(self) -> None:
+        for peers in self._made:
+            peers.close()
+
+
+@pytest.fixture(params=["memory", "grpc"])
+def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
+    made = LinkPeers(request.param)
+    yield made
+    made.close()

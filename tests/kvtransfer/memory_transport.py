@@ -1,0 +1,161 @@
+"""A transport without threads or sockets: messages cross when they are heard. Its faults are the tests'.
+
+Every message passes through the same encoding, decoding and landing as on grpc.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.frames import (
+    Commit,
+    FrameError,
+    Piece,
+    Quiet,
+    ReceiverFrame,
+    SenderFrame,
+    Withdraw,
+    encode,
+    encode_piece_header,
+)
+from kvtransfer.inbox import ReceiverInbox, SenderInbox
+from kvtransfer.staging import Staging
+from kvtransfer.transport import OpenCall
+
+
+class Pipe:
+    """Both directions of one link."""
+
+    def __init__(self) -> None:
+        self.to_receiver: deque[bytes] = deque()
+        self.to_sender: deque[bytes] = deque()
+        self.error: BatonError | None = None
+        self.sender_came = False
+        # While held, a broken link is not fenced: somebody may still write.
+        self.hold_fence = False
+
+    def break_off(self, error: BatonError) -> None:
+        if self.error is None:
+            self.error = error
+
+
+class MemoryReceiverWire:
+    def __init__(self, pipe: Pipe, staging: Staging, wake: Callable[[], None]) -> None:
+        self.pipe = pipe
+        self._inbox = ReceiverInbox(staging, wake)
+        self._closed = False
+
+    def hear(self) -> SenderFrame | None:
+        if self._closed:
+            return None
+        if self.pipe.to_receiver:
+            try:
+                self._inbox.accept(self.pipe.to_receiver.popleft())
+            except FrameError as error:
+                self.pipe.to_receiver.clear()
+                self.pipe.break_off(error)
+        return self._inbox.take()
+
+    def tell(self, frame: ReceiverFrame) -> None:
+        if self.pipe.error is None:
+            self.pipe.to_sender.append(encode(frame))
+
+    def attached(self) -> bool:
+        return self.pipe.sender_came
+
+    def broken(self) -> BatonError | None:
+        return None if self.pipe.to_receiver else self.pipe.error
+
+    def fenced(self) -> bool:
+        return self._closed and not self.pipe.hold_fence
+
+    def close(self, error: BatonError) -> None:
+        self._closed = True
+        self.pipe.break_off(error)
+
+
+class MemorySenderWire:
+    def __init__(self, pipe: Pipe, window_pieces: int, wake: Callable[[], None]) -> None:
+        self.pipe = pipe
+        self._inbox = SenderInbox(window_pieces, wake)
+        pipe.sender_came = True
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        self._say(encode_piece_header(piece) + bytes(payload))
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self._say(encode(frame))
+
+    def hear(self) -> ReceiverFrame | None:
+        while self.pipe.to_sender:
+            try:
+                self._inbox.accept(self.pipe.to_sender.popleft())
+            except FrameError as error:
+                self.pipe.break_off(error)
+        return self._inbox.take()
+
+    def broken(self) -> BatonError | None:
+        return None if self.pipe.to_sender else self.pipe.error
+
+    def close(self) -> None:
+        self.pipe.break_off(BatonError(ErrorKind.UNAVAILABLE, "the sender closed the link"))
+
+    def _say(self, message: bytes) -> None:
+        if self.pipe.error is None:
+            self.pipe.to_receiver.append(message)
+
+
+class _MemoryCall:
+    def __init__(self, request: OpenLinkRequest, wake: Callable[[], None]) -> None:
+        self.request = request
+        self.pipe: Pipe | None = None
+        self.response: OpenLinkResponse | None = None
+        self.refusal: BatonError | None = None
+        self._wake = wake
+
+    def grant(self, response: OpenLinkResponse, staging: Staging) -> MemoryReceiverWire:
+        self.response = response
+        self.pipe = Pipe()
+        return MemoryReceiverWire(self.pipe, staging, self._wake)
+
+    def refuse(self, error: BatonError) -> None:
+        self.refusal = error
+
+
+class MemoryTransport:
+    """Listener and connector in one: the one address there is."""
+
+    transport = "memory"
+    address = "memory:1"
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._calls: deque[_MemoryCall] = deque()
+        self.pipes: list[Pipe] = []
+
+    def next_call(self) -> OpenCall | None:
+        return self._calls.popleft() if self._calls else None
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.break_off(BatonError(ErrorKind.UNAVAILABLE, "the receiver closes"))
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, MemorySenderWire]:
+        # Runs in the sender's opening thread; the loop answers from its own.
+        call = _MemoryCall(request, self._wake)
+        self._calls.append(call)
+        self._wake()
+        for _ in range(int(timeout_s * 1000)):
+            if call.refusal is not None:
+                raise call.refusal
+            if call.pipe is not None and call.response is not None:
+                self.pipes.append(call.pipe)
+                return call.response, MemorySenderWire(call.pipe, call.response.window_pieces, self._wake)
+            time.sleep(0.001)
+        raise BatonError(ErrorKind.DEADLINE, "nobody answered")
