@@ -14,7 +14,8 @@ from torch import Tensor
 
 from baton.engine.cache import KVCache
 from baton.engine.kernels.cache_write import cache_write, token_rows
-from baton.engine.kernels.linear import linear, pad_rows
+from baton.engine.kernels.exact_tiles import pad_rows
+from baton.engine.kernels.linear import linear
 from baton.engine.kernels.paged_attention import TileBatch, paged_attention, plan_attention
 from baton.engine.kernels.rms_norm import rms_norm
 from baton.engine.kernels.rotary import apply_rope

@@ -32,7 +32,8 @@ def reference_distribution(logits: Tensor, temperature: float, top_k: int, top_p
     order = sorted(range(len(logits)), key=lambda i: -float(probabilities[i]))
     kept = order[:top_k] if top_k else order
     mass = float(probabilities[kept].sum())
-    nucleus, reached = [], 0.0
+    nucleus: list[int] = []
+    reached = 0.0
     for token in kept:
         if nucleus and reached >= top_p:
             break
@@ -98,7 +99,7 @@ def test_top_p_counts_only_what_top_k_left() -> None:
 def test_a_tiny_top_p_keeps_the_best(top_p: float) -> None:
     row = logits_row()
     tokens = sample(row.expand(50, -1), sampling(50, top_p=top_p), torch.arange(50))
-    assert tokens.unique().tolist() == [int(row.argmax())]
+    assert set(tokens.tolist()) == {int(row.argmax())}
 
 
 def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
@@ -119,7 +120,9 @@ def test_a_row_depends_on_nothing_else_in_the_batch() -> None:
     positions = torch.randint(0, 5000, (rows,), generator=generator)
     together = sample(logits, mixed, positions)
     for i in range(rows):
-        one = Sampling(*(part[i : i + 1] for part in (mixed.temperature, mixed.top_k, mixed.top_p, mixed.seed)))
+        one = Sampling(
+            *(part[i : i + 1] for part in (mixed.temperature, mixed.top_k, mixed.top_p, mixed.seed))
+        )
         assert sample(logits[i : i + 1], one, positions[i : i + 1]) == together[i]
     assert (together != sample(logits, mixed, positions + 1)).any()
     assert together[0] == logits[0].argmax()

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.cache_write import head_offsets, plane_offset, token_rows
+from baton.engine.kernels.exact_tiles import pad_inner
 from baton.engine.kernels.tiled_softmax import tiled_softmax
 
 QUERY_TILE = 4
@@ -124,15 +125,17 @@ def paged_attention(query: Tensor, group: Tensor, layer: int, plan: list[TileBat
 def _attend(query: Tensor, group: Tensor, layer: int, batch: TileBatch, scale: float) -> Tensor:
     """→ [T · QUERY_TILE, heads, D], in the dtype of the products."""
     tiles, steps = batch.query_rows.shape[0], batch.visible.shape[1]
-    kv_heads, dim = group.shape[3], group.shape[5]
+    kv_heads = group.shape[3]
     grouped = query.shape[1] // kv_heads
     wide = torch.promote_types(query.dtype, torch.float32)
     height = QUERY_TILE * grouped
 
-    q = query[batch.query_rows].to(wide).view(tiles, QUERY_TILE, kv_heads, grouped, dim)
+    q = pad_inner(query)[batch.query_rows].to(wide)
+    dim = q.shape[-1]
+    q = q.view(tiles, QUERY_TILE, kv_heads, grouped, dim)
     q = q.permute(0, 2, 1, 3, 4).reshape(tiles, kv_heads, 1, height, dim)
     q = q.expand(tiles, kv_heads, steps, height, dim).reshape(-1, height, dim)
-    keys, values = (_gather(group, layer, plane, batch.cache_rows).to(wide) for plane in (0, 1))
+    keys, values = (pad_inner(_gather(group, layer, plane, batch.cache_rows).to(wide)) for plane in (0, 1))
 
     scores = torch.bmm(q, keys.transpose(1, 2)).mul_(scale).float()
     scores = scores.view(tiles, kv_heads, steps, QUERY_TILE, grouped, KV_TILE)
@@ -147,7 +150,7 @@ def _attend(query: Tensor, group: Tensor, layer: int, batch: TileBatch, scale: f
     for step in range(1, steps):
         total += products[:, :, step]
     total = total.view(tiles, kv_heads, QUERY_TILE, grouped, dim).permute(0, 2, 1, 3, 4)
-    return total.reshape(tiles * QUERY_TILE, kv_heads * grouped, dim)
+    return total.reshape(tiles * QUERY_TILE, kv_heads * grouped, dim)[..., : query.shape[-1]]
 
 
 def _gather(group: Tensor, layer: int, plane: int, cache_rows: Tensor) -> Tensor:
