@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from tests.support.checkpoints import ASSISTANT_ID, BEGIN_ID, END_ID, USER_ID, VOCAB_SIZE, make_checkpoint
+from tests.support.reference import greedy_matches, load_reference, reference_greedy
+
+
+def test_a_wrong_token_is_named_and_the_right_ones_pass(tmp_path: Path) -> None:
+    model = load_reference(make_checkpoint(tmp_path, seed=4))
+    prompt = [5, 6, 7]
+    output = reference_greedy(model, prompt, 12)
+    greedy_matches(model, prompt, output)
+    wrong = [*output[:7], (output[7] + 1) % VOCAB_SIZE, *output[8:]]
+    with pytest.raises(
+        AssertionError, match=rf"token 7 of 12 .* got {wrong[7]}, expected {output[7]}; .* by "
+    ):
+        greedy_matches(model, prompt, wrong)
+
+
+def test_the_tokenizer_covers_every_id_and_every_text(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    assert all(tokenizer.id_to_token(i) is not None for i in range(VOCAB_SIZE))
+    text = "The baton, naïvely: 接力棒 🏃\n\t<ok>"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert max(tokenizer.encode("abcdefghijklmnopqrstuvwxyz" * 3).ids) > ASSISTANT_ID
+
+
+def test_the_chat_template_uses_the_special_tokens(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "9"}], add_generation_prompt=True, return_dict=False
+    )
+    nine = tokenizer.encode("9", add_special_tokens=False)
+    assert ids == [BEGIN_ID, USER_ID, *nine, END_ID, ASSISTANT_ID]
