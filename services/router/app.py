@@ -1,0 +1,105 @@
+"""Puts the router together: directory, waiting room, dispatcher, both doors; and takes it apart."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.common.grpc_server import GrpcServer
+from services.common.logs import get_log
+from services.router.cancels import Cancels
+from services.router.directory import Directory
+from services.router.dispatch import Dispatcher
+from services.router.grpc_door import SERVICE_NAME, GrpcDoor
+from services.router.http_door import HttpDoor
+from services.router.http_server import HttpServer
+from services.router.intake import Intake
+from services.router.model_info import ModelInfo
+from services.router.placement import Placement
+from services.router.service import Service
+from services.router.text_pool import TextPool
+from services.router.waiting_room import WaitingRoom
+
+if TYPE_CHECKING:
+    from services.common.config import RouterConfig
+
+_STOP_GRACE_S = 1.0
+
+_log = get_log("router")
+
+
+class Router:
+    """The door. `start`, wait until `usable`, serve, `stop`."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        """Reads the model folder; BatonError(INVALID) where it lacks something."""
+        folder = Path(config.model)
+        info = ModelInfo.load(folder)
+        self._config = config
+        self._pool = TextPool(folder, info, config.tokenizer_threads, config.max_waiting)
+        router_id = secrets.token_bytes(16)
+        self.directory = Directory(config.workers, router_id, self._workers_changed)
+        self.placement = Placement(self.directory, config.prefill_ahead_tokens)
+        self.room = WaitingRoom(self.placement, config.max_waiting, config.queue_timeout_s)
+        self.cancels = Cancels()
+        self.dispatcher = Dispatcher(self.room, self.cancels, router_id, config.max_attempts)
+        intake = Intake(config.served_model_name, info, self._pool, self.directory, config.request_timeout_s)
+        self.service = Service(intake, self.dispatcher, self.placement)
+        self.grpc = GrpcServer([SERVICE_NAME])
+        GrpcDoor(self.service, self.directory).register(self.grpc.server)
+        self.http_door = HttpDoor(self.service)
+        self.http = HttpServer(self.http_door.app)
+        # Who waits for usable() to change.
+        self._watches: set[asyncio.Event] = set()
+        self._health: asyncio.Task[None] | None = None
+
+    async def start(self) -> dict[str, str]:
+        """Opens both doors; returns their addresses. BatonError(INVALID) where a port is taken."""
+        config = self._config
+        http_address = self.http.bind(config.host, config.http_port)
+        grpc_address = await self.grpc.start(config.host, config.grpc_port)
+        await self.http.start()
+        await self.directory.start()
+        self._health = asyncio.create_task(self._tell_health())
+        return {"grpc": grpc_address, "http": http_address}
+
+    async def usable(self) -> None:
+        """Returns once a request would be served."""
+        await self._until(usable=True)
+
+    async def stop(self, drain_s: float) -> None:
+        """Drains: nothing new, running requests end within `drain_s`, the rest is cancelled."""
+        await self.grpc.set_serving(False)
+        await self.dispatcher.drain(drain_s)
+        if self._health is not None:
+            self._health.cancel()
+        await self.http.stop()
+        await self.grpc.stop(_STOP_GRACE_S)
+        await self.directory.stop()
+        self._pool.close()
+
+    def _workers_changed(self) -> None:
+        """Some worker came, went, or has more or less room."""
+        self.room.place_waiting()
+        for waiting in self._watches:
+            waiting.set()
+
+    async def _until(self, *, usable: bool) -> None:
+        changed = asyncio.Event()
+        self._watches.add(changed)
+        try:
+            while self.service.usable() != usable:
+                changed.clear()
+                await changed.wait()
+        finally:
+            self._watches.discard(changed)
+
+    async def _tell_health(self) -> None:
+        """Keeps grpc.health.v1 true."""
+        while True:
+            for usable in (True, False):
+                await self._until(usable=usable)
+                await self.grpc.set_serving(usable)
+                _log.info("usable" if usable else "not_usable")

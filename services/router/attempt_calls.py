@@ -1,0 +1,165 @@
+"""The calls of one attempt: Reserve at decode, Prefill, and Cancel where it is given up.
+
+Owns the attempt's claim: it is released when decode's promise has ended, which is at a normal
+end at once, and otherwise when decode has answered the cancel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
+from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest
+from baton.v1.types_pb2 import Attempt, Limits
+from services.common.errors import from_grpc
+from services.router.follow import attach
+
+if TYPE_CHECKING:
+    from baton.v1.decode_pb2 import Ticket
+    from services.router.cancels import Cancels
+    from services.router.placement import Claim
+    from services.router.request import Request
+    from services.router.sequence import Sequence
+
+RESERVE_S = 5.0
+_GET_HANDOFF_S = 2.0
+# How long the end of an output waits for prefill to say what it shipped.
+_SETTLE_S = 2.0
+
+
+class AttemptCalls:
+    """One dispatch of one request. `start`, then read the sequence, then `finish` or `abandon`."""
+
+    def __init__(
+        self, request: Request, sequence: Sequence, claim: Claim, router_id: bytes, cancels: Cancels
+    ) -> None:
+        self._request = request
+        self._sequence = sequence
+        self._claim = claim
+        self._router_id = router_id
+        self._cancels = cancels
+        self._id = Attempt(request_id=request.id, number=sequence.attempt)
+        self._over = False
+        self._prefill: asyncio.Task[None] | None = None
+        # What prefill's call ended with, where it did not end well; cleared once looked into.
+        self.prefill_error: BatonError | None = None
+        self.handed_off: HandedOff | None = None
+
+    @property
+    def bytes_shipped(self) -> int:
+        """KV bytes that prefill says it sent."""
+        return self.handed_off.bytes_shipped if self.handed_off is not None else 0
+
+    async def reserve(self) -> Ticket:
+        """Has decode promise a slot; BatonError(OVERLOADED) where it has none."""
+        decode, emitted = self._claim.decode, len(self._sequence.emitted)
+        request = ReserveRequest(
+            attempt=self._id,
+            router_id=self._router_id,
+            token_count=len(self._request.prompt_ids) + emitted,
+            first_number=emitted,
+            max_tokens=self._request.max_tokens,
+            ttl_ms=int(self._remaining_s() * 1000),
+        )
+        decode.sequences[self._request.id] = self._sequence
+        try:
+            response = await decode.peer.decode.Reserve(request, timeout=RESERVE_S)
+        except grpc.aio.AioRpcError as error:
+            failure = from_grpc(error, decode.name)
+            if failure.kind is ErrorKind.UNAVAILABLE:
+                decode.unreachable()
+            raise failure from error
+        return response.ticket
+
+    def prefill(self, ticket: Ticket) -> None:
+        """Calls Prefill and reads its answers beside the way."""
+        request = PrefillRequest(
+            attempt=self._id,
+            token_ids=[*self._request.prompt_ids, *self._sequence.emitted],
+            prompt_length=len(self._request.prompt_ids),
+            sampling=self._request.sampling,
+            limits=Limits(max_tokens=self._request.max_tokens, stop_token_ids=self._request.stop_token_ids),
+            ticket=ticket,
+        )
+        self._prefill = asyncio.create_task(self._read_prefill(request))
+
+    async def went_on(self) -> bool:
+        """Prefill's stream broke: whether decode has the sequence all the same."""
+        if self._sequence.followed:
+            return True
+        request = GetHandoffRequest(attempt=self._id)
+        try:
+            response = await self._claim.decode.peer.decode.GetHandoff(request, timeout=_GET_HANDOFF_S)
+        except grpc.aio.AioRpcError:
+            return False
+        if response.state == TicketState.TICKET_STATE_ENDED:
+            # It ran to its end, or its ticket did: decode says which by replaying, or not.
+            return await attach(self._claim.decode, self._router_id, self._request.id, self._sequence)
+        return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
+
+    async def settle(self) -> None:
+        """Waits a little for prefill's call to end, which tells what it shipped."""
+        if self._prefill is not None and not self._prefill.done():
+            await asyncio.wait((self._prefill,), timeout=_SETTLE_S)
+
+    def refused(self) -> None:
+        """Decode had no room: nothing to cancel, and it is left alone for a moment."""
+        self._claim.decode.refused()
+        self.finish()
+
+    def finish(self) -> None:
+        """Decode's promise has ended by itself."""
+        self._stop_listening()
+        self._claim.release()
+
+    def abandon(self) -> None:
+        """Ends whatever of this attempt still runs, wherever it is. Never waits; nothing if over."""
+        if self._over:
+            return
+        self._stop_listening()
+        self._cancels.send(self._claim, self._id)
+
+    def _stop_listening(self) -> None:
+        self._over = True
+        if self._prefill is not None:
+            self._prefill.cancel()
+        self._claim.prefill_ended()
+        self._claim.decode.sequences.pop(self._request.id, None)
+
+    async def _read_prefill(self, request: PrefillRequest) -> None:
+        worker = self._claim.prefill
+        call = worker.peer.prefill.Prefill(request, timeout=self._remaining_s())
+        try:
+            async for response in call:
+                if response.HasField("first_token"):
+                    self._take_first(response.first_token)
+                else:
+                    self.handed_off = response.handed_off
+            if self.handed_off is None and not self._sequence.ending:
+                self.prefill_error = BatonError(ErrorKind.INTERNAL, f"{worker.name}: prefill ended early")
+        except grpc.aio.AioRpcError as error:
+            self._prefill_failed(from_grpc(error, worker.name))
+        finally:
+            call.cancel()
+            self._claim.prefill_ended()
+            self._sequence.wake()
+
+    def _prefill_failed(self, error: BatonError) -> None:
+        """Keeps new work from a prefill worker that is away or full."""
+        self.prefill_error = error
+        if error.kind is ErrorKind.UNAVAILABLE:
+            self._claim.prefill.unreachable()
+        elif error.kind is ErrorKind.OVERLOADED:
+            self._claim.prefill.refused()
+
+    def _take_first(self, first: FirstToken) -> None:
+        self._claim.prefill_ended()
+        self._sequence.accept(self._id.number, first.number, (first.token_id,), first.finish_reason)
+
+    def _remaining_s(self) -> float:
+        return max(0.001, self._request.deadline - asyncio.get_running_loop().time())

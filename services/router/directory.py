@@ -1,0 +1,112 @@
+"""Who is there: asks every configured address who it is, twice a second, and follows decoders.
+
+A changed incarnation is a new worker; the old one is lost. An address that does not answer gets
+no new work; what runs there goes on as long as its token stream does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from baton.v1.worker_pb2 import DescribeRequest
+from services.common.grpc_server import channel_options
+from services.common.logs import get_log
+from services.router.follow import follow
+from services.router.worker import Peer, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from baton.v1.worker_pb2 import DescribeResponse
+
+HEARTBEAT_S = 0.5
+_DESCRIBE_S = 2.0
+
+_log = get_log("directory")
+
+
+class Directory:
+    """The live workers by address; `on_change` is called whenever one may take more or less."""
+
+    def __init__(self, addresses: Sequence[str], router_id: bytes, on_change: Callable[[], None]) -> None:
+        self._router_id = router_id
+        self._on_change = on_change
+        self._addresses = tuple(dict.fromkeys(addresses))
+        self.peers: dict[str, Peer] = {}
+        self._workers: dict[str, Worker] = {}
+        self._heartbeats: list[asyncio.Task[None]] = []
+        # At most one an address.
+        self._follows: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def workers(self) -> list[Worker]:
+        """Every worker that is not lost, in the order of configuration."""
+        known = (self._workers.get(address) for address in self._addresses)
+        return [worker for worker in known if worker is not None and not worker.lost]
+
+    @property
+    def max_context_tokens(self) -> int | None:
+        """The shortest context of the live workers: what any pair can serve."""
+        return min((worker.described.max_context_tokens for worker in self.workers), default=None)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The smallest vocabulary of the live workers."""
+        return min((worker.described.vocab_size for worker in self.workers), default=None)
+
+    async def start(self) -> None:
+        """Opens the channels and begins the heartbeats."""
+        for address in self._addresses:
+            channel = grpc.aio.insecure_channel(address, options=channel_options())
+            self.peers[address] = Peer(address, channel)
+        self._heartbeats = [asyncio.create_task(self._watch(peer)) for peer in self.peers.values()]
+
+    async def stop(self) -> None:
+        """Ends heartbeats and streams, closes the channels."""
+        tasks = [*self._heartbeats, *self._follows.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for peer in self.peers.values():
+            await peer.channel.close(None)
+
+    async def _watch(self, peer: Peer) -> None:
+        while True:
+            worker = self._workers.get(peer.address)
+            claimed = worker.claimed_slots if worker is not None else 0
+            try:
+                described = await peer.worker.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
+            except grpc.aio.AioRpcError as error:
+                self._missed(worker, error)
+            else:
+                self._heard(peer, described, claimed)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _missed(self, worker: Worker | None, error: grpc.aio.AioRpcError) -> None:
+        if worker is not None and worker.reachable:
+            _log.warning("worker_silent", worker=worker.name, status=error.code().name)
+            worker.unreachable()
+
+    def _heard(self, peer: Peer, described: DescribeResponse, claimed: int) -> None:
+        worker = self._workers.get(peer.address)
+        if worker is not None and not worker.lost:
+            if worker.identity.incarnation == described.identity.incarnation:
+                worker.update(described, claimed)
+                return
+            worker.lose("it was started again")
+        self._welcome(peer, described)
+
+    def _welcome(self, peer: Peer, described: DescribeResponse) -> None:
+        worker = Worker(peer, described, self._on_change)
+        self._workers[peer.address] = worker
+        _log.info("worker_found", worker=worker.name, address=peer.address)
+        earlier = self._follows.pop(peer.address, None)
+        if earlier is not None:
+            earlier.cancel()
+        if worker.decodes:
+            self._follows[peer.address] = asyncio.create_task(follow(worker, self._router_id))
+        self._on_change()

@@ -1,0 +1,298 @@
+"""The life of a request in the router, from admission to its last token.
+
+ 1. ADMITTED      it takes a place in the waiting room, or is refused where that is full
+ 2. RESERVED      a pair has room in our counters, and decode promised a slot (Reserve)
+ 3. PREFILLING    prefill has request and ticket
+ 4. FIRST_TOKEN   prefill sampled the next token; the client sees it now
+ 5. HANDED_OFF    decode has the KV, says prefill's call or decode's own stream
+ 6. DECODING      decode's stream said something prefill had not
+ 7. ENDED         slot and counters are given back
+
+Steps 2 to 6 are one attempt. A worker that is lost, gives the sequence back (MOVED) or breaks a
+call costs the attempt, not the request: the next one prefills prompt and emitted ids elsewhere
+and goes on at the next number. Whatever ends an attempt early cancels its prefill call and tells
+decode, which is repeated beside the way until decode answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.router_pb2 import RequestTrace, Stage, StageTime, Usage
+from baton.v1.types_pb2 import FinishReason
+from services.common.logs import get_log
+from services.router.attempt_calls import AttemptCalls
+from services.router.outbox import Outbox
+from services.router.request import Finish
+from services.router.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from services.router.cancels import Cancels
+    from services.router.output_text import OutputText
+    from services.router.placement import Claim
+    from services.router.request import Request
+    from services.router.waiting_room import WaitingRoom
+
+# Failures that another attempt may not meet again.
+_WORTH_ANOTHER = frozenset(
+    {
+        ErrorKind.UNAVAILABLE,
+        ErrorKind.OVERLOADED,
+        ErrorKind.DEADLINE,
+        ErrorKind.CONFLICT,
+        ErrorKind.QUARANTINED,
+    }
+)
+
+_log = get_log("dispatch")
+
+
+class Dispatcher:
+    """Runs requests, each as a task of its own, so that a door that reads slowly holds up nothing."""
+
+    def __init__(self, room: WaitingRoom, cancels: Cancels, router_id: bytes, max_attempts: int) -> None:
+        self.room = room
+        self.cancels = cancels
+        self.router_id = router_id
+        self.max_attempts = max_attempts
+        # Bounded by the waiting room and the workers' slots.
+        self._lives: set[asyncio.Task[None]] = set()
+        self.draining = False
+
+    @property
+    def live(self) -> int:
+        """How many requests run or wait."""
+        return len(self._lives)
+
+    @contextlib.asynccontextmanager
+    async def run(self, request: Request, text: OutputText) -> AsyncIterator[Outbox]:
+        """Starts the request; leaving the context ends it, wherever it is.
+
+        Raises BatonError(UNAVAILABLE) while draining; later errors come through the outbox.
+        """
+        if self.draining:
+            raise BatonError(ErrorKind.UNAVAILABLE, "the router is shutting down")
+        life = Life(self, request, text)
+        task = asyncio.create_task(life.run())
+        self._lives.add(task)
+        task.add_done_callback(self._lives.discard)
+        try:
+            yield life.outbox
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes nothing new, lets requests end for `timeout_s`, cancels the rest at the workers."""
+        self.draining = True
+        if self._lives:
+            _, late = await asyncio.wait(self._lives, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        await self.cancels.drain(timeout_s=5.0)
+
+
+class Life:
+    """One request. `run` never raises but for its own cancellation: errors go to the outbox."""
+
+    def __init__(self, owner: Dispatcher, request: Request, text: OutputText) -> None:
+        self._owner = owner
+        self._request = request
+        self._text = text
+        # Its place in the order of arrival, kept from attempt to attempt.
+        self._place_number: int | None = None
+        self._calls: AttemptCalls | None = None
+        self._sequence = Sequence(request.max_tokens)
+        self._shown = 0
+        self._failures = 0
+        self._emitted_at_move = -1
+        self._bytes_shipped = 0
+        self._pair = ("", "")
+        self._stages: dict[Stage.ValueType, int] = {}
+        self.outbox = Outbox()
+
+    async def run(self) -> None:
+        """Attempts until one comes to the output's end."""
+        self._mark(Stage.STAGE_ADMITTED)
+        try:
+            async with asyncio.timeout_at(self._request.deadline):
+                while not await self._attempt():
+                    pass
+        except TimeoutError:
+            self._fail(BatonError(ErrorKind.DEADLINE, "the request's deadline passed"))
+        except BatonError as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            self._fail(BatonError(ErrorKind.UNAVAILABLE, "the request was cancelled"))
+            raise
+        except Exception as error:  # a fault of ours must not leave a client waiting for ever
+            _log.exception("life_failed", request=self._request.id.hex())
+            self._fail(BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}"))
+
+    async def _attempt(self) -> bool:
+        """One dispatch; False where another is due. Whatever happens, nothing of it is left behind."""
+        self._sequence.begin(self._sequence.attempt + 1)
+        try:
+            calls = self._calls = await self._place()
+            try:
+                return await self._follow_output(calls)
+            finally:
+                calls.abandon()
+                self._bytes_shipped += calls.bytes_shipped
+                self._calls = None
+        except BatonError as error:
+            self._count_failure(error)
+            return self._complete()
+
+    async def _place(self) -> AttemptCalls:
+        """Waits for a pair that takes this attempt, reserves there and starts prefill."""
+        owner, until = self._owner, asyncio.get_running_loop().time() + self._owner.room.timeout_s
+        while True:
+            claim = await self._claim(until)
+            calls = AttemptCalls(self._request, self._sequence, claim, owner.router_id, owner.cancels)
+            try:
+                ticket = await calls.reserve()
+            except BaseException as error:
+                if isinstance(error, BatonError) and error.kind is ErrorKind.OVERLOADED:
+                    calls.refused()
+                    continue
+                calls.abandon()
+                raise
+            self._mark(Stage.STAGE_RESERVED)
+            calls.prefill(ticket)
+            self._mark(Stage.STAGE_PREFILLING)
+            self._pair = (claim.prefill.name, claim.decode.name)
+            return calls
+
+    async def _claim(self, until: float) -> Claim:
+        tokens = len(self._request.prompt_ids) + len(self._sequence.emitted)
+        left = self._request.max_tokens - len(self._sequence.emitted)
+        place, self._place_number = self._place_number, self._place_number or self._owner.room.next_place()
+        fresh = place is None
+        return await self._owner.room.claim(self._place_number, tokens, left, until, fresh=fresh)
+
+    async def _follow_output(self, calls: AttemptCalls) -> bool:
+        """Shows tokens as they come; True at the output's end, False where the sequence was moved."""
+        sequence = self._sequence
+        while True:
+            self._show()
+            if self._text.stopped:
+                self._end(Finish.STOP)
+                return True
+            if sequence.fault is not None:
+                raise sequence.fault
+            if sequence.ending:
+                return await self._ended(calls)
+            if sequence.lost is not None:
+                raise sequence.lost
+            if calls.prefill_error is not None:
+                await self._look_into(calls)
+                continue
+            if calls.handed_off is not None:
+                self._mark(Stage.STAGE_HANDED_OFF)
+            await sequence.changed()
+
+    def _show(self) -> None:
+        """Gives what is new to the client, up to the token that completes a stop string."""
+        sequence = self._sequence
+        if sequence.emitted:
+            self._mark(Stage.STAGE_FIRST_TOKEN)
+        if sequence.followed:
+            self._mark(Stage.STAGE_HANDED_OFF)
+        if sequence.decoding:
+            self._mark(Stage.STAGE_DECODING)
+        while self._shown < len(sequence.emitted) and not self._text.stopped:
+            token_id = sequence.emitted[self._shown]
+            self._shown += 1
+            self.outbox.put(token_id, self._text.push(token_id))
+
+    async def _ended(self, calls: AttemptCalls) -> bool:
+        ending = self._sequence.ending
+        if ending == FinishReason.FINISH_REASON_MOVED:
+            calls.finish()
+            self._count_move()
+            return self._complete()
+        if ending not in (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH):
+            raise BatonError(ErrorKind.UNAVAILABLE, "the worker dropped the sequence")
+        await calls.settle()
+        if calls.handed_off is not None:
+            self._mark(Stage.STAGE_HANDED_OFF)
+        calls.finish()
+        self._end(Finish(ending))
+        return True
+
+    async def _look_into(self, calls: AttemptCalls) -> None:
+        """Prefill's call failed: goes on where decode has the sequence, else raises the reason."""
+        error, calls.prefill_error = calls.prefill_error, None
+        assert error is not None
+        if error.kind not in _WORTH_ANOTHER or not await calls.went_on():
+            raise error
+
+    def _count_failure(self, error: BatonError) -> None:
+        """Raises where another attempt would be one too many, or as useless as this one."""
+        if error.kind not in _WORTH_ANOTHER:
+            raise error
+        self._failures += 1
+        _log.warning(
+            "attempt_failed",
+            request=self._request.id.hex(),
+            attempt=self._sequence.attempt,
+            kind=error.kind.name,
+            reason=error.message,
+        )
+        if self._failures >= self._owner.max_attempts:
+            message = f"gave up after {self._failures} attempts: {error.message}"
+            raise BatonError(ErrorKind.UNAVAILABLE, message) from error
+
+    def _count_move(self) -> None:
+        """A move costs no attempt as long as tokens came since the last one."""
+        emitted = len(self._sequence.emitted)
+        if emitted == self._emitted_at_move:
+            self._count_failure(BatonError(ErrorKind.UNAVAILABLE, "moved without a token"))
+        self._emitted_at_move = emitted
+
+    def _complete(self) -> bool:
+        """Ends an output whose last token came but not the word that it was the last."""
+        self._show()
+        emitted = self._sequence.emitted
+        if self._text.stopped or (emitted and emitted[-1] in self._request.stop_token_ids):
+            self._end(Finish.STOP)
+        elif len(emitted) >= self._request.max_tokens:
+            self._end(Finish.LENGTH)
+        else:
+            return False
+        return True
+
+    def _end(self, finish: Finish) -> None:
+        rest = self._text.finish()
+        self._mark(Stage.STAGE_ENDED)
+        usage = Usage(prompt_tokens=len(self._request.prompt_ids), completion_tokens=self._shown)
+        self.outbox.end(rest, finish, usage, self._trace())
+
+    def _trace(self) -> RequestTrace:
+        prefill, decode = self._pair
+        shipped = self._bytes_shipped + (self._calls.bytes_shipped if self._calls is not None else 0)
+        stages = [StageTime(stage=stage, offset_ns=offset) for stage, offset in sorted(self._stages.items())]
+        return RequestTrace(
+            prefill_worker=prefill,
+            decode_worker=decode,
+            attempts=self._sequence.attempt,
+            kv_bytes_shipped=shipped,
+            seed=self._request.sampling.seed,
+            stages=stages,
+        )
+
+    def _mark(self, stage: Stage.ValueType) -> None:
+        """Notes when a stage was first reached, in nanoseconds since the request arrived."""
+        self._stages.setdefault(stage, time.monotonic_ns() - self._request.arrived_ns)
+
+    def _fail(self, error: BatonError) -> None:
+        error.tokens_sent = self._shown > 0
+        self.outbox.fail(error)

@@ -1,0 +1,93 @@
+"""Holds open the stream on which a decode worker sends its tokens: one task a worker.
+
+When it breaks it is opened again, and each sequence asks to have its output again from the
+next number on (Attach). A worker whose stream stays away for `FOLLOW_GRACE_S` is lost: that is
+how long its tickets live without us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from baton.v1.decode_pb2 import AttachRequest, FollowRequest
+from baton.v1.types_pb2 import Attempt
+from services.common.errors import from_grpc
+from services.common.logs import get_log
+
+if TYPE_CHECKING:
+    from services.router.sequence import Sequence
+    from services.router.worker import Worker
+
+FOLLOW_GRACE_S = 2.0
+_OPEN_S = 2.0
+_ATTACH_S = 2.0
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+_log = get_log("follow")
+
+
+async def follow(worker: Worker, router_id: bytes) -> None:
+    """Delivers the worker's tokens until it is lost; cancel it to stop."""
+    loop = asyncio.get_running_loop()
+    heard = loop.time()
+    pause = _FIRST_PAUSE_S
+    while not worker.lost:
+        try:
+            await _follow_once(worker, router_id)
+        except (grpc.RpcError, TimeoutError) as error:
+            _log.warning("follow_broke", worker=worker.name, error=type(error).__name__)
+        finally:
+            if worker.following:
+                heard, pause = loop.time(), _FIRST_PAUSE_S
+                worker.set_following(False)
+                _expect_replay(worker)
+        if loop.time() - heard > FOLLOW_GRACE_S:
+            worker.lose("its token stream stayed away")
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def _follow_once(worker: Worker, router_id: bytes) -> None:
+    """One stream, from its opening to its end. Its initial metadata says that it is open."""
+    call = worker.peer.decode.Follow(FollowRequest(router_id=router_id))
+    replay: asyncio.Task[None] | None = None
+    try:
+        async with asyncio.timeout(_OPEN_S):
+            await call.wait_for_connection()
+        worker.set_following(True)
+        replay = asyncio.create_task(_replay(worker, router_id))
+        async for response in call:
+            worker.deliver(response)
+    finally:
+        call.cancel()
+        if replay is not None:
+            replay.cancel()
+
+
+def _expect_replay(worker: Worker) -> None:
+    for sequence in worker.sequences.values():
+        sequence.replaying = True
+
+
+async def _replay(worker: Worker, router_id: bytes) -> None:
+    """Has each sequence sent again from its next number; at the first opening there is none."""
+    waiting = [(key, sequence) for key, sequence in worker.sequences.items() if sequence.replaying]
+    await asyncio.gather(*(attach(worker, router_id, key, sequence) for key, sequence in waiting))
+
+
+async def attach(worker: Worker, router_id: bytes, request_id: bytes, sequence: Sequence) -> bool:
+    """Asks for a sequence's output from its next number on; a refusal means the attempt is lost."""
+    attempt = Attempt(request_id=request_id, number=sequence.attempt)
+    request = AttachRequest(router_id=router_id, attempt=attempt, next_number=len(sequence.emitted))
+    try:
+        await worker.peer.decode.Attach(request, timeout=_ATTACH_S)
+    except grpc.aio.AioRpcError as error:
+        if sequence.attempt == attempt.number:
+            sequence.lose(from_grpc(error, worker.name))
+        return False
+    return True

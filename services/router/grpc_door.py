@@ -1,0 +1,152 @@
+"""The gRPC door: RouterService."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError, Message
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.router_pb2 import (
+    DESCRIPTOR,
+    AuditClusterRequest,
+    AuditClusterResponse,
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    WorkerAudit,
+)
+from baton.v1.types_pb2 import FinishReason
+from baton.v1.worker_pb2 import GetAuditRequest
+from services.common.errors import FieldError, abort, from_grpc
+from services.router.request import Asked, ChatTurn
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from services.router.directory import Directory
+    from services.router.request import Delta
+    from services.router.service import Service
+    from services.router.worker import Peer
+
+SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
+_AUDIT_S = 5.0
+
+Context = grpc.aio.ServicerContext[Any, Any]
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class GrpcDoor:
+    """Answers RouterService; parses messages itself, so that broken bytes are INVALID_ARGUMENT."""
+
+    def __init__(self, service: Service, directory: Directory) -> None:
+        self._service = service
+        self._directory = directory
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Puts the service on a server that has not started."""
+        handlers = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.generate, response_serializer=GenerateResponse.SerializeToString
+            ),
+            "ListModels": grpc.unary_unary_rpc_method_handler(
+                self.list_models, response_serializer=ListModelsResponse.SerializeToString
+            ),
+            "AuditCluster": grpc.unary_unary_rpc_method_handler(
+                self.audit_cluster, response_serializer=AuditClusterResponse.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    async def generate(self, data: bytes, context: Context) -> AsyncIterator[GenerateResponse]:
+        """Streams one request; the call's end, whoever ends it, is the request's end."""
+        try:
+            asked = to_asked(_parse(GenerateRequest, data))
+            request = await self._service.admit(asked, context.time_remaining())
+            async with self._service.run(request) as outbox:
+                async for delta in outbox.deltas():
+                    yield to_response(request.id, delta)
+        except BatonError as error:
+            await abort(context, error)
+
+    async def list_models(self, data: bytes, context: Context) -> ListModelsResponse:
+        """The one model that is served here."""
+        try:
+            _parse(ListModelsRequest, data)
+        except BatonError as error:
+            await abort(context, error)
+        intake = self._service.intake
+        return ListModelsResponse(
+            models=[Model(id=intake.served_name, max_context_tokens=intake.max_context_tokens)]
+        )
+
+    async def audit_cluster(self, data: bytes, context: Context) -> AuditClusterResponse:
+        """Asks every configured address; one that does not answer in time has an error instead."""
+        try:
+            _parse(AuditClusterRequest, data)
+        except BatonError as error:
+            await abort(context, error)
+        audits = await asyncio.gather(*(self._audit(peer) for peer in self._directory.peers.values()))
+        return AuditClusterResponse(workers=audits)
+
+    async def _audit(self, peer: Peer) -> WorkerAudit:
+        known = {worker.peer.address: worker.identity for worker in self._directory.workers}
+        audit = WorkerAudit(address=peer.address, identity=known.get(peer.address))
+        try:
+            response = await peer.worker.GetAudit(GetAuditRequest(), timeout=_AUDIT_S)
+        except grpc.aio.AioRpcError as error:
+            audit.error = from_grpc(error, peer.address).message
+        else:
+            audit.audit.CopyFrom(response.audit)
+        return audit
+
+
+def to_asked(request: GenerateRequest) -> Asked:
+    """The message in the validator's words; FieldError for what is not supported yet."""
+    if request.HasField("logprobs"):
+        raise FieldError("logprobs is not supported yet", param="logprobs")
+    prompt = request.WhichOneof("prompt")
+    if prompt is None:
+        raise FieldError("the prompt is empty", param="prompt")
+    turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
+    return Asked(
+        model=request.model,
+        text=request.text if prompt == "text" else None,
+        token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
+        chat=turns if prompt == "chat" else None,
+        temperature=request.temperature if request.HasField("temperature") else None,
+        top_k=request.top_k if request.HasField("top_k") else None,
+        top_p=request.top_p if request.HasField("top_p") else None,
+        seed=request.seed if request.HasField("seed") else None,
+        max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+        stop_token_ids=tuple(request.stop_token_ids),
+        stop=tuple(request.stop),
+        ignore_eos=request.ignore_eos,
+        skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else None,
+    )
+
+
+def to_response(request_id: bytes, delta: Delta) -> GenerateResponse:
+    """One delta as a message of the stream."""
+    reason = delta.finish.value if delta.finish is not None else FinishReason.FINISH_REASON_UNSPECIFIED
+    return GenerateResponse(
+        request_id=request_id,
+        first_number=delta.first_number,
+        token_ids=delta.token_ids,
+        text=delta.text,
+        finish_reason=reason,
+        usage=delta.usage,
+        trace=delta.trace,
+    )
+
+
+def _parse(message: type[MessageT], data: bytes) -> MessageT:
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise BatonError(ErrorKind.INVALID, f"not a {message.DESCRIPTOR.name} message") from error

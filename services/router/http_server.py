@@ -1,0 +1,57 @@
+"""Uvicorn on the router's own loop, without its signal handlers: the parent protocol has those."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from services.common.grpc_server import bind_socket, join_address
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    from starlette.applications import Starlette
+
+_START_POLL_S = 0.005
+_GRACE_S = 2
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves one application on one socket."""
+
+    def __init__(self, app: Starlette) -> None:
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S
+        )
+        self._server = _Server(config)
+        self._socket: socket.socket | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    def bind(self, host: str, port: int) -> str:
+        """Takes the port; returns `host:port`. BatonError(INVALID) where it is in use."""
+        self._socket = bind_socket(host, port)
+        return join_address(host, self._socket.getsockname()[1])
+
+    async def start(self) -> None:
+        """Serves; returns once connections are answered."""
+        assert self._socket is not None
+        self._serving = asyncio.create_task(self._server.serve([self._socket]))
+        # Uvicorn offers a flag and no event; this takes one turn of the loop or two.
+        while not (self._server.started or self._serving.done()):  # noqa: ASYNC110
+            await asyncio.sleep(_START_POLL_S)
+
+    async def stop(self) -> None:
+        """Stops listening, lets answers that run end for a moment, closes the rest."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await self._serving

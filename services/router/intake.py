@@ -1,0 +1,86 @@
+"""From what a client asked to a request that may run: checked, tokenised, seeded."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING
+
+from services.common.errors import FieldError
+from services.router import validate
+from services.router.output_text import OutputText
+from services.router.request import Request
+
+if TYPE_CHECKING:
+    from services.router.directory import Directory
+    from services.router.model_info import ModelInfo
+    from services.router.request import Asked
+    from services.router.text_pool import TextPool
+
+
+class Intake:
+    """Both doors bring their requests here, and only here."""
+
+    def __init__(
+        self, served_name: str, info: ModelInfo, pool: TextPool, directory: Directory, timeout_s: float
+    ) -> None:
+        self.served_name = served_name
+        self._info = info
+        self._pool = pool
+        self._directory = directory
+        self._timeout_s = timeout_s
+
+    @property
+    def max_context_tokens(self) -> int:
+        """What prompt and output must fit: the model's limit, or the workers' where that is less."""
+        return min(self._info.max_context_tokens, self._directory.max_context_tokens or _NO_LIMIT)
+
+    @property
+    def _vocab_size(self) -> int:
+        return min(self._info.vocab_size, self._directory.vocab_size or _NO_LIMIT)
+
+    async def admit(self, asked: Asked, arrived_ns: int, remaining_s: float | None) -> Request:
+        """Judges and tokenises; `remaining_s` is the client's own deadline.
+
+        Raises FieldError for whatever may not run, BatonError(OVERLOADED) where too many tokenise.
+        """
+        life_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
+        deadline = asyncio.get_running_loop().time() + life_s
+        validate.check_model(asked, self.served_name)
+        vocab_size = self._vocab_size
+        sampling = validate.check_sampling(asked, vocab_size)
+        stop_token_ids = validate.check_stop_ids(asked, self._info.eos_token_ids, vocab_size)
+        stop = validate.check_stop_strings(asked)
+        prompt_ids = validate.check_token_ids("prompt", await self._prompt_ids(asked), vocab_size)
+        max_tokens = validate.check_max_tokens(asked, len(prompt_ids), self.max_context_tokens)
+        return Request(
+            id=secrets.token_bytes(16),
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_token_ids,
+            stop=stop,
+            skip_special_tokens=asked.skip_special_tokens is not False,
+            arrived_ns=arrived_ns,
+            deadline=deadline,
+        )
+
+    def output_text(self, request: Request) -> OutputText:
+        """The text side of a request's output."""
+        skip = request.skip_special_tokens
+        detokenizer = self._pool.detokenizer(request.prompt_ids, skip_special_tokens=skip)
+        return OutputText(request, detokenizer)
+
+    async def _prompt_ids(self, asked: Asked) -> tuple[int, ...]:
+        if asked.token_ids is not None:
+            return asked.token_ids
+        if asked.chat is not None:
+            if not asked.chat:
+                raise FieldError("messages must not be empty", param="messages")
+            return await self._pool.encode_chat(asked.chat)
+        if not asked.text:
+            raise FieldError("the prompt is empty", param="prompt")
+        return await self._pool.encode_text(asked.text)
+
+
+_NO_LIMIT = 2**62

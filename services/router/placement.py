@@ -1,0 +1,86 @@
+"""Which pair serves a request: the emptiest decode worker and, for it, the idlest prefill worker.
+
+Decode credits gate prefill: a request is placed only where a slot is free and where the prefill
+worker will come to it soon, so that no slot waits long for its first token.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from services.router.directory import Directory
+    from services.router.worker import Worker
+
+
+class Claim:
+    """A pair's promise in our own counters; whoever holds it calls `release` when the worker's
+    promise has ended too. Every method may be called again without effect."""
+
+    def __init__(self, prefill: Worker, decode: Worker, tokens: int, promised: int) -> None:
+        self.prefill = prefill
+        self.decode = decode
+        self._tokens = tokens
+        self._promised = promised
+        self._released = False
+        prefill.queued_tokens += tokens
+        decode.claimed_slots += 1
+        decode.promised_tokens += promised
+
+    def prefill_ended(self) -> None:
+        """Prefill has computed these tokens, or never will."""
+        tokens, self._tokens = self._tokens, 0
+        self.prefill.queued_tokens -= tokens
+        if tokens:
+            self.prefill.changed()
+
+    def release(self) -> None:
+        """The slot is free again."""
+        self.prefill_ended()
+        if not self._released:
+            self._released = True
+            self.decode.claimed_slots -= 1
+            self.decode.promised_tokens -= self._promised
+            self.decode.changed()
+
+
+class Placement:
+    """Chooses by our own live counters, corrected by heartbeats."""
+
+    def __init__(self, directory: Directory, prefill_ahead_tokens: int) -> None:
+        self._directory = directory
+        self._ahead = prefill_ahead_tokens
+
+    def usable(self) -> bool:
+        """Whether some pair would serve a request, now or when it has room."""
+        return any(
+            worker.alive and worker.decodes and self._prefills(worker) for worker in self._directory.workers
+        )
+
+    def pick(self, tokens: int, max_tokens: int) -> Claim | None:
+        """Claims the best pair with room for `tokens` to prefill, or None where there is none."""
+        for decode in sorted(self._directory.workers, key=_emptiest_first):
+            if not (decode.decodes and decode.asks_for_work and decode.free_slots > 0):
+                continue
+            idle = [worker for worker in self._prefills(decode) if self._starts_soon(worker)]
+            if idle:
+                prefill = min(idle, key=lambda worker: worker.queued_tokens)
+                return Claim(prefill, decode, tokens, tokens + max_tokens)
+        return None
+
+    def _prefills(self, decode: Worker) -> list[Worker]:
+        if decode.prefills_itself:
+            return [decode]
+        fingerprint = decode.described.fingerprint
+        return [
+            worker
+            for worker in self._directory.workers
+            if worker.prefills_for_others and worker.alive and worker.described.fingerprint == fingerprint
+        ]
+
+    def _starts_soon(self, worker: Worker) -> bool:
+        return worker.asks_for_work and worker.queued_tokens < self._ahead
+
+
+def _emptiest_first(worker: Worker) -> tuple[int, int]:
+    return (-worker.free_slots, worker.promised_tokens)

@@ -1,0 +1,96 @@
+"""What the router knows of a running request's output: emitted ids, and how the attempt fares.
+
+Two streams report to it, prefill's and decode's; both say the number of each token, so what was
+heard twice is dropped and what is missing is noticed. Only the attempt that runs is listened to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.types_pb2 import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Ids
+
+
+class Sequence:
+    """Written by stream readers (never blocking them), read by the request's own task.
+
+    `emitted` is bounded by the request's max_tokens: a longer output is an error of the worker.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._changed = asyncio.Event()
+        self.emitted: list[int] = []
+        self.begin(0)
+
+    def begin(self, attempt: int) -> None:
+        """From now on listens to this attempt; what earlier ones emitted stays."""
+        self.attempt = attempt
+        # How this attempt ended, as its worker says; UNSPECIFIED while it runs.
+        self.ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED
+        # A broken promise of a worker: the request fails.
+        self.fault: BatonError | None = None
+        # The attempt is gone; another may go on.
+        self.lost: BatonError | None = None
+        # Decode has spoken of this attempt, so its handoff was committed.
+        self.followed = False
+        # Decode has said something prefill had not.
+        self.decoding = False
+        # After a broken Follow stream a gap is dropped until the replay it asked for comes.
+        self.replaying = False
+
+    def accept(
+        self, attempt: int, first_number: int, token_ids: Ids[int], ending: FinishReason.ValueType
+    ) -> None:
+        """Takes numbered tokens; drops what is known, faults on a gap or a contradiction."""
+        if attempt != self.attempt or self.fault is not None:
+            return
+        known = len(self.emitted)
+        if first_number > known:
+            if not self.replaying:
+                self._fail(f"tokens {known} to {first_number - 1} never came")
+            return
+        self.replaying = False
+        repeated = min(known - first_number, len(token_ids))
+        if self.emitted[first_number : first_number + repeated] != list(token_ids[:repeated]):
+            self._fail(f"token {first_number} came twice and differs")
+            return
+        self.emitted.extend(token_ids[repeated:])
+        if len(self.emitted) > self._max_tokens:
+            self._fail(f"more than {self._max_tokens} tokens came")
+            return
+        if ending:
+            self.ending = ending
+        self.wake()
+
+    def accept_decoded(
+        self, attempt: int, first_number: int, token_ids: Ids[int], ending: FinishReason.ValueType
+    ) -> None:
+        """`accept` for what decode's stream says."""
+        if attempt == self.attempt:
+            self.followed = True
+            self.decoding |= first_number + len(token_ids) > len(self.emitted)
+        self.accept(attempt, first_number, token_ids, ending)
+
+    def lose(self, error: BatonError) -> None:
+        """The worker that held the running attempt is gone."""
+        self.lost = self.lost or error
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets the request's task look again."""
+        self._changed.set()
+
+    async def changed(self) -> None:
+        """Waits for the next report; the caller's deadline applies."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def _fail(self, message: str) -> None:
+        self.fault = BatonError(ErrorKind.INTERNAL, f"attempt {self.attempt}: {message}")
+        self.wake()

@@ -1,0 +1,374 @@
+# ruff: noqa: N802 (gRPC names its methods so)
+"""Workers without an engine: real gRPC servers, an arithmetic model anybody can compute by hand.
+
+    next_token(ids) = (31 * sum((i + 1) * id_i) + 17) mod vocabulary
+
+A `FakeWorker` plays prefill, decode or both. `Behaviour` makes it fail in a chosen way, a chosen
+number of times. `ledger` counts what is held: everything in it is 0 when nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
+from baton.v1.decode_pb2 import TicketState
+from baton.v1.types_pb2 import Attempt, FinishReason, WorkerIdentity, WorkerRole
+from services.common.grpc_server import GrpcServer
+
+VOCAB = 320
+STEP_S = 0.001
+BYTES_PER_TOKEN = 64
+
+
+def next_token(ids: Sequence[int], vocab: int = VOCAB) -> int:
+    """The model."""
+    return (31 * sum((index + 1) * token for index, token in enumerate(ids)) + 17) % vocab
+
+
+def expected(prompt: Sequence[int], count: int) -> list[int]:
+    """The first `count` tokens after `prompt`."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+@dataclass
+class Behaviour:
+    """What goes wrong, and how many times it still will; 0 and None mean never."""
+
+    refuse_reserves: int = 0
+    # Prefill's stream breaks at this place ("start", "first", "committed") with this status.
+    break_prefills: int = 0
+    break_at: str = "start"
+    break_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    prefill_s: float = 0.0
+    handoff_s: float = 0.0
+    reserve_s: float = 0.0
+    step_s: float = STEP_S
+    # Gives a sequence back once it has this many tokens, `moves` times.
+    moves: int = 0
+    move_at: int = 4
+    # Drops a Follow stream after so many messages, `follow_drops` times; what was sent last is lost.
+    follow_drops: int = 0
+    drop_after: int = 3
+    # Sends everything from the start again with each message.
+    repeat_all: bool = False
+    # Leaves out the token with this number.
+    skip_number: int | None = None
+    # Sends another token when it repeats this number.
+    contradict: bool = False
+    draining: bool = False
+    send_metadata: bool = True
+
+
+@dataclass
+class Ticketed:
+    """One attempt at its decode worker, from Reserve to its end."""
+
+    attempt: Attempt
+    router_id: bytes
+    state: TicketState.ValueType = TicketState.TICKET_STATE_RESERVED
+    ids: list[int] = field(default_factory=list)
+    prompt_length: int = 0
+    max_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    # Number of the first token that the router has not been sent.
+    watermark: int = 0
+    ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED
+    ending_sent: bool = False
+
+    @property
+    def emitted(self) -> list[int]:
+        """The output so far, earlier attempts' tokens included."""
+        return self.ids[self.prompt_length :]
+
+    @property
+    def live(self) -> bool:
+        """Whether it holds a slot."""
+        return self.state != TicketState.TICKET_STATE_ENDED
+
+
+class FakeWorker(
+    worker_pb2_grpc.WorkerServiceServicer,
+    prefill_pb2_grpc.PrefillServiceServicer,
+    decode_pb2_grpc.DecodeServiceServicer,
+):
+    """One worker; `async with` runs it."""
+
+    def __init__(
+        self,
+        name: str,
+        role: WorkerRole.ValueType,
+        cluster: FakeCluster,
+        slots: int = 8,
+        fingerprint: bytes = b"same",
+        max_context: int = 256,
+    ) -> None:
+        self.identity = WorkerIdentity(name=name, incarnation=secrets.token_bytes(16), role=role)
+        self.cluster = cluster
+        self.slots = slots
+        self.fingerprint = fingerprint
+        self.max_context = max_context
+        self.behaviour = Behaviour()
+        self.address = ""
+        self.tickets: dict[bytes, Ticketed] = {}
+        self.tombstones: set[tuple[bytes, int]] = set()
+        self.running_prefills = 0
+        self.prompts: list[list[int]] = []
+        self.reserves: list[decode_pb2.ReserveRequest] = []
+        self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
+        self.attaches = 0
+        self.cancels = 0
+        self.most_slots_used = 0
+        self.follows_opened = 0
+        self._followers: dict[bytes, int] = {}
+        self._step = asyncio.Condition()
+        self._steps = 0
+
+    @contextlib.asynccontextmanager
+    async def serving(self, port: int = 0) -> AsyncIterator[FakeWorker]:
+        """Runs the worker until the context ends."""
+        server = GrpcServer(["baton.v1.WorkerService"])
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, server.server)
+        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self, server.server)
+        decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server.server)
+        self.address = await server.start("127.0.0.1", port)
+        self.cluster.workers[self.identity.name] = self
+        stepping = asyncio.create_task(self._run_steps())
+        try:
+            yield self
+        finally:
+            stepping.cancel()
+            await asyncio.gather(stepping, return_exceptions=True)
+            await server.stop(0)
+
+    @property
+    def used_slots(self) -> int:
+        """Slots that tickets hold."""
+        return sum(ticket.live for ticket in self.tickets.values())
+
+    def ledger(self) -> dict[str, int]:
+        """What is held now."""
+        return {"slots": self.used_slots, "prefills": self.running_prefills}
+
+    # WorkerService
+
+    async def Describe(
+        self, request: worker_pb2.DescribeRequest, context: Any
+    ) -> worker_pb2.DescribeResponse:
+        return worker_pb2.DescribeResponse(
+            identity=self.identity,
+            fingerprint=self.fingerprint,
+            max_context_tokens=self.max_context,
+            vocab_size=VOCAB,
+            load=worker_pb2.Load(slots=self.slots, free_slots=self.slots - self.used_slots),
+            draining=self.behaviour.draining,
+        )
+
+    async def GetAudit(
+        self, request: worker_pb2.GetAuditRequest, context: Any
+    ) -> worker_pb2.GetAuditResponse:
+        return worker_pb2.GetAuditResponse(audit=worker_pb2.Audit(prompts_run=len(self.prompts)))
+
+    # DecodeService
+
+    async def Reserve(self, request: decode_pb2.ReserveRequest, context: Any) -> decode_pb2.ReserveResponse:
+        self.reserves.append(request)
+        key = request.attempt.request_id
+        await asyncio.sleep(self.behaviour.reserve_s)
+        if self.behaviour.refuse_reserves > 0 or self.used_slots >= self.slots:
+            self.behaviour.refuse_reserves -= 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
+        if (key, request.attempt.number) in self.tombstones:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
+        if request.router_id not in self._followers:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no Follow stream of this router")
+        self.tickets[key] = Ticketed(request.attempt, request.router_id, watermark=request.first_number)
+        self.most_slots_used = max(self.most_slots_used, self.used_slots)
+        body = decode_pb2.TicketBody(attempt=request.attempt, issuer=self.identity)
+        return decode_pb2.ReserveResponse(ticket=decode_pb2.Ticket(body=body.SerializeToString()))
+
+    async def Follow(
+        self, request: decode_pb2.FollowRequest, context: Any
+    ) -> AsyncIterator[decode_pb2.FollowResponse]:
+        self.follows_opened += 1
+        mine = self._followers[request.router_id] = self.follows_opened
+        if self.behaviour.send_metadata:
+            await context.send_initial_metadata(())
+        sent = 0
+        while self._followers[request.router_id] == mine:
+            outputs = self._outputs(request.router_id)
+            if outputs:
+                sent += 1
+                if self.behaviour.follow_drops > 0 and sent > self.behaviour.drop_after:
+                    self.behaviour.follow_drops -= 1
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "stream dropped")
+                yield decode_pb2.FollowResponse(step=self._steps, outputs=outputs)
+            async with self._step:
+                await self._step.wait()
+
+    async def Attach(self, request: decode_pb2.AttachRequest, context: Any) -> decode_pb2.AttachResponse:
+        self.attaches += 1
+        ticket = self.tickets.get(request.attempt.request_id)
+        if ticket is None or ticket.attempt.number != request.attempt.number:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such sequence")
+        assert ticket is not None
+        ticket.router_id = request.router_id
+        ticket.watermark = request.next_number
+        ticket.ending_sent = False
+        return decode_pb2.AttachResponse()
+
+    async def Cancel(self, request: decode_pb2.CancelRequest, context: Any) -> decode_pb2.CancelResponse:
+        self.cancels += 1
+        self.tombstones.add((request.attempt.request_id, request.attempt.number))
+        ticket = self.tickets.get(request.attempt.request_id)
+        if ticket is not None and ticket.attempt.number == request.attempt.number:
+            del self.tickets[request.attempt.request_id]
+        return decode_pb2.CancelResponse()
+
+    async def GetHandoff(
+        self, request: decode_pb2.GetHandoffRequest, context: Any
+    ) -> decode_pb2.GetHandoffResponse:
+        ticket = self.tickets.get(request.attempt.request_id)
+        if ticket is None or ticket.attempt.number != request.attempt.number:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such attempt")
+        assert ticket is not None
+        return decode_pb2.GetHandoffResponse(state=ticket.state)
+
+    def commit(self, request: prefill_pb2.PrefillRequest, first: int) -> bool:
+        """A handoff arrived; False where its ticket is gone."""
+        ticket = self.tickets.get(request.attempt.request_id)
+        if ticket is None or ticket.attempt.number != request.attempt.number:
+            return False
+        ticket.ids = [*request.token_ids, first]
+        ticket.prompt_length = request.prompt_length
+        ticket.max_tokens = request.limits.max_tokens
+        ticket.stop_ids = frozenset(request.limits.stop_token_ids)
+        ticket.state = TicketState.TICKET_STATE_ACTIVE
+        return True
+
+    def release(self, attempt: Attempt) -> None:
+        """The first token ended the request."""
+        self.tickets.pop(attempt.request_id, None)
+
+    async def _run_steps(self) -> None:
+        while True:
+            await asyncio.sleep(self.behaviour.step_s)
+            self._steps += 1
+            for ticket in self.tickets.values():
+                if ticket.state == TicketState.TICKET_STATE_ACTIVE:
+                    self._advance(ticket)
+            async with self._step:
+                self._step.notify_all()
+
+    def _advance(self, ticket: Ticketed) -> None:
+        if self.behaviour.moves > 0 and len(ticket.emitted) >= self.behaviour.move_at:
+            self.behaviour.moves -= 1
+            self._end(ticket, FinishReason.FINISH_REASON_MOVED)
+            return
+        ticket.ids.append(next_token(ticket.ids))
+        ending = ending_of(ticket.emitted, ticket.max_tokens, ticket.stop_ids)
+        if ending:
+            self._end(ticket, ending)
+
+    def _end(self, ticket: Ticketed, ending: FinishReason.ValueType) -> None:
+        ticket.ending = ending
+        ticket.state = TicketState.TICKET_STATE_ENDED
+
+    def _outputs(self, router_id: bytes) -> list[decode_pb2.SequenceOutput]:
+        outputs = []
+        for ticket in self.tickets.values():
+            news = len(ticket.emitted) > ticket.watermark or (ticket.ending and not ticket.ending_sent)
+            if ticket.router_id == router_id and ticket.ids and news:
+                outputs.append(self._output(ticket))
+        return outputs
+
+    def _output(self, ticket: Ticketed) -> decode_pb2.SequenceOutput:
+        behaviour, first = self.behaviour, ticket.watermark
+        if behaviour.repeat_all:
+            first = 0
+        if behaviour.skip_number == first:
+            first += 1
+        ids = ticket.emitted[first:]
+        if behaviour.contradict and first == 0:
+            ids[0] = (ids[0] + 1) % VOCAB
+        ticket.watermark = len(ticket.emitted)
+        ticket.ending_sent = bool(ticket.ending)
+        return decode_pb2.SequenceOutput(
+            attempt=ticket.attempt, first_number=first, token_ids=ids, finish_reason=ticket.ending
+        )
+
+    # PrefillService
+
+    async def Prefill(
+        self, request: prefill_pb2.PrefillRequest, context: Any
+    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+        self.prefill_requests.append(request)
+        self.running_prefills += 1
+        try:
+            async for response in self._prefill(request, context):
+                yield response
+        finally:
+            self.running_prefills -= 1
+
+    async def _prefill(
+        self, request: prefill_pb2.PrefillRequest, context: Any
+    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+        breaking = self.behaviour.break_prefills > 0
+        self.behaviour.break_prefills -= breaking
+        if breaking and self.behaviour.break_at == "start":
+            await context.abort(self.behaviour.break_code, "broke before the first token")
+        await asyncio.sleep(self.behaviour.prefill_s)
+        self.prompts.append(list(request.token_ids))
+        first = next_token(request.token_ids)
+        number = len(request.token_ids) - request.prompt_length
+        output = [*request.token_ids[request.prompt_length :], first]
+        ending = ending_of(output, request.limits.max_tokens, frozenset(request.limits.stop_token_ids))
+        issuer = self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
+        token = prefill_pb2.FirstToken(number=number, token_id=first, finish_reason=ending)
+        yield prefill_pb2.PrefillResponse(first_token=token)
+        if breaking and self.behaviour.break_at == "first":
+            await context.abort(self.behaviour.break_code, "broke after the first token")
+        if ending:
+            issuer.release(request.attempt)
+            return
+        await asyncio.sleep(self.behaviour.handoff_s)
+        if not issuer.commit(request, first):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no ticket")
+        if breaking:
+            await context.abort(self.behaviour.break_code, "broke after the commit")
+        shipped = 0 if issuer is self else BYTES_PER_TOKEN * len(request.token_ids)
+        yield prefill_pb2.PrefillResponse(
+            handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped)
+        )
+
+
+def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> FinishReason.ValueType:
+    """Why an output ends with its last token, if it does."""
+    if emitted[-1] in stop_ids:
+        return FinishReason.FINISH_REASON_STOP
+    if len(emitted) >= max_tokens:
+        return FinishReason.FINISH_REASON_LENGTH
+    return FinishReason.FINISH_REASON_UNSPECIFIED
+
+
+class FakeCluster:
+    """The fakes of one test, which hand over to each other by a call."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, FakeWorker] = {}
+
+    def ledger(self) -> dict[str, int]:
+        """The sum of the workers' ledgers."""
+        ledgers = [worker.ledger() for worker in self.workers.values()]
+        return {key: sum(ledger[key] for ledger in ledgers) for key in ("slots", "prefills")}
