@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.engine.passes import Passes, Piece
 from tests.support.checkpoints import FAMILIES, Case
@@ -94,6 +96,34 @@ def test_rows_do_not_depend_on_their_company_bitwise(
             for (i, first, ids), logits in zip(pieces, passes.run(pieces) if pieces else [], strict=True):
                 assert torch.equal(logits, alone[i][first : first + len(ids)]), (i, first, len(ids))
                 done[i] += len(ids)
+
+
+class ProductShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the shapes of the two matrices of every product, without the batch dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: set[tuple[tuple[int, ...], ...]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm", "mv", "dot"):
+            self.seen.add(tuple(tuple(arg.shape[-2:]) for arg in args[-2:]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_product_has_the_same_shape_whatever_the_batch(checkpoint: Checkpoint) -> None:
+    """The reason why the bitwise tests hold on any machine, not only where a library happens to be kind."""
+    passes = Passes(checkpoint(FAMILIES[5]), torch.float32)
+    seen = []
+    for pieces in ([(0, 0, prompt_of(150))], [(0, 150, [7])], [(i, 0, [i]) for i in range(8)]):
+        with ProductShapes() as shapes:
+            passes.run(pieces)
+        seen.append(shapes.seen)
+    assert seen[0] == seen[1] == seen[2]
+    # qkv, output, gate and up, down, head; scores and values.
+    assert len(seen[0]) == 7
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

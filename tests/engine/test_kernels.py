@@ -119,7 +119,7 @@ class Paged:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("kv_heads", "dim", "window"), [(2, 32, None), (3, 10, None), (1, 6, 40), (2, 80, 16)]
+    ("kv_heads", "dim", "window"), [(2, 32, None), (3, 10, None), (1, 6, 40), (2, 80, 16), (2, 16, 70)]
 )
 def test_paged_attention_rows_do_not_depend_on_place_or_company(
     kv_heads: int, dim: int, window: int | None, dtype: torch.dtype

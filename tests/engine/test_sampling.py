@@ -93,6 +93,8 @@ def test_top_p_counts_only_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().double()
     assert (filtered(logits, torch.tensor([2]), torch.tensor([0.57])) > -torch.inf).sum() == 1
     assert (filtered(logits, torch.tensor([0]), torch.tensor([0.57])) > -torch.inf).sum() == 2
+    # Of the three left the last one's share counts too: 4/9 and 3/9 do not reach 0.85.
+    assert (filtered(logits, torch.tensor([3]), torch.tensor([0.85])) > -torch.inf).sum() == 3
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-9])
