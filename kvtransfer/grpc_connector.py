@@ -78,7 +78,7 @@ class GrpcSenderWire:
         except FrameError as malformed:
             error = malformed
         except grpc.RpcError as broken:
-            error = BatonError(ErrorKind.UNAVAILABLE, f"the link broke: {_details(broken)}")
+            error = BatonError(ErrorKind.UNAVAILABLE, _details(broken))
         self._inbox.close(error)
         self._outbox.close(error)
         self._call.cancel()  # type: ignore[no-untyped-call]

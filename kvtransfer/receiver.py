@@ -140,7 +140,8 @@ class Receiver:
                 budget -= 1
         for link in self._links:
             link.flush()
-        self._take_breaks()
+        # Who has more to say is not judged yet: the answer may be among it.
+        self._take_breaks(judged=[link for link in self._links if link not in speaking])
         if speaking:
             self._wake()
         # The next poll starts with another link, so that none of them is always last.
@@ -163,7 +164,8 @@ class Receiver:
             listener.close()
         for link in list(self._links):
             self._break(link, BatonError(ErrorKind.UNAVAILABLE, "the receiver closes"))
-        self._take_breaks()
+        self._events.clear()
+        self._take_breaks(judged=[])
 
     # -- links ------------------------------------------------------------------------------------
 
@@ -205,7 +207,7 @@ class Receiver:
         self._quarantined.append(link)
         link.break_off(error)
         self.counters.links_broken += 1
-        _LOG.warning("link with sender %r broke: %s", link.peer.name, error.message)
+        _LOG.info("link with sender %r ends: %s", link.peer.name, error.message)
         for transfer_id in sorted(link.transfers):
             del self._incoming[transfer_id]
             self._events.append(Withdrawn(transfer_id, WithdrawReason.LINK_LOST, error.message))
@@ -214,9 +216,9 @@ class Receiver:
             if incoming.link is link:  # committed: it stays, there is only nobody left to tell
                 incoming.link = None
 
-    def _take_breaks(self) -> None:
+    def _take_breaks(self, judged: list[ReceivingLink]) -> None:
         now = self._clock()
-        for link in list(self._links):
+        for link in judged:
             if (overdue := link.overdue(now)) is not None:
                 self._break(link, BatonError(ErrorKind.DEADLINE, overdue))
         for link in [link for link in self._quarantined if link.fenced()]:
@@ -268,7 +270,7 @@ class Receiver:
             )
             self._fail(incoming, WithdrawReason.CORRUPTED, error)
         elif not incoming.expects(piece):
-            error = BatonError(ErrorKind.INVALID, f"transfer {piece.transfer} has no such piece: {piece}")
+            error = BatonError(ErrorKind.INTERNAL, f"transfer {piece.transfer} has no such piece: {piece}")
             self._fail(incoming, WithdrawReason.REFUSED, error)
         elif incoming.has(piece):
             self.counters.dropped_unknown += 1
@@ -313,7 +315,7 @@ class Receiver:
         try:
             record = CommitRecord.FromString(commit.record)
         except DecodeError as error:
-            raise BatonError(ErrorKind.INVALID, "the commit record cannot be read") from error
+            raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be read") from error
         body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
         if body.transfer_id != commit.transfer or body.issuer.incarnation != self._identity.incarnation:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
@@ -322,12 +324,12 @@ class Receiver:
         counts = (tuple(record.block_counts), tuple(body.block_counts))
         if counts != (incoming.block_counts, incoming.block_counts):
             raise BatonError(
-                ErrorKind.INVALID,
+                ErrorKind.INTERNAL,
                 f"block counts differ: {list(counts[0])} sent, {list(counts[1])} in the ticket, "
                 f"{list(incoming.block_counts)} expected",
             )
         if incoming.missing_pieces:
-            raise BatonError(ErrorKind.INVALID, f"{incoming.missing_pieces} pieces never arrived")
+            raise BatonError(ErrorKind.INTERNAL, f"{incoming.missing_pieces} pieces never arrived")
         return record
 
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:

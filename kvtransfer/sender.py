@@ -102,14 +102,14 @@ class Sender:
         now = self._clock()
         more = False
         for key, link in list(self._links.items()):
-            was_open = link.is_open
-            link.check(now)
-            if link.is_open and not was_open:
+            if link.finish_opening(now):
                 self._opened(key)
-            more |= self._listen(link, now)
+            if self._listen(link, now):
+                more = True
+            else:  # after a long pause of ours the answers lie there already: hear them all before judging
+                self._look_at_deadlines(link, now)
         more |= self._ship(max_pieces, now)
         for key, link in list(self._links.items()):
-            self._look_at_deadlines(link, now)
             if link.broken is not None:
                 self._break(key, link.broken)
         if more:
@@ -162,12 +162,13 @@ class Sender:
     def _break(self, key: LinkKey, error: BatonError) -> None:
         link = self._links.pop(key)
         self.counters.links_broken += 1
-        _LOG.warning("link to %r at %s broke: %s", link.peer.name, link.address, error.message)
+        _LOG.info("link to %r at %s ends: %s", link.peer.name, link.address, error.message)
         for transfer in list(link.transfers.values()):
             self._fail(link, transfer, error)
         link.close()
 
     def _look_at_deadlines(self, link: SendingLink, now: float) -> None:
+        link.check_deadline(now)
         for transfer in [late for late in link.transfers.values() if now >= late.commit_deadline]:
             link.tell(Withdraw(transfer.transfer_id, WithdrawReason.ABORTED))
             text = f"receiver {link.peer.name!r} did not answer a commit for {self._timeout:g} s"

@@ -102,10 +102,6 @@ class SendingLink:
             name="link-open", daemon=True,
         ).start()  # fmt: skip
 
-    @property
-    def is_open(self) -> bool:
-        return self._window is not None
-
     def add(self, transfer: Transfer) -> None:
         self.transfers[transfer.transfer_id] = transfer
         self._turns.append(transfer)
@@ -129,7 +125,8 @@ class SendingLink:
             broken = self._window.wire.broken()  # asked first: what was heard before the break counts
             frame = self._window.wire.hear()
             if frame is None:
-                self.broken = broken
+                if broken is not None:
+                    self.broken = self._lost(broken.message)
                 return None
             self._heard_at = now
             if not isinstance(frame, Credit):
@@ -137,7 +134,7 @@ class SendingLink:
             try:
                 self._window.come_home(frame)
             except BatonError as error:
-                self.broken = error
+                self.broken = self._lost(error.message)
         return None
 
     def step(self, source: BlockSource, now: float) -> bool:
@@ -162,10 +159,29 @@ class SendingLink:
                 return True
         return False
 
-    def check(self, now: float) -> None:
-        """Finishes the opening and looks at the link's deadlines; sets `broken`."""
-        if self._window is None and self._opened.done():
-            self._finish_opening(now)
+    def finish_opening(self, now: float) -> bool:
+        """True once, when the receiver's answer has come and the link is open; may set `broken`."""
+        if self._window is not None or self.broken is not None or not self._opened.done():
+            return False
+        try:
+            response, wire = self._opened.result()
+        except BatonError as error:
+            self.broken = error
+            return False
+        try:
+            self._window = Window(response, wire, self._block_bytes)
+        except BatonError as error:
+            wire.close()
+            self.broken = error
+            return False
+        self._heard_at = now
+        for frame in self._last_words:
+            wire.tell(frame)
+        self._last_words.clear()
+        return True
+
+    def check_deadline(self, now: float) -> None:
+        """Sets `broken` where the receiver took too long. Call it when everything it said was heard."""
         late = now - self._heard_at
         if self.broken is not None:
             return
@@ -175,8 +191,7 @@ class SendingLink:
                     ErrorKind.DEADLINE, f"opening a link to {self.address} took too long"
                 )
         elif self._window.in_flight and late > self._timeout:
-            text = f"receiver {self.peer.name!r} has returned no credit for {self._timeout:g} s"
-            self.broken = BatonError(ErrorKind.UNAVAILABLE, text)
+            self.broken = self._lost(f"no credit came back for {self._timeout:g} s")
 
     def close(self) -> None:
         """Breaks the wire, now or, should it be opening, as soon as it is there."""
@@ -197,22 +212,9 @@ class SendingLink:
             live_transfers=len(self.transfers),
         )
 
-    def _finish_opening(self, now: float) -> None:
-        try:
-            response, wire = self._opened.result()
-        except BatonError as error:
-            self.broken = error
-            return
-        try:
-            self._window = Window(response, wire, self._block_bytes)
-        except BatonError as error:
-            wire.close()
-            self.broken = error
-            return
-        self._heard_at = now
-        for frame in self._last_words:
-            wire.tell(frame)
-        self._last_words.clear()
+    def _lost(self, why: str) -> BatonError:
+        """Whatever broke an open link, its transfers may succeed over another."""
+        return BatonError(ErrorKind.UNAVAILABLE, f"the link to {self.peer.name!r} broke: {why}")
 
 
 def _open(

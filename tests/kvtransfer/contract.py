@@ -93,7 +93,7 @@ class HappyContract:
             blocks = [[transfer, transfer + 13], [transfer], [transfer]]
             peers.send(transfer, blocks, blocks)
         peers.run_until(lambda: len(peers.acknowledged()) == 12)
-        everything = [[*range(1, 26)], [*range(1, 13)], [*range(1, 13)]]
+        everything = [[*range(1, 13), *range(14, 26)], [*range(1, 13)], [*range(1, 13)]]
         assert peers.equal(everything, everything)
         assert peers.sender.counters.links_opened == 1
         assert peers.receiver.counters.links_opened == 1
@@ -358,12 +358,13 @@ class FaultContract:
     def test_an_index_that_is_not_the_senders_breaks_the_link(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         link_peers.connector.tamper = lambda piece, payload: (
-            dataclasses.replace(piece, staging=999),
+            (dataclasses.replace(piece, staging=999) if piece.ordinal == 1 else piece),
             payload,
         )
-        peers.send(1, [[1]], [[1]])
+        peers.send(1, [[1, 2]], [[1, 2]])
         peers.run_until(lambda: 1 in peers.failures() and 1 in peers.withdrawn())
-        assert "staging index 999 is not the sender's" in peers.withdrawn()[1].message or True
+        assert "staging index 999 is not the sender's" in peers.withdrawn()[1].message
+        assert "staging index 999 is not the sender's" in peers.failures()[1].message
         assert peers.receiver.counters.links_broken == 1
         peers.run_until(lambda: not peers.receiver.links)
         peers.send(2, [[2]], [[2]])
