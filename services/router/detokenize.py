@@ -55,10 +55,9 @@ class Detokenizer:
         if token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
-        shown = self._text[: self._shown]
         self._text = self._decode(self._window)
-        if not self._text.startswith(shown):
-            self._leave_context(shown)
+        if self._context and self._text.endswith(_REPLACEMENT):
+            self._leave_context()
         certain = len(self._text) - _trailing_replacements(self._text)
         delta = self._text[self._shown : certain]
         self._shown = max(self._shown, certain)
@@ -75,13 +74,13 @@ class Detokenizer:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
-    def _leave_context(self, shown: str) -> None:
-        """A decoder with byte fallback judges a whole run of byte tokens: the context spoilt it."""
-        context_text = self._decode(self._window[: self._context])
+    def _leave_context(self) -> None:
+        """A character begins. A decoder with byte fallback judges a run of bytes as a whole, and
+        the bytes before are another character's; nothing after the context is shown yet."""
         self._window = self._window[self._context :]
         self._context = 0
         self._text = self._decode(self._window)
-        self._shown = max(0, len(shown) - len(context_text))
+        self._shown = 0
 
     def _cut(self, progressed: bool) -> None:
         """Forgets ids the window no longer needs; what is not yet shown stays the text's end."""

@@ -35,10 +35,10 @@ class Directory:
     def __init__(self, addresses: Sequence[str], router_id: bytes, on_change: Callable[[], None]) -> None:
         self._router_id = router_id
         self._on_change = on_change
-        self._addresses = tuple(dict.fromkeys(addresses))
+        self._addresses = dict.fromkeys(addresses)
         self.peers: dict[str, Peer] = {}
         self._workers: dict[str, Worker] = {}
-        self._heartbeats: list[asyncio.Task[None]] = []
+        self._heartbeats: dict[str, asyncio.Task[None]] = {}
         # At most one an address.
         self._follows: dict[str, asyncio.Task[None]] = {}
 
@@ -61,13 +61,18 @@ class Directory:
     async def start(self) -> None:
         """Opens the channels and begins the heartbeats."""
         for address in self._addresses:
-            channel = grpc.aio.insecure_channel(address, options=channel_options())
-            self.peers[address] = Peer(address, channel)
-        self._heartbeats = [asyncio.create_task(self._watch(peer)) for peer in self.peers.values()]
+            await self.add(address)
+
+    async def add(self, address: str) -> None:
+        """Watches one more address."""
+        self._addresses[address] = None
+        peer = Peer(address, grpc.aio.insecure_channel(address, options=channel_options()))
+        self.peers[address] = peer
+        self._heartbeats[address] = asyncio.create_task(self._watch(peer))
 
     async def stop(self) -> None:
         """Ends heartbeats and streams, closes the channels."""
-        tasks = [*self._heartbeats, *self._follows.values()]
+        tasks = [*self._heartbeats.values(), *self._follows.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -111,6 +111,7 @@ class Life:
         self._calls: AttemptCalls | None = None
         self._sequence = Sequence(request.max_tokens)
         self._shown = 0
+        self._over = False
         self._failures = 0
         self._emitted_at_move = -1
         self._bytes_shipped = 0
@@ -139,37 +140,36 @@ class Life:
     async def _attempt(self) -> bool:
         """One dispatch; False where another is due. Whatever happens, nothing of it is left behind."""
         self._sequence.begin(self._sequence.attempt + 1)
-        try:
-            calls = self._calls = await self._place()
-            try:
-                return await self._follow_output(calls)
-            finally:
-                calls.abandon()
-                self._bytes_shipped += calls.bytes_shipped
-                self._calls = None
-        except BatonError as error:
-            self._count_failure(error)
-            return self._complete()
+        until = asyncio.get_running_loop().time() + self._owner.room.timeout_s
+        while not await self._try_pair(await self._claim(until)):
+            pass
+        return self._over or self._complete()
 
-    async def _place(self) -> AttemptCalls:
-        """Waits for a pair that takes this attempt, reserves there and starts prefill."""
-        owner, until = self._owner, asyncio.get_running_loop().time() + self._owner.room.timeout_s
-        while True:
-            claim = await self._claim(until)
-            calls = AttemptCalls(self._request, self._sequence, claim, owner.router_id, owner.cancels)
+    async def _try_pair(self, claim: Claim) -> bool:
+        """Runs the attempt on this pair; False where decode had no room for it after all."""
+        owner = self._owner
+        calls = AttemptCalls(self._request, self._sequence, claim, owner.router_id, owner.cancels)
+        self._calls = calls
+        try:
             try:
                 ticket = await calls.reserve()
-            except BaseException as error:
-                if isinstance(error, BatonError) and error.kind is ErrorKind.OVERLOADED:
-                    calls.refused()
-                    continue
-                calls.abandon()
-                raise
+            except BatonError as error:
+                if error.kind is not ErrorKind.OVERLOADED:
+                    raise
+                calls.refused()
+                return False
             self._mark(Stage.STAGE_RESERVED)
             calls.prefill(ticket)
             self._mark(Stage.STAGE_PREFILLING)
             self._pair = (claim.prefill.name, claim.decode.name)
-            return calls
+            await self._follow_output(calls)
+        except BatonError as error:
+            self._count_failure(error)
+        finally:
+            calls.abandon()
+            self._calls = None
+            self._bytes_shipped += calls.bytes_shipped
+        return True
 
     async def _claim(self, until: float) -> Claim:
         tokens = len(self._request.prompt_ids) + len(self._sequence.emitted)
@@ -178,14 +178,13 @@ class Life:
         fresh = place is None
         return await self._owner.room.claim(self._place_number, tokens, left, until, fresh=fresh)
 
-    async def _follow_output(self, calls: AttemptCalls) -> bool:
-        """Shows tokens as they come; True at the output's end, False where the sequence was moved."""
+    async def _follow_output(self, calls: AttemptCalls) -> None:
+        """Shows tokens as they come, until the output ends or the sequence was moved."""
         sequence = self._sequence
         while True:
             self._show()
             if self._text.stopped:
-                self._end(Finish.STOP)
-                return True
+                return self._end(Finish.STOP)
             if sequence.fault is not None:
                 raise sequence.fault
             if sequence.ending:
@@ -213,12 +212,11 @@ class Life:
             self._shown += 1
             self.outbox.put(token_id, self._text.push(token_id))
 
-    async def _ended(self, calls: AttemptCalls) -> bool:
+    async def _ended(self, calls: AttemptCalls) -> None:
         ending = self._sequence.ending
         if ending == FinishReason.FINISH_REASON_MOVED:
             calls.finish()
-            self._count_move()
-            return self._complete()
+            return self._count_move()
         if ending not in (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH):
             raise BatonError(ErrorKind.UNAVAILABLE, "the worker dropped the sequence")
         await calls.settle()
@@ -226,7 +224,6 @@ class Life:
             self._mark(Stage.STAGE_HANDED_OFF)
         calls.finish()
         self._end(Finish(ending))
-        return True
 
     async def _look_into(self, calls: AttemptCalls) -> None:
         """Prefill's call failed: goes on where decode has the sequence, else raises the reason."""
@@ -271,6 +268,7 @@ class Life:
         return True
 
     def _end(self, finish: Finish) -> None:
+        self._over = True
         rest = self._text.finish()
         self._mark(Stage.STAGE_ENDED)
         usage = Usage(prompt_tokens=len(self._request.prompt_ids), completion_tokens=self._shown)

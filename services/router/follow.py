@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import AttachRequest, FollowRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
@@ -88,6 +89,7 @@ async def attach(worker: Worker, router_id: bytes, request_id: bytes, sequence: 
         await worker.peer.decode.Attach(request, timeout=_ATTACH_S)
     except grpc.aio.AioRpcError as error:
         if sequence.attempt == attempt.number:
-            sequence.lose(from_grpc(error, worker.name))
+            reason = from_grpc(error, worker.name).message
+            sequence.lose(BatonError(ErrorKind.UNAVAILABLE, f"the sequence was lost: {reason}"))
         return False
     return True

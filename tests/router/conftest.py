@@ -35,7 +35,7 @@ TEMPLATE = (
 
 def byte_tokenizer() -> Tokenizer:
     """Ids 0 to 255 are the bytes, 256 and 257 are special; ids up to VOCAB have no text."""
-    alphabet = _byte_characters()
+    alphabet = byte_characters()
     tokenizer = Tokenizer(models.BPE(vocab={alphabet[byte]: byte for byte in range(256)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,7 +43,7 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The printable character that byte-level tokenizers write for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -59,6 +59,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS]}))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return folder
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
+    """Returns once the condition holds; TimeoutError where it does not come to."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 (a condition of the fakes, which tell nobody)
+            await asyncio.sleep(0.002)
 
 
 @dataclass
@@ -78,11 +85,10 @@ class Site:
 
     async def quiet(self) -> None:
         """Waits until nothing is held anywhere; fails with what still is."""
-        for _ in range(200):
-            if self._held() == {}:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"still held: {self._held()}")
+        try:
+            await until(lambda: self._held() == {}, 2)
+        except TimeoutError:
+            raise AssertionError(f"still held: {self._held()}") from None
 
     def _held(self) -> dict[str, int]:
         held = {
