@@ -99,6 +99,10 @@ class Completion:
 
 async def merge(outboxes: Sequence[Outbox]) -> AsyncGenerator[tuple[int, Delta]]:
     """The deltas of all outboxes as they come, each with the index of its own."""
+    if len(outboxes) == 1:
+        async for delta in outboxes[0].deltas():
+            yield 0, delta
+        return
     streams = [outbox.deltas() for outbox in outboxes]
     pending = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
     try:

@@ -27,8 +27,6 @@ from services.common.errors import FieldError, abort, from_grpc
 from services.router.request import Asked, ChatTurn
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from services.router.directory import Directory
     from services.router.request import Delta
     from services.router.service import Service
@@ -63,14 +61,18 @@ class GrpcDoor:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
-    async def generate(self, data: bytes, context: Context) -> AsyncIterator[GenerateResponse]:
-        """Streams one request; the call's end, whoever ends it, is the request's end."""
+    async def generate(self, data: bytes, context: Context) -> None:
+        """Streams one request; the call's end, whoever ends it, is the request's end.
+
+        Writes instead of yielding: a cancel while a write waits for a slow client is then raised
+        here, and not left to the collector of a suspended generator.
+        """
         try:
             asked = to_asked(_parse(GenerateRequest, data))
             request = await self._service.admit(asked, context.time_remaining())
             async with self._service.run(request) as outbox:
                 async for delta in outbox.deltas():
-                    yield to_response(request.id, delta)
+                    await context.write(to_response(request.id, delta))
         except BatonError as error:
             await abort(context, error)
 

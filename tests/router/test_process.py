@@ -1,0 +1,175 @@
+"""`python -m services.router` as its parent sees it: one line on stdout, exit codes, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import pytest
+
+from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.v1.types_pb2 import WorkerRole
+from tests.router.conftest import MODEL, ids_request, until
+from tests.router.fake_workers import FakeCluster, FakeWorker, expected
+
+Process = asyncio.subprocess.Process
+
+
+def config(folder: Path, workers: list[str], **settings: Any) -> bytes:
+    document = {
+        "model": str(folder),
+        "served_model_name": MODEL,
+        "workers": workers,
+        "http_port": 0,
+        "grpc_port": 0,
+    }
+    return json.dumps({**document, **settings}).encode()
+
+
+async def start(stdin: bytes, *command: str) -> Process:
+    process = await asyncio.create_subprocess_exec(
+        *(command or (sys.executable, "-m", "services.router")),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(stdin)
+    process.stdin.close()
+    return process
+
+
+async def ready(process: Process) -> dict[str, str]:
+    assert process.stdout is not None
+    line = await asyncio.wait_for(process.stdout.readline(), 20)
+    addresses: dict[str, str] = json.loads(line)["ready"]
+    return addresses
+
+
+async def refusal(stdin: bytes) -> str:
+    """Starts a router that must refuse; its one clear line."""
+    process = await start(stdin)
+    stdout, _ = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 2
+    lines = stdout.decode().splitlines()
+    assert len(lines) == 1
+    error = json.loads(lines[0])["error"]
+    assert error["kind"] == "invalid"
+    message: str = error["message"]
+    return message
+
+
+@contextlib.asynccontextmanager
+async def fake_pair() -> AsyncIterator[FakeWorker]:
+    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster())
+    async with worker.serving():
+        yield worker
+
+
+async def test_serves_then_drains(model_folder: Path) -> None:
+    """SIGTERM lets the running request end, refuses new ones, and exits 0 with nothing more said."""
+    async with fake_pair() as worker:
+        process = await start(config(model_folder, [worker.address]))
+        addresses = await ready(process)
+        async with httpx.AsyncClient(base_url=f"http://{addresses['http']}") as client:
+            assert (await client.get("/health")).status_code == 200
+        worker.behaviour.step_s = 0.02
+        async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
+            call = RouterServiceStub(channel).Generate(ids_request([1, 2], 20))
+            responses = aiter(call)
+            ids = list((await anext(responses)).token_ids)
+            process.send_signal(signal.SIGTERM)
+            async for response in responses:
+                ids += response.token_ids
+        assert ids == expected([1, 2], 20)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert process.stdout is not None
+        assert await process.stdout.read() == b""
+
+
+async def test_a_second_signal_stops_at_once(model_folder: Path) -> None:
+    async with fake_pair() as worker:
+        process = await start(config(model_folder, [worker.address]))
+        addresses = await ready(process)
+        worker.behaviour.step_s = 0.5
+        async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
+            responses = aiter(RouterServiceStub(channel).Generate(ids_request([1, 2], 200)))
+            await anext(responses)
+            process.send_signal(signal.SIGINT)
+            await asyncio.sleep(0.2)
+            assert process.returncode is None
+            process.send_signal(signal.SIGINT)
+            assert await asyncio.wait_for(process.wait(), 5) == 130
+            with pytest.raises(grpc.aio.AioRpcError):
+                await anext(responses)
+
+
+async def test_not_ready_before_its_workers(model_folder: Path) -> None:
+    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster())
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        port = holder.getsockname()[1]
+    process = await start(config(model_folder, [f"127.0.0.1:{port}"]))
+    waiting = asyncio.create_task(ready(process))
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    async with worker.serving(port):
+        await waiting
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+
+
+async def test_refusals(model_folder: Path, tmp_path: Path) -> None:
+    assert "config.json" in await refusal(config(tmp_path, []))
+    (tmp_path / "config.json").write_bytes((model_folder / "config.json").read_bytes())
+    assert "tokenizer.json" in await refusal(config(tmp_path, []))
+    assert "unknown_key" in await refusal(config(model_folder, [], unknown_key=1))
+    assert "JSON" in await refusal(b"{")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for door in ("http_port", "grpc_port"):
+            message = await refusal(config(model_folder, [], **{door: port}))
+            assert message == f"cannot listen on 127.0.0.1:{port}: address already in use"
+
+
+_PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-m", "services.router"], stdin=subprocess.PIPE)
+child.stdin.write(sys.stdin.buffer.read())
+child.stdin.close()
+print(child.pid, file=sys.stderr, flush=True)
+child.wait()
+"""
+
+
+async def test_dies_with_its_parent(model_folder: Path) -> None:
+    async with fake_pair() as worker:
+        parent = await start(config(model_folder, [worker.address]), sys.executable, "-c", _PARENT)
+        assert parent.stderr is not None
+        child = int(await asyncio.wait_for(parent.stderr.readline(), 10))
+        await ready(parent)
+        parent.kill()
+        await parent.wait()
+        await until(lambda: not _runs(child))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    assert os.getpid() != pid
+    return state != "Z"
