@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +35,7 @@ class SharedMemory:
         """Maps what the parent created."""
         return cls(fd, os.fstat(fd).st_size)
 
-    def region(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+    def region(self, offset: int, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """A typed view of `count` elements at `offset` bytes."""
         end = offset + count * np.dtype(dtype).itemsize
         if end > self.size:

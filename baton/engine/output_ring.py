@@ -68,7 +68,7 @@ class _Ring:
         line = _CACHE_LINE // 8
         self._tail, self._steps = counters[0:1], counters[line : line + 1]
         self._full, self._held = counters[2 * line : 2 * line + 1], counters[3 * line : 3 * line + 1]
-        self.words: npt.NDArray[np.uint64] = memory.region(offset + _HEADER, capacity, np.uint64)  # type: ignore[assignment]
+        self.words: npt.NDArray[np.uint64] = memory.region(offset + _HEADER, capacity, np.uint64)
 
     @property
     def steps(self) -> int:

@@ -66,7 +66,7 @@ class EngineEnd:
         return True
 
     def _take(self, limit: int) -> list[EngineCommand]:
-        commands = []
+        commands: list[EngineCommand] = []
         start = 0
         while len(commands) < limit and len(self._buffer) - start >= _PREFIX.size:
             (length,) = _PREFIX.unpack_from(self._buffer, start)

@@ -73,7 +73,7 @@ class DecodeServicer(DecodeServiceServicer):
             self._streams.end_unused(event.ticket_ended.attempt)
             self._wake()
 
-    async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # type: ignore[override]  # noqa: N802
+    async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # noqa: N802
         try:
             self._drain.check()
             _check_ids(request)
@@ -87,7 +87,7 @@ class DecodeServicer(DecodeServiceServicer):
         except BatonError as error:
             await abort(context, error)
 
-    async def Follow(self, request: FollowRequest, context: Context) -> AsyncIterator[FollowResponse]:  # type: ignore[override]  # noqa: N802
+    async def Follow(self, request: FollowRequest, context: Context) -> AsyncIterator[FollowResponse]:  # noqa: N802
         router_id = request.router_id
         if len(router_id) != ID_BYTES:
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
@@ -111,7 +111,7 @@ class DecodeServicer(DecodeServiceServicer):
             if self._news.get(router_id) is news:
                 del self._news[router_id]
 
-    async def Attach(self, request: AttachRequest, context: Context) -> AttachResponse:  # type: ignore[override]  # noqa: N802
+    async def Attach(self, request: AttachRequest, context: Context) -> AttachResponse:  # noqa: N802
         try:
             self._streams.attach(request.attempt, request.router_id, request.next_number)
         except BatonError as error:
@@ -119,14 +119,14 @@ class DecodeServicer(DecodeServiceServicer):
         self._wake()
         return AttachResponse()
 
-    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:  # type: ignore[override]  # noqa: N802
+    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:  # noqa: N802
         try:
             await self._engine.call(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
         except BatonError as error:
             await abort(context, error)
         return CancelResponse()
 
-    async def GetHandoff(self, request: GetHandoffRequest, context: Context) -> GetHandoffResponse:  # type: ignore[override]  # noqa: N802
+    async def GetHandoff(self, request: GetHandoffRequest, context: Context) -> GetHandoffResponse:  # noqa: N802
         command = EngineCommand(handoff_state=HandoffStateCommand(attempt=request.attempt))
         try:
             event = await self._engine.call(command)

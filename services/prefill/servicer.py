@@ -27,7 +27,7 @@ class PrefillServicer(PrefillServiceServicer):
         self._engine = engine
         self._drain = drain
 
-    async def Prefill(self, request: PrefillRequest, context: Context) -> AsyncIterator[PrefillResponse]:  # type: ignore[override]  # noqa: N802
+    async def Prefill(self, request: PrefillRequest, context: Context) -> AsyncIterator[PrefillResponse]:  # noqa: N802
         finished = False
         try:
             self._drain.check()

@@ -26,9 +26,10 @@ from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
-from kvtransfer.receiver import Arrived, Committed, Receiver, Withdrawn
+from kvtransfer.events import Arrived, Committed, Withdrawn
+from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
-from kvtransfer.ticket_book import AttemptKey, Entry, TicketBook
+from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import limits_of, sampling_of
 
@@ -67,7 +68,7 @@ class DecodeSide:
         self._signer = signer
         self._emit = emit
         self._book: TicketBook[Reservation] = TicketBook(clock=clock)
-        self._by_slot: dict[tuple[int, int], Entry[Reservation]] = {}
+        self._by_slot: dict[tuple[int, int], TicketEntry[Reservation]] = {}
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
         self._transfer_address = ""
@@ -101,7 +102,7 @@ class DecodeSide:
         held = entry.grant
         return ReservedEvent(ticket=held.ticket, slot=held.grant.slot, generation=held.grant.generation)
 
-    def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> Entry[Reservation]:
+    def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
         # The last token ends the sequence; its own KV is never computed.
         grant = self._grant(end - 1)
@@ -147,13 +148,13 @@ class DecodeSide:
 
     def cancel(self, key: AttemptKey) -> None:
         """Stops an attempt wherever it is and leaves a tombstone; idempotent."""
-        entry = self._book.cancel(key)
+        entry = self._book.find(key)
         if entry is None:
-            return
-        if entry.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE):
-            self._cancel_slot(entry.grant)
-        else:
+            self._book.cancel(key)
+        elif entry.awaited:
             self._end_unused(entry)
+        else:
+            self._cancel_slot(entry.grant)
 
     def _cancel_slot(self, reservation: Reservation) -> None:
         if not reservation.cancelling:
@@ -163,7 +164,7 @@ class DecodeSide:
     def expire(self) -> None:
         """Ends tickets whose life is over; the clock is ours alone."""
         for entry in self._book.expired():
-            self.cancel(entry.key)
+            self._end_unused(entry)
 
     def slot_ended(self, slot: int, generation: int) -> None:
         """The front has read the slot's last word: nothing of it is in flight any more."""
@@ -174,8 +175,7 @@ class DecodeSide:
         self._free(entry)
 
     def state_of(self, key: AttemptKey) -> TicketState.ValueType:
-        entry = self._book.find(key)
-        return TicketState.TICKET_STATE_UNSPECIFIED if entry is None else entry.state
+        return self._book.state(key)
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where there was some."""
@@ -198,29 +198,35 @@ class DecodeSide:
             self.commit(transfer_id, record)
         except BatonError as error:
             self._receiver.refuse(transfer_id, error)
-            entry = self._book.by_transfer(transfer_id)
-            if entry is not None and entry.state == TicketState.TICKET_STATE_RECEIVING:
-                self.cancel(entry.key)
+            entry = self._book.find_transfer(transfer_id)
+            if entry is not None and entry.awaited:
+                self._end_unused(entry)
         else:
             self._receiver.acknowledge(transfer_id)
 
     def commit(self, transfer_id: int, record: CommitRecord) -> None:
-        """Admits a sequence whose KV is all here. Raises BatonError where the record is not the ticket's."""
-        body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
-        entry = self._book.by_transfer(transfer_id)
-        if entry is None or body.transfer_id != transfer_id:
-            raise BatonError(ErrorKind.CONFLICT, "the ticket has ended or belongs to another transfer")
+        """Admits a sequence whose KV is all here. Raises BatonError where the record is not the ticket's.
+
+        That the ticket in the record is ours and for this transfer has been checked before.
+        """
+        entry = self._book.find_transfer(transfer_id)
+        if entry is None:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         reservation = entry.grant
         sampling, limits = sampling_of(record.sampling), limits_of(record.limits)
         self._check_record(record, reservation, limits)
-        if self._book.commit(transfer_id) is None:
-            raise BatonError(ErrorKind.CONFLICT, "the ticket has been used")
+        outcome = self._book.commit(transfer_id)
+        if outcome is not CommitOutcome.ACCEPTED:
+            raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
         self._admit(reservation, record, sampling, limits)
         self._book.activate(transfer_id)
         self.handoffs_committed += 1
 
     def commit_local(self, transfer_id: int, record: CommitRecord) -> None:
         """`commit` by this worker's own prefill: the blocks change owner, no bytes move."""
+        body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
+        if body.transfer_id != transfer_id:
+            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
         self._book.receiving(transfer_id)
         self.commit(transfer_id, record)
         self.handoffs_local += 1
@@ -251,14 +257,11 @@ class DecodeSide:
         self._withdrawn(transfer_id)
 
     def _withdrawn(self, transfer_id: int) -> None:
-        entry = self._book.by_transfer(transfer_id)
-        if entry is not None and entry.state in (
-            TicketState.TICKET_STATE_RESERVED,
-            TicketState.TICKET_STATE_RECEIVING,
-        ):
+        entry = self._book.find_transfer(transfer_id)
+        if entry is not None and entry.awaited:
             self._end_unused(entry)
 
-    def _end_unused(self, entry: Entry[Reservation]) -> None:
+    def _end_unused(self, entry: TicketEntry[Reservation]) -> None:
         if self._receiver is not None:
             self._receiver.forget(entry.transfer_id)
         reservation = entry.grant
@@ -268,7 +271,7 @@ class DecodeSide:
         )
         self._emit(EngineEvent(ticket_ended=ended))
 
-    def _free(self, entry: Entry[Reservation]) -> None:
+    def _free(self, entry: TicketEntry[Reservation]) -> None:
         grant = entry.grant.grant
         self._book.end(entry.transfer_id)
         self.before_free(entry.key)
@@ -278,7 +281,7 @@ class DecodeSide:
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         """kvtransfer's sink: verified bytes into the block that the ticket reserved for them."""
-        entry = self._book.by_transfer(transfer_id)
+        entry = self._book.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket of this transfer has ended")
         block = entry.grant.grant.blocks[group][ordinal]
@@ -287,7 +290,7 @@ class DecodeSide:
 
     def blocks_of(self, transfer_id: int, key: AttemptKey, token_count: int) -> BlockTables:
         """The reserved blocks of a local handoff that hold its `token_count` prefilled tokens."""
-        entry = self._book.by_transfer(transfer_id)
+        entry = self._book.find_transfer(transfer_id)
         if entry is None or entry.key != key:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         counts = self._model.pools.counts_for(token_count)

@@ -14,7 +14,6 @@ import secrets
 import selectors
 import socket
 import sys
-import time
 from dataclasses import dataclass
 
 import torch
@@ -87,6 +86,7 @@ class Engine:
             rank=0,
             rank_count=1,
         )
+        self._signer = TicketSigner(secrets.token_bytes(32))
         model = load(self._config.model, self._config.engine)
         self._parts = self._build(model, memory)
         address = self._listen()
@@ -175,8 +175,7 @@ class Engine:
         decode_loop = DecodeLoop(
             model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
         )
-        signer = TicketSigner(secrets.token_bytes(32))
-        decode = DecodeSide(model, decode_loop, slots, self._identity, signer, self._emit)
+        decode = DecodeSide(model, decode_loop, slots, self._identity, self._signer, self._emit)
         scheduler = PrefillScheduler(
             model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
         )
@@ -190,7 +189,6 @@ class Engine:
             source=source,
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
-            clock=time.monotonic,
         )
         prefill = PrefillSide(model, prefill_loop, self._identity, sender, local, self._emit)
         decode.before_free = prefill.cancel
@@ -204,12 +202,13 @@ class Engine:
         receiver = Receiver(
             identity=self._identity,
             fingerprint=model.fingerprint,
+            signer=self._signer,
             block_bytes=[group.block_bytes for group in model.layout.groups],
             piece_bytes=transfer.piece_bytes,
             window_pieces=transfer.window_pieces,
             sink=self._parts.decode,
             wake=self._wakeup.set,
-            clock=time.monotonic,
+            peer_timeout_s=transfer.peer_timeout_s,
         )
         address = receiver.listen(self._config.host)
         self._parts.receiver = receiver
@@ -239,7 +238,7 @@ class _Source:
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
         view = self._model.cache.block_bytes_view(group, block)
-        return memoryview(view[offset : offset + length].cpu().numpy())
+        return view[offset : offset + length].cpu().numpy().data
 
     def unpin(self, group: int, block: int) -> None:
         self._model.pools.pools[group].unpin(block)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from typing import Any
 
 from baton.engine.shared_rings import SharedRings
 from baton.errors import BatonError, ErrorKind
@@ -91,7 +92,7 @@ class _Front:
         self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None]
     ) -> ReadyEvent | None:
         """The engine's first event; None where the worker was told to stop before."""
-        waits = {engine, stopping, self._ready}
+        waits: set[asyncio.Future[Any]] = {engine, stopping, self._ready}
         done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready in done:
             return self._ready.result()

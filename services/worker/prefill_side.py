@@ -21,8 +21,10 @@ from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity
+from kvtransfer.events import Acknowledged, Failed
 from kvtransfer.frames import WithdrawReason
-from kvtransfer.sender import Acknowledged, Failed, Sender, Transfer
+from kvtransfer.outgoing import Transfer
+from kvtransfer.sender import Sender
 from kvtransfer.ticket_book import AttemptKey
 from services.worker.decode_side import DecodeSide
 from services.worker.handoff import Handoff, LocalHandoff
@@ -147,7 +149,7 @@ class PrefillSide:
                 continue  # cancelled meanwhile
             match event:
                 case Acknowledged():
-                    self._handed_off(job, self._sender.transport, event.transfer.bytes_shipped)
+                    self._handed_off(job, "grpc", event.transfer.bytes_shipped)
                 case Failed(_, error):
                     self._fail(job, error)
         return bool(events)
@@ -186,6 +188,7 @@ class PrefillSide:
             job.handoff.commit(self._record(job, result.token))
         except BatonError as error:
             self._fail(job, error)
+            job.handoff.withdraw(WithdrawReason.ABORTED)
         else:
             if isinstance(job.handoff, LocalHandoff):
                 self._handed_off(job, "local", 0)

@@ -30,7 +30,7 @@ class WorkerServicer(WorkerServiceServicer):
         self._ready = ready
         self._drain = drain
 
-    async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # type: ignore[override]  # noqa: N802
+    async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
         try:
             event = await self._engine.call(EngineCommand(describe=DescribeCommand()))
         except BatonError as error:
@@ -44,7 +44,7 @@ class WorkerServicer(WorkerServiceServicer):
             draining=self._drain.started,
         )
 
-    async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # type: ignore[override]  # noqa: N802
+    async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802
         try:
             event = await self._engine.call(EngineCommand(audit=AuditCommand()))
         except BatonError as error:

@@ -1,0 +1,215 @@
+"""A real cluster for tests: `baton up` as a child process, and clients of both its doors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import httpx
+
+from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, GenerateResponse, TokenIds
+from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.v1.types_pb2 import FinishReason, WorkerRole
+from baton.v1.worker_pb2 import Audit
+
+if TYPE_CHECKING:  # the class is in the stub file only
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+START_S = 90.0
+STOP_S = 35.0
+MODEL = "test-model"
+
+
+@dataclass(slots=True)
+class Answer:
+    """One whole request, as a client saw it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    last: GenerateResponse | None = None
+
+    @property
+    def finish(self) -> str:
+        assert self.last is not None
+        return FinishReason.Name(self.last.finish_reason).removeprefix("FINISH_REASON_").lower()
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A running `baton up`."""
+
+    process: subprocess.Popen[str]
+    grpc_address: str
+    http_address: str
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.http_address}"
+
+    @contextlib.asynccontextmanager
+    async def stub(self) -> AsyncIterator[RouterServiceAsyncStub]:
+        """The gRPC door; one channel for all calls inside."""
+        async with grpc.aio.insecure_channel(self.grpc_address) as channel:
+            yield RouterServiceStub(channel)
+
+    async def generate(self, stub: RouterServiceAsyncStub, prompt: Sequence[int], **fields: Any) -> Answer:
+        """Streams one request to its end and checks what holds for every stream."""
+        request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=list(prompt)), **fields)
+        answer = Answer()
+        async for message in stub.Generate(request, timeout=120):
+            assert answer.last is None, "a message after the last"
+            if message.token_ids:
+                assert message.first_number == len(answer.token_ids), "a gap or a repeat"
+            answer.token_ids += message.token_ids
+            answer.text += message.text
+            if message.finish_reason:
+                answer.last = message
+        assert answer.last is not None, "the stream ended without a finish reason"
+        assert answer.last.usage.completion_tokens == len(answer.token_ids)
+        assert answer.last.usage.prompt_tokens == len(prompt)
+        return answer
+
+    async def audits(self, stub: RouterServiceAsyncStub) -> dict[str, Audit]:
+        """Every worker's audit, by name."""
+        response = await stub.AuditCluster(AuditClusterRequest(), timeout=10)
+        assert all(not worker.error for worker in response.workers), response
+        return {worker.identity.name: worker.audit for worker in response.workers}
+
+    async def roles(self, stub: RouterServiceAsyncStub) -> dict[str, str]:
+        response = await stub.AuditCluster(AuditClusterRequest(), timeout=10)
+        return {
+            worker.identity.name: WorkerRole.Name(worker.identity.role).removeprefix("WORKER_ROLE_").lower()
+            for worker in response.workers
+        }
+
+    def http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(base_url=self.url, timeout=120)
+
+
+def leaks(audit: Audit) -> list[str]:
+    """What an idle worker still holds; empty where all is free."""
+    load = audit.load
+    found = []
+    for name, value in (
+        ("slots", load.slots - load.free_slots),
+        ("blocks", load.blocks - load.free_blocks),
+        ("queued prefills", load.queued_prefills),
+        ("pinned blocks", audit.pinned_blocks),
+        ("live tickets", audit.live_tickets),
+    ):
+        if value:
+            found.append(f"{value} {name}")
+    for link in audit.links:
+        if link.live_transfers or link.quarantined_pieces or link.credited_pieces:
+            found.append(f"link to {link.peer.name}: {link}")
+        if link.free_pieces != link.window_pieces:
+            found.append(f"{link.window_pieces - link.free_pieces} pieces of the link to {link.peer.name}")
+    if audit.integrity_error:
+        found.append(audit.integrity_error)
+    return found
+
+
+async def assert_all_free(cluster: Cluster, stub: RouterServiceAsyncStub, within_s: float) -> None:
+    """Fails unless every worker holds nothing `within_s` seconds from now."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = {name: leaks(audit) for name, audit in (await cluster.audits(stub)).items()}
+        if not any(found.values()):
+            return
+        assert time.monotonic() < deadline, f"still held after {within_s} s: {found}"
+        await asyncio.sleep(0.05)
+
+
+@contextlib.contextmanager
+def baton_up(model: Path, *flags: str, config: str = "") -> Iterator[Cluster]:
+    """Starts a cluster on free ports and stops it, checking that no process of it is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        arguments = [sys.executable, "-m", "baton.cli.main", "up", "--model", str(model)]
+        arguments += ["--served-model-name", MODEL, "--http-port", "0", "--grpc-port", "0", *flags]
+        if config:
+            (Path(folder) / "baton.yaml").write_text(config)
+            arguments += ["-c", str(Path(folder) / "baton.yaml")]
+        with log.open("w") as stderr:
+            process = subprocess.Popen(
+                arguments,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        try:
+            http, rpc = _ready(process, log)
+            yield Cluster(process, rpc, http, log)
+        finally:
+            children = descendants(process.pid)
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            finally:
+                left = [pid for pid in children if alive(pid)]
+            assert process.stdout is not None
+            assert process.stdout.read() == "", "something was written to stdout after READY"
+            process.stdout.close()
+            assert not left, f"processes left: {left}\n{log.read_text()[-4000:]}"
+
+
+def _ready(process: subprocess.Popen[str], log: Path) -> tuple[str, str]:
+    assert process.stdout is not None
+    line = _read_line(process.stdout, START_S)
+    if not line.startswith("READY "):
+        raise AssertionError(f"no READY but {line!r}, exit code {process.poll()}\n{log.read_text()[-4000:]}")
+    fields = dict(part.split("=", 1) for part in line.split()[1:])
+    return fields["http"], fields["grpc"]
+
+
+def _read_line(stream: IO[str], timeout_s: float) -> str:
+    """One line, or "" at the deadline."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        return stream.readline() if selector.select(timeout_s) else ""
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, and theirs."""
+    found: list[int] = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def eventually(what: Callable[[], bool], within_s: float) -> None:
+    """Waits until `what()` holds."""
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.02)
