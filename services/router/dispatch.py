@@ -213,17 +213,21 @@ class Life:
             self.outbox.put(token_id, self._text.push(token_id))
 
     async def _ended(self, calls: AttemptCalls) -> None:
-        ending = self._sequence.ending
-        if ending == FinishReason.FINISH_REASON_MOVED:
-            calls.finish()
-            return self._count_move()
-        if ending not in (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH):
-            raise BatonError(ErrorKind.UNAVAILABLE, "the worker dropped the sequence")
+        """A worker says that it is over. Prefill's word stands above decode's: a first token that
+        ends the request releases the ticket, which decode may report first, as a cancel."""
         await calls.settle()
+        self._show()
+        ending = self._sequence.ending
         if calls.handed_off is not None:
             self._mark(Stage.STAGE_HANDED_OFF)
-        calls.finish()
-        self._end(Finish(ending))
+        if ending == FinishReason.FINISH_REASON_MOVED:
+            calls.finish()
+            self._count_move()
+        elif ending == FinishReason.FINISH_REASON_CANCELLED:
+            raise calls.prefill_error or BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")
+        else:
+            calls.finish()
+            self._end(Finish.STOP if self._text.stopped else Finish(ending))
 
     async def _look_into(self, calls: AttemptCalls) -> None:
         """Prefill's call failed: goes on where decode has the sequence, else raises the reason."""

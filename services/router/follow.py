@@ -16,7 +16,6 @@ import grpc.aio
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import AttachRequest, FollowRequest
 from baton.v1.types_pb2 import Attempt
-from services.common.errors import from_grpc
 from services.common.logs import get_log
 
 if TYPE_CHECKING:
@@ -82,14 +81,17 @@ async def _replay(worker: Worker, router_id: bytes) -> None:
 
 
 async def attach(worker: Worker, router_id: bytes, request_id: bytes, sequence: Sequence) -> bool:
-    """Asks for a sequence's output from its next number on; a refusal means the attempt is lost."""
+    """Asks for a sequence's output from its next number on; False where it does not come.
+
+    NOT_FOUND loses the attempt. Anything else leaves it as it is: decode may not have come to that
+    number yet, or the stream breaks again and this is repeated.
+    """
     attempt = Attempt(request_id=request_id, number=sequence.attempt)
     request = AttachRequest(router_id=router_id, attempt=attempt, next_number=len(sequence.emitted))
     try:
         await worker.peer.decode.Attach(request, timeout=_ATTACH_S)
     except grpc.aio.AioRpcError as error:
-        if sequence.attempt == attempt.number:
-            reason = from_grpc(error, worker.name).message
-            sequence.lose(BatonError(ErrorKind.UNAVAILABLE, f"the sequence was lost: {reason}"))
+        if error.code() == grpc.StatusCode.NOT_FOUND and sequence.attempt == attempt.number:
+            sequence.lose(BatonError(ErrorKind.UNAVAILABLE, f"{worker.name} lost the sequence"))
         return False
     return True

@@ -15,6 +15,9 @@ from baton.v1.types_pb2 import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Sequence as Ids
 
+# What a later word does not change.
+_FINAL = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
+
 
 class Sequence:
     """Written by stream readers (never blocking them), read by the request's own task.
@@ -64,7 +67,7 @@ class Sequence:
         if len(self.emitted) > self._max_tokens:
             self._fail(f"more than {self._max_tokens} tokens came")
             return
-        if ending:
+        if ending and self.ending not in _FINAL:
             self.ending = ending
         self.wake()
 

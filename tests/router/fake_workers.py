@@ -67,6 +67,8 @@ class Behaviour:
     skip_number: int | None = None
     # Sends another token when it repeats this number.
     contradict: bool = False
+    # Says CANCELLED of a ticket that a first token released, before prefill tells that token.
+    cancelled_first: bool = False
     draining: bool = False
     send_metadata: bool = True
 
@@ -261,6 +263,10 @@ class FakeWorker(
         """The first token ended the request."""
         self.tickets.pop(attempt.request_id, None)
 
+    def drop(self, attempt: Attempt) -> None:
+        """Ends a ticket before its time."""
+        self._end(self.tickets[attempt.request_id], FinishReason.FINISH_REASON_CANCELLED)
+
     async def _run_steps(self) -> None:
         while True:
             await asyncio.sleep(self.behaviour.step_s)
@@ -289,7 +295,7 @@ class FakeWorker(
         outputs = []
         for ticket in self.tickets.values():
             news = len(ticket.emitted) > ticket.watermark or (ticket.ending and not ticket.ending_sent)
-            if ticket.router_id == router_id and ticket.ids and news:
+            if ticket.router_id == router_id and news:
                 outputs.append(self._output(ticket))
         return outputs
 
@@ -335,6 +341,9 @@ class FakeWorker(
         output = [*request.token_ids[request.prompt_length :], first]
         ending = ending_of(output, request.limits.max_tokens, frozenset(request.limits.stop_token_ids))
         issuer = self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
+        if ending and self.behaviour.cancelled_first:
+            issuer.drop(request.attempt)
+            await asyncio.sleep(0.05)
         token = prefill_pb2.FirstToken(number=number, token_id=first, finish_reason=ending)
         yield prefill_pb2.PrefillResponse(first_token=token)
         if breaking and self.behaviour.break_at == "first":

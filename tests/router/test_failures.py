@@ -95,6 +95,25 @@ async def test_a_fault_of_prefill_is_not_tried_again(site: SiteMaker) -> None:
         await here.quiet()
 
 
+async def test_a_released_ticket_is_no_failure(site: SiteMaker) -> None:
+    """Decode tells that the ticket ended before prefill tells the token that ended it."""
+    async with site() as here:
+        here.worker("prefill-0").behaviour.cancelled_first = True
+        assert await served(here, 1) == 1
+        await here.quiet()
+
+
+async def test_a_dropped_sequence_is_prefilled_again(site: SiteMaker) -> None:
+    async with site() as here:
+        worker = here.worker("decode-0")
+        worker.behaviour.step_s = 0.01
+        call = asyncio.create_task(served(here))
+        await until(lambda: any(len(ticket.emitted) > 3 for ticket in worker.tickets.values()))
+        worker.drop(worker.reserves[0].attempt)
+        assert await call == 2
+        await here.quiet()
+
+
 @pytest.mark.parametrize("moves", [1, 3, 6])
 async def test_moved_sequences_go_on_elsewhere(site: SiteMaker, moves: int) -> None:
     """More moves than attempts: each made progress, so none counts against the request."""
