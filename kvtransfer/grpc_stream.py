@@ -32,6 +32,8 @@ def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, 
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.keepalive_time_ms", ping_ms),
         ("grpc.keepalive_timeout_ms", ping_ms),
+        # The one that counts for a frozen peer: without it a lost ping takes a minute to be noticed.
+        ("grpc.http2.ping_timeout_ms", ping_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),

@@ -1,0 +1,214 @@
+"""What only the grpc transport has: a port, streams under link ids, processes that die or freeze."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import transfer_pb2_grpc
+from baton.v1.transfer_pb2 import OpenLinkResponse
+from kvtransfer.frames import Quiet, WithdrawReason, encode
+from kvtransfer.grpc_stream import LINK_ID_KEY, STREAM_METHOD, Outbox
+from kvtransfer.opening import open_request
+from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
+from tests.kvtransfer.remote_peer import BLOCKS, SHAPE
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    made = make_peers(Shape(timeout_s=1.0))
+    yield made
+    made.close()
+
+
+@contextmanager
+def channel(peers: Peers) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(peers.address, options=[("grpc.use_local_subchannel_pool", 1)]) as opened:
+        yield opened
+
+
+def open_link(peers: Peers, over: grpc.Channel, name: str = "raw") -> OpenLinkResponse:
+    request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT)
+    call = transfer_pb2_grpc.TransferServiceStub(over).OpenLink.future(request, timeout=3)
+    while not call.done():
+        peers.step()
+    response = call.result()
+    assert isinstance(response, OpenLinkResponse)
+    return response
+
+
+def stream(over: grpc.Channel, link_id: str | None, said: Iterator[bytes]) -> grpc.Call:
+    metadata = () if link_id is None else ((LINK_ID_KEY, link_id),)
+    raw = over.stream_stream(STREAM_METHOD, request_serializer=None, response_deserializer=None)
+    call = raw(said, metadata=metadata, timeout=5)
+    assert isinstance(call, grpc.Call)
+    return call
+
+
+def test_health_and_reflection(peers: Peers) -> None:
+    with channel(peers) as over:
+        stub = health_pb2_grpc.HealthStub(over)
+        for service in ("", "baton.v1.TransferService"):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=3)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        assert "baton.v1.TransferService" in ProtoReflectionDescriptorDatabase(over).get_services()
+
+
+def test_a_port_in_use_is_one_clear_error(peers: Peers) -> None:
+    port = int(peers.address.rsplit(":", 1)[1])
+    other = make_peers(Shape())
+    with pytest.raises(BatonError, match=rf"cannot listen on 127.0.0.1:{port}") as error:
+        other.receiver.listen("127.0.0.1", port)
+    assert error.value.kind is ErrorKind.INVALID
+    other.close()
+
+
+@pytest.mark.parametrize("link_id", [None, "", "x", "-1", "12345", "9" * 30, "0x10"])
+def test_a_stream_without_a_link_is_refused(peers: Peers, link_id: str | None) -> None:
+    with channel(peers) as over:
+        call = stream(over, link_id, iter([encode(Quiet(1))]))
+        assert call.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
+    peers.step()
+    assert not peers.receiver.links
+
+
+def test_a_link_id_is_good_for_one_stream(peers: Peers) -> None:
+    with channel(peers) as over:
+        link_id = str(open_link(peers, over).link_id)
+        release = threading.Event()
+
+        def said() -> Iterator[bytes]:
+            yield encode(Quiet(1))
+            release.wait(5)
+
+        first = stream(over, link_id, said())
+        peers.run_until(lambda: peers.receiver.counters.dropped_unknown == 1)
+        second = stream(over, link_id, iter([encode(Quiet(1))]))
+        assert second.code() is grpc.StatusCode.FAILED_PRECONDITION
+        release.set()
+        peers.run_until(lambda: peers.receiver.links == [])
+        assert first.code() is not None
+        third = stream(over, link_id, iter([encode(Quiet(1))]))
+        assert third.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert peers.receiver.counters.links_fenced == 1
+
+
+@pytest.mark.parametrize("message", [b"", b"nonsense", bytes(48), b"\xff" * 100])
+def test_a_malformed_frame_ends_the_stream_with_its_fault(peers: Peers, message: bytes) -> None:
+    with channel(peers) as over:
+        call = stream(over, str(open_link(peers, over).link_id), _then_wait(message))
+        peers.run_until(lambda: peers.receiver.links == [])
+        assert call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "malformed frame" in str(call.details())
+    peers.send(1, [[1]], [[2]])
+    peers.run_until(lambda: peers.acknowledged() == [1])
+    peers.check_ledger()
+
+
+def _then_wait(message: bytes) -> Iterator[bytes]:
+    yield message
+    time.sleep(1)
+
+
+def test_a_peer_that_reads_nothing_closes_its_outbox_not_our_memory() -> None:
+    outbox = Outbox(3)
+    for _ in range(3):
+        outbox.add(b"x")
+    assert outbox.closed is None
+    outbox.add(b"x")
+    assert outbox.closed is not None
+    assert "does not read" in outbox.closed.message
+    assert list(outbox) == []
+
+
+def test_nobody_listens_there() -> None:
+    peers = make_peers(Shape(timeout_s=2.0))
+    peers.address = "127.0.0.1:9"
+    transfer = peers.begin(1, [1])
+    peers.push(transfer, 0, 0, 1)
+    began = time.monotonic()
+    peers.run_until(lambda: 1 in peers.failures())
+    assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
+    assert time.monotonic() - began < 1.5
+    assert not peers.source.pins
+    peers.close()
+
+
+def test_close_ends_every_thread() -> None:
+    before = set(threading.enumerate())
+    peers = make_peers(Shape())
+    peers.send(1, [[1]], [[1]])
+    peers.run_until(lambda: peers.acknowledged() == [1])
+    peers.close()
+    deadline = time.monotonic() + 2
+    while set(threading.enumerate()) - before:
+        assert time.monotonic() < deadline, set(threading.enumerate()) - before
+        time.sleep(0.01)
+
+
+@contextmanager
+def remote(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A peer in another process, and the line it says when it is ready."""
+    command = [sys.executable, "-m", "tests.kvtransfer.remote_peer", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait(5)
+        process.stdout.close() if process.stdout is not None else None
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_sender_that_dies_or_freezes(how: signal.Signals) -> None:
+    """Its transfer ends, its staging is fenced and freed; another sender's goes on meanwhile."""
+    peers = make_peers(SHAPE)
+    peers.expect(1, BLOCKS)
+    with remote("send", peers.address) as (process, said):
+        assert said == "begun"
+        peers.run_until(lambda: len(peers.sink.scattered) >= 5)
+        os.kill(process.pid, how)
+        peers.sender._identity.name = "other"
+        began = time.monotonic()
+        peers.expect(2, [[5]])
+        transfer = peers.begin(2, [1])
+        peers.push(transfer, 0, 0, 9)
+        transfer.commit(peers.record(transfer))
+        peers.run_until(lambda: 2 in peers.acknowledged() and 1 in peers.withdrawn())
+        assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
+        peers.run_until(lambda: len(peers.receiver.links) == 1)
+        assert time.monotonic() - began < 3
+    peers.check_ledger()
+    assert peers.receiver.counters.links_fenced == 1
+    peers.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_receiver_that_dies_or_freezes(how: signal.Signals) -> None:
+    peers = make_peers(SHAPE)
+    with remote("receive") as (process, address):
+        peers.address = address
+        transfer = peers.begin(1, [64])
+        peers.push_all(transfer, BLOCKS)
+        peers.run_until(lambda: transfer.bytes_shipped >= 3 * 8192)
+        os.kill(process.pid, how)
+        began = time.monotonic()
+        peers.run_until(lambda: 1 in peers.failures())
+        assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
+        assert time.monotonic() - began < 3
+    assert not peers.source.pins
+    assert peers.sender.links == []
+    peers.close()

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from kvtransfer.frames import FrameError, Piece
+from kvtransfer.staging import Owner, Staging
+
+
+def piece(index: int, length: int = 8, transfer: int = 1) -> Piece:
+    return Piece(transfer, 0, 0, 0, length, index, 0)
+
+
+def land(staging: Staging, index: int, data: bytes = b"abcdefgh", transfer: int = 1) -> None:
+    staging.land(piece(index, len(data), transfer), memoryview(data))
+
+
+def test_an_index_changes_hands() -> None:
+    staging = Staging(4, 8)
+    land(staging, 2)
+    assert bytes(staging.view(2, 8)) == b"abcdefgh"
+    assert staging.view(2, 8).readonly
+    assert (staging.count(Owner.SENDER), staging.count(Owner.RECEIVER)) == (3, 1)
+    staging.give_back(2)
+    assert staging.count(Owner.SENDER) == 4
+
+
+def test_an_index_under_verification_cannot_be_overwritten() -> None:
+    staging = Staging(4, 8)
+    land(staging, 2)
+    with pytest.raises(FrameError, match="not the sender's"):
+        land(staging, 2, b"zzzzzzzz")
+    assert bytes(staging.view(2, 8)) == b"abcdefgh"
+    with pytest.raises(FrameError):
+        land(staging, 4)
+
+
+def test_a_piece_may_not_reach_into_the_next() -> None:
+    staging = Staging(4, 8)
+    with pytest.raises(FrameError, match="do not fit"):
+        land(staging, 0, b"123456789")
+
+
+def test_one_transfer_holds_half() -> None:
+    staging = Staging(5, 8)
+    land(staging, 0)
+    land(staging, 1)
+    with pytest.raises(FrameError, match="holds more than 2 of 5"):
+        land(staging, 2)
+    land(staging, 2, transfer=2)
+    staging.give_back(0)
+    land(staging, 3)
+
+
+def test_nothing_is_given_back_twice() -> None:
+    staging = Staging(2, 8)
+    with pytest.raises(AssertionError):
+        staging.give_back(0)
+
+
+def test_quarantine_ends_only_with_the_window() -> None:
+    staging = Staging(4, 8)
+    land(staging, 0)
+    staging.quarantine()
+    assert (staging.count(Owner.QUARANTINED), staging.count(Owner.RECEIVER)) == (3, 1)
+    with pytest.raises(FrameError):
+        land(staging, 1)
+    staging.release()
+    assert staging.count(Owner.QUARANTINED) == 4
+    with pytest.raises(ValueError):
+        Staging(1, 8)
