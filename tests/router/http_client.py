@@ -1,0 +1,48 @@
+"""An HTTP client of a site: whole answers and streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from tests.router.conftest import MODEL, Site
+
+
+def http(here: Site) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://{here.addresses['http']}", timeout=10)
+
+
+async def complete(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": [1, 2, 3], "temperature": 0, "ignore_eos": True, **fields}
+    return await client.post("/v1/completions", json=body)
+
+
+async def events(client: httpx.AsyncClient, **fields: Any) -> AsyncIterator[dict[str, Any]]:
+    """The chunks of a stream, which must end with [DONE] (or else with an error)."""
+    body = {
+        "model": MODEL,
+        "prompt": [1, 2, 3],
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        **fields,
+    }
+    done = failed = False
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        async for line in response.aiter_lines():
+            if not line:
+                continue
+            assert not done
+            assert line.startswith("data: ")
+            if line == "data: [DONE]":
+                done = True
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            failed = "error" in chunk
+            yield chunk
+    assert done != failed
