@@ -1,0 +1,12 @@
+"""Moves blocks of a KV cache from a sender to a receiver: whole, once, into their place, or not at all.
+
+    ticket, ticket_book          the receiver's promise, and the states it passes through
+    sender, receiver             the two ends, each polled by one loop
+    outgoing, incoming           one transfer at either end
+    sending_link, receiving_link one link at either end: credits there, staging here
+    staging, checksum, geometry  where bytes land, how they are verified, how blocks are cut
+    frames, opening, events      what the ends say to each other, and to their loops
+    transport, grpc_*, inbox     what carries frames
+
+Knows nothing of engines, roles or requests; usable by itself.
+"""
