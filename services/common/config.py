@@ -85,7 +85,7 @@ class RouterSettings(StrictModel):
     max_waiting: int = Field(1024, ge=1, description="requests that may wait for a slot; more are refused")
     queue_timeout_s: float = Field(60.0, gt=0, description="the longest wait for a slot")
     request_timeout_s: float = Field(600.0, gt=0, description="the longest life of a request")
-    prefill_ahead_tokens: int = Field(2048, ge=1, description="tokens queued at a prefill worker that gate it")
+    prefill_ahead_tokens: int = Field(2048, ge=1, description="queued tokens at which a prefill worker waits")
     max_attempts: int = Field(3, ge=1)
     tokenizer_threads: int = Field(2, ge=1)
 

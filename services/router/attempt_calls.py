@@ -17,6 +17,7 @@ from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits
 from services.common.errors import from_grpc
+from services.common.logs import get_log
 from services.router.follow import attach
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ RESERVE_S = 5.0
 _GET_HANDOFF_S = 2.0
 # How long the end of an output waits for prefill to say what it shipped.
 _SETTLE_S = 2.0
+
+_log = get_log("attempt")
 
 
 class AttemptCalls:
@@ -144,6 +147,9 @@ class AttemptCalls:
                 self.prefill_error = BatonError(ErrorKind.INTERNAL, f"{worker.name}: prefill ended early")
         except grpc.aio.AioRpcError as error:
             self._prefill_failed(from_grpc(error, worker.name))
+        except Exception as error:  # a fault of ours must not leave the request waiting
+            _log.exception("prefill_reader_failed", worker=worker.name)
+            self.prefill_error = BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")
         finally:
             call.cancel()
             self._claim.prefill_ended()

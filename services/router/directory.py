@@ -68,7 +68,7 @@ class Directory:
         self._addresses[address] = None
         peer = Peer(address, grpc.aio.insecure_channel(address, options=channel_options()))
         self.peers[address] = peer
-        self._heartbeats[address] = asyncio.create_task(self._watch(peer))
+        self._heartbeats[address] = _loud(asyncio.create_task(self._watch(peer)))
 
     async def stop(self) -> None:
         """Ends heartbeats and streams, closes the channels."""
@@ -113,5 +113,16 @@ class Directory:
         if earlier is not None:
             earlier.cancel()
         if worker.decodes:
-            self._follows[peer.address] = asyncio.create_task(follow(worker, self._router_id))
+            self._follows[peer.address] = _loud(asyncio.create_task(follow(worker, self._router_id)))
         self._on_change()
+
+
+def _loud(task: asyncio.Task[None]) -> asyncio.Task[None]:
+    """A watcher that dies of a fault of ours says so at once."""
+
+    def tell(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("watcher_died", exc_info=error)
+
+    task.add_done_callback(tell)
+    return task
