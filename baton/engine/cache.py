@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,6 +32,19 @@ class KVCache:
     def block_bytes_view(self, group: int, block: int) -> Tensor:
         """The block as a 1-D uint8 view of `block_bytes` bytes; writing to it writes the cache."""
         return self.groups[group][block].view(-1).view(torch.uint8)
+
+    def read_block(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        """Bytes of a block on the host: a view of them on a CPU, a copy from any other device."""
+        return self.block_bytes_view(group, block)[offset : offset + length].cpu().numpy().data
+
+    def write_block(self, group: int, block: int, offset: int, data: memoryview) -> None:
+        """Copies host bytes into a block; done when it returns."""
+        place = self.block_bytes_view(group, block)[offset : offset + len(data)]
+        source = np.frombuffer(data, dtype=np.uint8)
+        if place.device.type == "cpu":
+            place.numpy()[:] = source
+        else:
+            place.copy_(torch.from_numpy(source.copy()))
 
 
 def _allocate(group: CacheGroup, blocks: int, device: torch.device) -> Tensor:

@@ -264,11 +264,13 @@ class LinkAudit(_message.Message):
     transport: _builtins.str
     window_pieces: _builtins.int
     free_pieces: _builtins.int
-    """Staging pieces that are neither free nor on credit are being verified."""
+    """On the sending side: pieces it may fill; all of the window at rest."""
     credited_pieces: _builtins.int
-    """Granted to transfers that go on."""
+    """On the receiving side: pieces the sender may fill; all of the window at rest. The others hold
+    bytes that are being verified.
+    """
     quarantined_pieces: _builtins.int
-    """Granted to transfers that ended before their sender was quiet."""
+    """On the receiving side of a broken link: pieces that the sender may still write, until the fence."""
     live_transfers: _builtins.int
     @_builtins.property
     def peer(self) -> _types_pb2.WorkerIdentity: ...

@@ -17,7 +17,7 @@ _PREFIX = struct.Struct("<I")
 _READ_BYTES = 1 << 18
 # A prompt of a million tokens is about 3 MB; anything beyond this is a broken peer.
 _MAX_MESSAGE = 64 << 20
-_SEND_TIMEOUT_S = 10.0
+_SEND_TIMEOUT = struct.pack("@ll", 10, 0)  # a struct timeval
 
 
 class ChannelClosedError(BatonError):
@@ -31,7 +31,9 @@ class EngineEnd:
     """The engine's end: never waits for a command, and for a slow front no longer than a deadline."""
 
     def __init__(self, sock: socket.socket) -> None:
-        sock.settimeout(_SEND_TIMEOUT_S)
+        # Not `settimeout`: Python would wait in `recv` too, whatever its flags say.
+        sock.setblocking(True)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         self._socket = sock
         self._buffer = bytearray()
 

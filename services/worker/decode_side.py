@@ -15,8 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
 from baton.engine.sequence import Limits, SamplingParams
@@ -285,8 +283,7 @@ class DecodeSide:
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket of this transfer has ended")
         block = entry.grant.grant.blocks[group][ordinal]
-        view = self._model.cache.block_bytes_view(group, block)
-        view[offset : offset + len(data)].copy_(torch.frombuffer(data, dtype=torch.uint8))
+        self._model.cache.write_block(group, block, offset, data)
 
     def blocks_of(self, transfer_id: int, key: AttemptKey, token_count: int) -> BlockTables:
         """The reserved blocks of a local handoff that hold its `token_count` prefilled tokens."""

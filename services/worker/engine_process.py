@@ -237,8 +237,7 @@ class _Source:
         self._model = model
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        view = self._model.cache.block_bytes_view(group, block)
-        return view[offset : offset + length].cpu().numpy().data
+        return self._model.cache.read_block(group, block, offset, length)
 
     def unpin(self, group: int, block: int) -> None:
         self._model.pools.pools[group].unpin(block)

@@ -114,10 +114,9 @@ def leaks(audit: Audit) -> list[str]:
         if value:
             found.append(f"{value} {name}")
     for link in audit.links:
-        if link.live_transfers or link.quarantined_pieces or link.credited_pieces:
+        home = link.free_pieces if link.sending else link.credited_pieces
+        if link.live_transfers or link.quarantined_pieces or home != link.window_pieces:
             found.append(f"link to {link.peer.name}: {link}")
-        if link.free_pieces != link.window_pieces:
-            found.append(f"{link.window_pieces - link.free_pieces} pieces of the link to {link.peer.name}")
     if audit.integrity_error:
         found.append(audit.integrity_error)
     return found
