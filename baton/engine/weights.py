@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ INDEX_FILE = "model.safetensors.index.json"
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _PURPOSE_WEIGHTS = 1
 _RANDOM_CHUNK = 1 << 22
+_DIGEST_SAMPLE = 256  # elements of each tensor, about
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -101,6 +103,19 @@ def random_weights(
         bound = math.sqrt(3) * _spread(name, shape)
         weights[name] = _uniform(name, shape, seed, bound, device, dtype)
     return weights
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> bytes:
+    """SHA-256 over names and a sample of every tensor: tells two checkpoints of one shape apart.
+
+    A sample, since reading all of a large model again would cost its start-up seconds.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        flat = weights[name].reshape(-1)
+        sample = flat[:: max(1, flat.numel() // _DIGEST_SAMPLE)]
+        digest.update(name.encode() + b"\0" + sample.double().cpu().numpy().tobytes())
+    return digest.digest()
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> float:

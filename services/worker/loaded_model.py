@@ -12,7 +12,7 @@ from baton.engine.decoder import Decoder
 from baton.engine.model_config import ModelConfig
 from baton.engine.model_source import resolve_model
 from baton.engine.output_ring import MAX_VOCAB
-from baton.engine.weights import load_weights, random_weights
+from baton.engine.weights import load_weights, random_weights, weights_digest
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from services.common.config import EngineConfig
@@ -51,10 +51,8 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     blocks = _blocks(engine, layout, max_context)
     if engine.weights == "random":
         weights = random_weights(config, engine.weights_seed, device, dtype)
-        source = f"random {engine.weights_seed}".encode()
     else:
         weights = load_weights(config, folder, device, dtype)
-        source = b"file"
     return LoadedModel(
         config=config,
         decoder=Decoder(config, weights, layout, device, dtype),
@@ -62,7 +60,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         pools=BlockPools(layout, [blocks] * len(layout.groups)),
         max_context_tokens=max_context,
         device=device,
-        fingerprint=layout.fingerprint(config.digest() + source),
+        fingerprint=layout.fingerprint(config.digest() + weights_digest(weights)),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.model_config import ModelConfig
-from baton.engine.weights import load_weights, random_weights, weight_shapes
+from baton.engine.weights import load_weights, random_weights, weight_shapes, weights_digest
 from baton.errors import BatonError, ErrorKind
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case, make_checkpoint
@@ -99,3 +99,14 @@ def test_random_weights_write_text_that_varies(case: Case, tmp_path: Path) -> No
     save_file(random_weights(config, 0, "cpu", torch.float32), folder / "model.safetensors")
     output = Passes(folder, torch.float32).greedy(0, list(range(20)), 48)
     assert len(set(output)) > 12
+
+
+def test_the_digest_tells_checkpoints_apart_and_shards_alike(tmp_path: Path) -> None:
+    folders = [make_checkpoint(tmp_path / str(seed), seed=seed) for seed in (3, 4)]
+    shards = make_checkpoint(tmp_path / "shards", seed=3, sharded=True)
+    config = ModelConfig.load(shards)
+    digests = [
+        weights_digest(load_weights(config, folder, "cpu", torch.float32)) for folder in (*folders, shards)
+    ]
+    assert digests[0] != digests[1]
+    assert digests[0] == digests[2]
