@@ -46,16 +46,23 @@ class LocalEngine:
     """`start` prefills and admits; `run` steps until the given slots have ended."""
 
     def __init__(
-        self, folder: Path, *, slots: int = 4, blocks: int = 64, block_tokens: int = 4, chunk: int = 16
+        self,
+        folder: Path,
+        *,
+        slots: int = 4,
+        blocks: int = 64,
+        block_tokens: int = 4,
+        chunk: int = 16,
+        device: str = "cpu",
+        dtype: str = "float32",
     ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(CONFIG))
         config = ModelConfig.load(folder)
-        dtype = torch.float32
-        layout = config.layout(block_tokens, "float32")
-        weights = random_weights(config, 7, torch.device("cpu"), dtype)
-        decoder = Decoder(config, weights, layout, "cpu", dtype)
-        cache = KVCache(layout, blocks, "cpu")
+        layout = config.layout(block_tokens, dtype)
+        weights = random_weights(config, 7, torch.device(device), getattr(torch, dtype))
+        decoder = Decoder(config, weights, layout, device, getattr(torch, dtype))
+        cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks])
         self.scheduler = PrefillScheduler(self.pools, chunk_tokens=chunk, max_sequences=64)
         self.prefill = PrefillLoop(decoder, cache, self.scheduler)
@@ -63,7 +70,7 @@ class LocalEngine:
         memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
-        self.state = SlotState(slots, (64,), torch.device("cpu"))
+        self.state = SlotState(slots, (64,), torch.device(device))
         self.decode = DecodeLoop(decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory))
         self.output: dict[tuple[int, int], list[int]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
