@@ -13,6 +13,7 @@ from services.common.config import WorkerConfig
 from services.common.engine_channel import FrontEnd
 from services.worker.launch import EngineLaunch
 
+ENGINE_PROGRAM = (sys.executable, "-m", "services.worker.engine_process")
 _STOP_S = 5.0
 
 
@@ -50,7 +51,7 @@ def _spawn(
         worker=config, incarnation=incarnation.hex(), channel_fd=channel.fileno(), memory_fd=memory.fd
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.worker.engine_process"],
+        ENGINE_PROGRAM,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's parent listens to the front there, and to nobody else
         pass_fds=(channel.fileno(), memory.fd),

@@ -133,12 +133,25 @@ async def assert_all_free(cluster: Cluster, stub: RouterServiceAsyncStub, within
         await asyncio.sleep(0.05)
 
 
+BATON = (sys.executable, "-m", "baton.cli.main")
+
+
 @contextlib.contextmanager
-def baton_up(model: Path, *flags: str, config: str = "") -> Iterator[Cluster]:
+def baton_up(model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON) -> Iterator[Cluster]:
     """Starts a cluster on free ports and stops it, checking that no process of it is left."""
+    with starting_up(model, *flags, config=config, program=program) as (process, log):
+        http, rpc = _ready(process, log)
+        yield Cluster(process, rpc, http, log)
+
+
+@contextlib.contextmanager
+def starting_up(
+    model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`baton_up` that does not wait for READY: the process, and the file that its logs go to."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        arguments = [sys.executable, "-m", "baton.cli.main", "up", "--model", str(model)]
+        arguments = [*program, "up", "--model", str(model)]
         arguments += ["--served-model-name", MODEL, "--http-port", "0", "--grpc-port", "0", *flags]
         if config:
             (Path(folder) / "baton.yaml").write_text(config)
@@ -153,8 +166,7 @@ def baton_up(model: Path, *flags: str, config: str = "") -> Iterator[Cluster]:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
         try:
-            http, rpc = _ready(process, log)
-            yield Cluster(process, rpc, http, log)
+            yield process, log
         finally:
             children = descendants(process.pid)
             if process.poll() is None:
@@ -167,7 +179,7 @@ def baton_up(model: Path, *flags: str, config: str = "") -> Iterator[Cluster]:
             finally:
                 left = [pid for pid in children if alive(pid)]
             assert process.stdout is not None
-            assert process.stdout.read() == "", "something was written to stdout after READY"
+            assert process.stdout.read() == "", "something was written to stdout beside READY"
             process.stdout.close()
             assert not left, f"processes left: {left}\n{log.read_text()[-4000:]}"
 
