@@ -1,0 +1,74 @@
+"""What /proc says of processes: what they map, what they hold open, whom they talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+LISTEN = "0A"
+Inode = tuple[str, int]
+"""(device, inode number)."""
+
+
+def maps_library(pid: int, name: str) -> bool:
+    """Whether a process has a shared library of this name mapped."""
+    return name in Path(f"/proc/{pid}/maps").read_text()
+
+
+def writable_shared_maps(pid: int) -> set[Inode]:
+    """Files, memfds and shared memory that the process maps such that another could see its writes."""
+    found = set()
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        _, permissions, _, device, inode, *_ = line.split(maxsplit=5)
+        if "s" in permissions and "w" in permissions and inode != "0":
+            found.add((device, int(inode)))
+    return found
+
+
+def open_memory(pid: int) -> set[Inode]:
+    """memfds and shared memory that the process holds a descriptor of."""
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(descriptor).startswith(("/memfd:", "/dev/shm/")):
+                status = descriptor.stat()
+                device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+                found.add((device, status.st_ino))
+    return found
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A TCP socket of a process; every peer of these tests is on this host, so ports name both ends."""
+
+    pid: int
+    local_port: int
+    remote_port: int
+    listens: bool
+
+
+def tcp_sockets(pids: Iterable[int]) -> list[Socket]:
+    """Every TCP socket that one of the processes holds."""
+    table = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            _, local, remote, state, *_, inode = line.split()[:10]
+            table[int(inode)] = (_port(local), _port(remote), state == LISTEN)
+    return [Socket(pid, *table[inode]) for pid in pids for inode in _socket_inodes(pid) if inode in table]
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def _socket_inodes(pid: int) -> set[int]:
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            target = os.readlink(descriptor)
+            if target.startswith("socket:["):
+                found.add(int(target[8:-1]))
+    return found
