@@ -19,8 +19,8 @@ class Prompt:
     chat: bool
 
     def request(self, model: str, max_tokens: int, seed: int) -> router_pb2.GenerateRequest:
-        """Drawn at temperature 0.8, with a seed, so that two demos of one checkpoint read the same."""
-        request = router_pb2.GenerateRequest(model=model, max_tokens=max_tokens, temperature=0.8, seed=seed)
+        """Drawn with a seed, so that two demos of one checkpoint read the same."""
+        request = router_pb2.GenerateRequest(model=model, max_tokens=max_tokens, temperature=1, seed=seed)
         if self.chat:
             request.chat.messages.add(role="user", content=self.text)
         else:

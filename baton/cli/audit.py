@@ -49,10 +49,10 @@ def trouble(worker: router_pb2.WorkerAudit) -> str:
 
 def audit_table(answer: router_pb2.AuditClusterResponse) -> Table:
     """One row a worker, within 100 columns."""
-    table = plain_table("workers")
+    table = plain_table("workers (free/all slots and blocks)")
     for heading in ("worker", "role", "pids"):
         table.add_column(heading)
-    for heading in ("slots free", "blocks free", "prompts", "decoded", "shipped", "received", "links"):
+    for heading in ("slots", "blocks", "prompts", "decoded", "shipped", "received", "links"):
         table.add_column(heading, justify="right")
     for worker in answer.workers:
         table.add_row(*_row(worker))

@@ -35,6 +35,8 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     command: Command = arguments.command
+    # gRPC's own notes, of connections that close at a stop, are no news to an operator.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         return command(arguments)
     except BatonError as error:

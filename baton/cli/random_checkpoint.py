@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Part of the folder's name: raise it with any change of what is written.
-REVISION = 1
+REVISION = 2
 SEED = 20_260_101
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 256, 688, 4, 4, 2, 64, 4096
@@ -24,7 +24,10 @@ SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>
 BOS, EOS, END = 256, 257, 261
 VOCAB = 256 + len(SPECIAL_TOKENS)
 
-LIKELY_BYTES = b"etaoin shrdlu etaoin shrdlu cmfwypvbgk,."
+# From the likeliest on; all other bytes are hardly ever drawn.
+LIKELY_BYTES = b" etaoinshrdlucmfwypvbgk,."
+# A hidden channel that no layer writes, so that lm_head's weight for it is a bias of each token.
+CONSTANT_CHANNEL, CONSTANT = 0, 8.0
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
@@ -145,7 +148,7 @@ def _weights() -> Weights:
     weights = {
         "model.embed_tokens.weight": matrix(VOCAB, HIDDEN) * np.sqrt(np.float32(HIDDEN)),
         "model.norm.weight": ones,
-        "lm_head.weight": matrix(VOCAB, HIDDEN) * _head_scale()[:, None],
+        "lm_head.weight": matrix(VOCAB, HIDDEN),
     }
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
@@ -153,6 +156,10 @@ def _weights() -> Weights:
         weights[prefix + "post_attention_layernorm.weight"] = ones
         for name, rows, columns in _MATRICES:
             weights[prefix + name] = matrix(rows, columns)
+            if name in _WRITERS:
+                weights[prefix + name][CONSTANT_CHANNEL] = 0
+    weights["model.embed_tokens.weight"][:, CONSTANT_CHANNEL] = CONSTANT
+    _prefer_likely_bytes(weights["lm_head.weight"])
     return weights
 
 
@@ -167,8 +174,13 @@ _MATRICES = (
 )
 
 
-def _head_scale() -> npt.NDArray[np.float32]:
-    """Rows of likely bytes get logits of larger spread, hence nearly all draws."""
-    scale = np.full(VOCAB, 0.1, np.float32)
-    scale[list(set(LIKELY_BYTES))] = 4.0
-    return scale
+# The matrices whose output is added to the hidden state.
+_WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
+
+
+def _prefer_likely_bytes(head: npt.NDArray[np.float32]) -> None:
+    """Spreads the logits of likely bytes and lifts them above all others, in order of likelihood."""
+    head[:, CONSTANT_CHANNEL] = -2.0
+    for rank, byte in enumerate(LIKELY_BYTES):
+        head[byte] *= 1.5
+        head[byte, CONSTANT_CHANNEL] = 1.0 - 0.02 * rank
