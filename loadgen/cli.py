@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"settings": _settings(arguments), **report.as_dict()}))
     else:
-        Console().print(report.table())
+        Console(highlight=False).print(report.headline(), report.table(), sep="\n")
     return 1 if report.failed else 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from loadgen.client import Record
@@ -73,7 +74,8 @@ class Report:
         return asdict(self)
 
     def table(self) -> Table:
-        table = Table(title=self._title(), title_justify="left", show_edge=False, pad_edge=False)
+        """Percentiles of every time, a row each."""
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         table.add_column("ms")
         for percentile in PERCENTILES:
             table.add_column(f"p{percentile}", justify="right")
@@ -82,7 +84,8 @@ class Report:
             table.add_row(name, *(_number(value) for value in (spread.p50, spread.p90, spread.p99)))
         return table
 
-    def _title(self) -> str:
+    def headline(self) -> str:
+        """What was asked, what was sent, and what failed, in one line."""
         failed = ", ".join(f"{count} {kind}" for kind, count in self.failed.items()) or "none"
         return (
             f"{self.requests} requests, failed: {failed}; sent at {_number(self.achieved_rate)}/s"

@@ -48,11 +48,11 @@ def trouble(worker: router_pb2.WorkerAudit) -> str:
 
 
 def audit_table(answer: router_pb2.AuditClusterResponse) -> Table:
-    """One row a worker, within 100 columns."""
-    table = plain_table("workers (free/all slots and blocks)")
+    """One row a worker, within 80 columns."""
+    table = plain_table("workers (slots and blocks: free/all)")
     for heading in ("worker", "role", "pids"):
-        table.add_column(heading)
-    for heading in ("slots", "blocks", "prompts", "decoded", "shipped", "received", "links"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("slots", "blocks", "prompts", "decoded", "KV out", "KV in"):
         table.add_column(heading, justify="right")
     for worker in answer.workers:
         table.add_row(*_row(worker))
@@ -87,7 +87,6 @@ def _row(worker: router_pb2.WorkerAudit) -> tuple[str, ...]:
         str(audit.tokens_decoded),
         bytes_text(audit.bytes_shipped),
         bytes_text(audit.bytes_received),
-        str(len(audit.links)),
     )
 
 

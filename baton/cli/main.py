@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
 from baton.cli import audit, demo, settings, worker
-from baton.cli.messages import say
+from baton.cli.messages import give_up, say
 from baton.cli.model_folder import with_model
 from baton.cli.processes import ChildError
 from baton.cli.up import up
@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
     except ChildError as error:
         say(f"error: {error}")
+        return FAILED
+    except BrokenPipeError:
+        give_up(sys.stdout)
         return FAILED
     except KeyboardInterrupt:
         return 130

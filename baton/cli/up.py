@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from baton.cli.local_cluster import Doors, LocalCluster, Programs
-from baton.cli.messages import say
+from baton.cli.messages import say, write_line
 from baton.cli.race import race
 from baton.cli.settings import invalid
 from services.common.config import UpConfig
@@ -82,12 +81,8 @@ async def up(config: UpConfig, model: Path, programs: Programs | None = None) ->
 
 
 def _announce(doors: Doors) -> None:
-    """The one line of stdout. Nobody may be reading, and a broken stdout must not fail again at exit."""
-    try:
-        print(f"READY http={doors.http} grpc={doors.grpc}", flush=True)
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    """The one line of stdout, which nobody has to read."""
+    write_line(sys.stdout, f"READY http={doors.http} grpc={doors.grpc}")
     say(f"ready: OpenAI-style HTTP on http://{doors.http}/v1, gRPC on {doors.grpc}; stop with Ctrl-C")
 
 

@@ -5,10 +5,23 @@ A line carries ids, counts, addresses and kinds of error, never a prompt, an out
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
 import structlog
+
+
+class _Stderr:
+    """Where lines go, each in one piece. Its reader may be gone, and that must stop nothing."""
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(line)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
 
 
 def configure_logs(level: str, **bound: str) -> None:
@@ -23,7 +36,7 @@ def configure_logs(level: str, **bound: str) -> None:
             structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_Stderr()),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(**bound)
