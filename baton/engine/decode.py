@@ -74,9 +74,14 @@ class DecodeLoop:
         """Ends a slot from the next step on; the ring tells its finish, this one or an earlier."""
         self._mailbox.post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do something, given room in the ring."""
+        return bool(self._mailbox.pending) or bool(self._state.active.any())
+
     def step(self) -> bool:
         """Runs one step; False when there was nothing to do or no room to say it in."""
-        if not self._mailbox.pending and not bool(self._state.active.any()):
+        if not self.has_work:
             return False
         # Every entry and every row may write one word.
         if self._ring.room() < 2 * self._slots:

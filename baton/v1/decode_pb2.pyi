@@ -125,7 +125,7 @@ class ReserveRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
-    """16 random bytes, fresh at each start of a router."""
+    """16 random bytes, fresh at each start of a router and each time it takes a worker anew."""
     token_count: _builtins.int
     """Tokens prefill will compute: the prompt and what earlier attempts emitted."""
     first_number: _builtins.int

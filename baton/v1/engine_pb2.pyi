@@ -161,7 +161,9 @@ class CancelCommand(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     PREFILL_ONLY_FIELD_NUMBER: _builtins.int
     prefill_only: _builtins.bool
-    """Only the prefill of it: the router's call ended, the ticket is not ours to judge."""
+    """The router's Prefill call ended: the prefill stops, which withdraws its ticket; what has been
+    handed off goes on.
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     def __init__(

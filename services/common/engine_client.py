@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
@@ -13,6 +14,21 @@ from services.common.engine_channel import ChannelClosedError, FrontEnd
 # A prefill tells of its first token, its handoff, and its end.
 _EVENTS_A_PREFILL = 8
 _CALL_TIMEOUT_S = 10.0
+_MAX_CALLS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A command that the engine will answer; it stays until then, whether or not its caller does."""
+
+    future: asyncio.Future[EngineEvent]
+    on_answer: Callable[[EngineEvent], None] | None
+
+    def answer(self, event: EngineEvent) -> None:
+        if self.on_answer is not None and event.WhichOneof("event") != "failed":
+            self.on_answer(event)
+        if not self.future.done():
+            self.future.set_result(event)
 
 
 class EngineClient:
@@ -21,7 +37,7 @@ class EngineClient:
     def __init__(self, channel: FrontEnd) -> None:
         self._channel = channel
         self._ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[EngineEvent]] = {}
+        self._calls: dict[int, _Call] = {}
         self._streams: dict[int, asyncio.Queue[EngineEvent]] = {}
         self._closed: BatonError | None = None
         # Called for each event that answers no command.
@@ -47,19 +63,27 @@ class EngineClient:
         finally:
             self._fail_all()
 
-    async def call(self, command: EngineCommand, timeout_s: float = _CALL_TIMEOUT_S) -> EngineEvent:
-        """Sends a command, awaits its event. Raises the BatonError the engine answered, or DEADLINE."""
+    async def call(
+        self,
+        command: EngineCommand,
+        timeout_s: float = _CALL_TIMEOUT_S,
+        on_answer: Callable[[EngineEvent], None] | None = None,
+    ) -> EngineEvent:
+        """Sends a command, awaits its event. Raises the BatonError the engine answered, or DEADLINE.
+
+        `on_answer` is called with a successful event in the engine's order of events, and even if the
+        caller has gone: what the engine has promised must not be forgotten.
+        """
+        if len(self._calls) >= _MAX_CALLS:
+            raise BatonError(ErrorKind.OVERLOADED, f"{_MAX_CALLS} calls wait for the engine already")
         command.id = next(self._ids)
-        future: asyncio.Future[EngineEvent] = asyncio.get_running_loop().create_future()
-        self._calls[command.id] = future
+        call = self._calls[command.id] = _Call(asyncio.get_running_loop().create_future(), on_answer)
+        await self.tell(command)
         try:
-            await self.tell(command)
-            event = await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return _checked(await call.future)
         except TimeoutError as error:
             raise BatonError(ErrorKind.DEADLINE, f"the engine did not answer within {timeout_s} s") from error
-        finally:
-            self._calls.pop(command.id, None)
-        return _checked(event)
 
     async def tell(self, command: EngineCommand) -> None:
         """Sends a command that nobody waits for."""
@@ -86,21 +110,19 @@ class EngineClient:
         if event.id in self._streams:
             self._streams[event.id].put_nowait(event)
         elif event.id in self._calls:
-            future = self._calls.pop(event.id)
-            if not future.done():
-                future.set_result(event)
+            self._calls.pop(event.id).answer(event)
         elif event.id == 0:
             self.on_event(event)
-        # Any other answers a call that has been given up.
+        # Any other is of a prefill that has been given up.
 
     def _fail_all(self) -> None:
         reason = self._closed or ChannelClosedError()
         failed = EngineEvent()
         failed.failed.kind = reason.kind.value  # type: ignore[assignment]
         failed.failed.message = reason.message
-        for future in self._calls.values():
-            if not future.done():
-                future.set_result(failed)
+        for call in self._calls.values():
+            call.answer(failed)
+        self._calls.clear()
         for queue in self._streams.values():
             if not queue.full():
                 queue.put_nowait(failed)

@@ -29,6 +29,10 @@ _SERVER_OPTIONS = (
     # Clients of ours ping idle connections every 10 s (see channel_options).
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A client that is frozen or cut off ends its streams within 15 s, not within hours.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
 )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from functools import partial
 from typing import Any
 
 import grpc
@@ -77,17 +78,22 @@ class DecodeServicer(DecodeServiceServicer):
         try:
             self._drain.check()
             _check_ids(request)
-            event = await self._engine.call(EngineCommand(reserve=ReserveCommand(request=request)))
-            reserved = event.reserved
-            self._streams.reserve(
-                request.attempt, request.router_id, request.first_number, reserved.slot, reserved.generation
-            )
-            self._reserved.set()
-            return ReserveResponse(ticket=reserved.ticket)
+            command = EngineCommand(reserve=ReserveCommand(request=request))
+            event = await self._engine.call(command, on_answer=partial(self._register, request))
+            return ReserveResponse(ticket=event.reserved.ticket)
         except BatonError as error:
             await abort(context, error)
 
-    async def Follow(self, request: FollowRequest, context: Context) -> AsyncIterator[FollowResponse]:  # noqa: N802
+    def _register(self, request: ReserveRequest, event: EngineEvent) -> None:
+        reserved = event.reserved
+        self._streams.reserve(
+            request.attempt, request.router_id, request.first_number, reserved.slot, reserved.generation
+        )
+        self._reserved.set()
+
+    async def Follow(self, request: FollowRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Writes instead of yielding: a cancel that comes while a write waits is then raised here, and not
+        in grpc's wrapper around a suspended generator."""
         router_id = request.router_id
         if len(router_id) != ID_BYTES:
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
@@ -95,17 +101,16 @@ class DecodeServicer(DecodeServiceServicer):
         news = self._news[router_id] = asyncio.Event()
         try:
             # An empty message first: the router knows that it is heard.
-            yield FollowResponse(step=self._ring.steps)
+            await context.write(FollowResponse(step=self._ring.steps))
             while self._streams.is_newest(router_id, following):
                 message = self._streams.collect(router_id, self._ring.steps)
                 if message is not None:
-                    yield message
+                    await context.write(message)
                     continue
                 news.clear()
-                try:
-                    await asyncio.wait_for(news.wait(), _FOLLOW_IDLE_S)
-                except TimeoutError:
-                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_FOLLOW_IDLE_S):
+                        await news.wait()
         finally:
             self._streams.unfollow(router_id, following)
             if self._news.get(router_id) is news:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand, PrefillCommand
-from baton.v1.prefill_pb2 import PrefillRequest, PrefillResponse
+from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
 from services.common.drain import Drain
@@ -27,15 +26,16 @@ class PrefillServicer(PrefillServiceServicer):
         self._engine = engine
         self._drain = drain
 
-    async def Prefill(self, request: PrefillRequest, context: Context) -> AsyncIterator[PrefillResponse]:  # noqa: N802
+    async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+        """Writes instead of yielding, so that a cancel is always raised here."""
         finished = False
         try:
             self._drain.check()
             async for event in self._engine.stream(EngineCommand(prefill=PrefillCommand(request=request))):
-                yield event.prefill
+                await context.write(event.prefill)
             finished = True
         except BatonError as error:
-            finished = error.kind is not ErrorKind.DEADLINE
+            finished = True
             await abort(context, error)
         finally:
             if not finished:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +38,11 @@ class Router:
         info = ModelInfo.load(folder)
         self._config = config
         self._pool = TextPool(folder, info, config.tokenizer_threads, config.max_waiting)
-        router_id = secrets.token_bytes(16)
-        self.directory = Directory(config.workers, router_id, self._workers_changed)
+        self.directory = Directory(config.workers, self._workers_changed)
         self.placement = Placement(self.directory, config.prefill_ahead_tokens)
         self.room = WaitingRoom(self.placement, config.max_waiting, config.queue_timeout_s)
         self.cancels = Cancels()
-        self.dispatcher = Dispatcher(self.room, self.cancels, router_id, config.max_attempts)
+        self.dispatcher = Dispatcher(self.room, self.cancels, config.max_attempts)
         intake = Intake(config.served_model_name, info, self._pool, self.directory, config.request_timeout_s)
         self.service = Service(intake, self.dispatcher, self.placement)
         self.grpc = GrpcServer([SERVICE_NAME])

@@ -22,15 +22,20 @@ from services.router.follow import attach
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import Ticket
+    from baton.v1.prefill_pb2 import PrefillResponse
     from services.router.cancels import Cancels
     from services.router.placement import Claim
     from services.router.request import Request
     from services.router.sequence import Sequence
 
+    PrefillCall = grpc.aio.UnaryStreamCall[PrefillRequest, PrefillResponse]
+
 RESERVE_S = 5.0
 _GET_HANDOFF_S = 2.0
 # How long the end of an output waits for prefill to say what it shipped.
-_SETTLE_S = 2.0
+_SETTLE_S = 0.1
+# The same where prefill's word decides: it may have ended the request with its own first token.
+_SETTLE_CANCELLED_S = 2.0
 
 _log = get_log("attempt")
 
@@ -38,13 +43,10 @@ _log = get_log("attempt")
 class AttemptCalls:
     """One dispatch of one request. `start`, then read the sequence, then `finish` or `abandon`."""
 
-    def __init__(
-        self, request: Request, sequence: Sequence, claim: Claim, router_id: bytes, cancels: Cancels
-    ) -> None:
+    def __init__(self, request: Request, sequence: Sequence, claim: Claim, cancels: Cancels) -> None:
         self._request = request
         self._sequence = sequence
         self._claim = claim
-        self._router_id = router_id
         self._cancels = cancels
         self._id = Attempt(request_id=request.id, number=sequence.attempt)
         self._over = False
@@ -63,7 +65,7 @@ class AttemptCalls:
         decode, emitted = self._claim.decode, len(self._sequence.emitted)
         request = ReserveRequest(
             attempt=self._id,
-            router_id=self._router_id,
+            router_id=decode.router_id,
             token_count=len(self._request.prompt_ids) + emitted,
             first_number=emitted,
             max_tokens=self._request.max_tokens,
@@ -102,13 +104,14 @@ class AttemptCalls:
             return False
         if response.state == TicketState.TICKET_STATE_ENDED:
             # It ran to its end, or its ticket did: decode says which by replaying, or not.
-            return await attach(self._claim.decode, self._router_id, self._request.id, self._sequence)
+            return await attach(self._claim.decode, self._request.id, self._sequence)
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
-    async def settle(self) -> None:
-        """Waits a little for prefill's call to end, which tells what it shipped."""
+    async def settle(self, cancelled: bool) -> None:
+        """Waits a little for prefill's call to end: it tells what it shipped, or why it did not."""
         if self._prefill is not None and not self._prefill.done():
-            await asyncio.wait((self._prefill,), timeout=_SETTLE_S)
+            timeout = _SETTLE_CANCELLED_S if cancelled else _SETTLE_S
+            await asyncio.wait((self._prefill,), timeout=timeout)
 
     def refused(self) -> None:
         """Decode had no room: nothing to cancel, and it is left alone for a moment."""
@@ -136,13 +139,8 @@ class AttemptCalls:
 
     async def _read_prefill(self, request: PrefillRequest) -> None:
         worker = self._claim.prefill
-        call = worker.peer.prefill.Prefill(request, timeout=self._remaining_s())
         try:
-            async for response in call:
-                if response.HasField("first_token"):
-                    self._take_first(response.first_token)
-                else:
-                    self.handed_off = response.handed_off
+            await self._take_events(worker.peer.prefill.Prefill(request, timeout=self._remaining_s()))
             if self.handed_off is None and not self._sequence.ending:
                 self.prefill_error = BatonError(ErrorKind.INTERNAL, f"{worker.name}: prefill ended early")
         except grpc.aio.AioRpcError as error:
@@ -151,9 +149,18 @@ class AttemptCalls:
             _log.exception("prefill_reader_failed", worker=worker.name)
             self.prefill_error = BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")
         finally:
-            call.cancel()
             self._claim.prefill_ended()
             self._sequence.wake()
+
+    async def _take_events(self, call: PrefillCall) -> None:
+        try:
+            async for response in call:
+                if response.HasField("first_token"):
+                    self._take_first(response.first_token)
+                else:
+                    self.handed_off = response.handed_off
+        finally:
+            call.cancel()
 
     def _prefill_failed(self, error: BatonError) -> None:
         """Keeps new work from a prefill worker that is away or full."""

@@ -1,8 +1,9 @@
 """Tells decode workers, beside the way, that an attempt is over.
 
-Each runs until the worker has answered, the worker is lost, or `_GIVE_UP_S` has passed; the
-attempt's claim is released only then, since the worker holds the slot until then. So there are
-never more of these than slots.
+Each runs until the worker has answered or `_GIVE_UP_S` has passed. A lost worker is asked once, since
+it may only have been out of reach; what it still runs has no router any more and ends by itself. The
+attempt's claim is released only then, since the worker holds the slot until then: there are never more
+of these than slots.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ class Cancels:
 
 
 async def _cancel_until_answered(worker: Worker, attempt: Attempt) -> None:
-    while not worker.lost:
-        if await _cancel(worker, attempt):
+    while True:
+        if await _cancel(worker, attempt) or worker.lost:
             return
         await asyncio.sleep(_PAUSE_S)
 

@@ -32,8 +32,7 @@ _log = get_log("directory")
 class Directory:
     """The live workers by address; `on_change` is called whenever one may take more or less."""
 
-    def __init__(self, addresses: Sequence[str], router_id: bytes, on_change: Callable[[], None]) -> None:
-        self._router_id = router_id
+    def __init__(self, addresses: Sequence[str], on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self._addresses = dict.fromkeys(addresses)
         self.peers: dict[str, Peer] = {}
@@ -113,7 +112,7 @@ class Directory:
         if earlier is not None:
             earlier.cancel()
         if worker.decodes:
-            self._follows[peer.address] = _loud(asyncio.create_task(follow(worker, self._router_id)))
+            self._follows[peer.address] = _loud(asyncio.create_task(follow(worker)))
         self._on_change()
 
 

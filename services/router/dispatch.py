@@ -56,10 +56,9 @@ _log = get_log("dispatch")
 class Dispatcher:
     """Runs requests, each as a task of its own, so that a door that reads slowly holds up nothing."""
 
-    def __init__(self, room: WaitingRoom, cancels: Cancels, router_id: bytes, max_attempts: int) -> None:
+    def __init__(self, room: WaitingRoom, cancels: Cancels, max_attempts: int) -> None:
         self.room = room
         self.cancels = cancels
-        self.router_id = router_id
         self.max_attempts = max_attempts
         # Bounded by the waiting room and the workers' slots.
         self._lives: set[asyncio.Task[None]] = set()
@@ -148,7 +147,7 @@ class Life:
     async def _try_pair(self, claim: Claim) -> bool:
         """Runs the attempt on this pair; False where decode had no room for it after all."""
         owner = self._owner
-        calls = AttemptCalls(self._request, self._sequence, claim, owner.router_id, owner.cancels)
+        calls = AttemptCalls(self._request, self._sequence, claim, owner.cancels)
         self._calls = calls
         try:
             try:
@@ -215,18 +214,19 @@ class Life:
     async def _ended(self, calls: AttemptCalls) -> None:
         """A worker says that it is over. Prefill's word stands above decode's: a first token that
         ends the request releases the ticket, which decode may report first, as a cancel."""
-        await calls.settle()
+        ending = self._sequence.ending
+        await calls.settle(cancelled=ending == FinishReason.FINISH_REASON_CANCELLED)
         self._show()
         ending = self._sequence.ending
         if calls.handed_off is not None:
             self._mark(Stage.STAGE_HANDED_OFF)
-        if ending == FinishReason.FINISH_REASON_MOVED:
+        if self._sequence.ended_by_decode:
             calls.finish()
+        if ending == FinishReason.FINISH_REASON_MOVED:
             self._count_move()
         elif ending == FinishReason.FINISH_REASON_CANCELLED:
             raise calls.prefill_error or BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")
         else:
-            calls.finish()
             self._end(Finish.STOP if self._text.stopped else Finish(ending))
 
     async def _look_into(self, calls: AttemptCalls) -> None:

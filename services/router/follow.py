@@ -31,14 +31,14 @@ _LONGEST_PAUSE_S = 0.5
 _log = get_log("follow")
 
 
-async def follow(worker: Worker, router_id: bytes) -> None:
+async def follow(worker: Worker) -> None:
     """Delivers the worker's tokens until it is lost; cancel it to stop."""
     loop = asyncio.get_running_loop()
     heard = loop.time()
     pause = _FIRST_PAUSE_S
     while not worker.lost:
         try:
-            await _follow_once(worker, router_id)
+            await _follow_once(worker)
         except (grpc.RpcError, TimeoutError) as error:
             _log.warning("follow_broke", worker=worker.name, error=type(error).__name__)
         finally:
@@ -52,15 +52,15 @@ async def follow(worker: Worker, router_id: bytes) -> None:
         pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
-async def _follow_once(worker: Worker, router_id: bytes) -> None:
+async def _follow_once(worker: Worker) -> None:
     """One stream, from its opening to its end. Its initial metadata says that it is open."""
-    call = worker.peer.decode.Follow(FollowRequest(router_id=router_id))
+    call = worker.peer.decode.Follow(FollowRequest(router_id=worker.router_id))
     replay: asyncio.Task[None] | None = None
     try:
         async with asyncio.timeout(_OPEN_S):
             await call.wait_for_connection()
         worker.set_following(True)
-        replay = asyncio.create_task(_replay(worker, router_id))
+        replay = asyncio.create_task(_replay(worker))
         async for response in call:
             worker.deliver(response)
     finally:
@@ -74,20 +74,20 @@ def _expect_replay(worker: Worker) -> None:
         sequence.replaying = True
 
 
-async def _replay(worker: Worker, router_id: bytes) -> None:
+async def _replay(worker: Worker) -> None:
     """Has each sequence sent again from its next number; at the first opening there is none."""
     waiting = [(key, sequence) for key, sequence in worker.sequences.items() if sequence.replaying]
-    await asyncio.gather(*(attach(worker, router_id, key, sequence) for key, sequence in waiting))
+    await asyncio.gather(*(attach(worker, key, sequence) for key, sequence in waiting))
 
 
-async def attach(worker: Worker, router_id: bytes, request_id: bytes, sequence: Sequence) -> bool:
+async def attach(worker: Worker, request_id: bytes, sequence: Sequence) -> bool:
     """Asks for a sequence's output from its next number on; False where it does not come.
 
     NOT_FOUND loses the attempt. Anything else leaves it as it is: decode may not have come to that
     number yet, or the stream breaks again and this is repeated.
     """
     attempt = Attempt(request_id=request_id, number=sequence.attempt)
-    request = AttachRequest(router_id=router_id, attempt=attempt, next_number=len(sequence.emitted))
+    request = AttachRequest(router_id=worker.router_id, attempt=attempt, next_number=len(sequence.emitted))
     try:
         await worker.peer.decode.Attach(request, timeout=_ATTACH_S)
     except grpc.aio.AioRpcError as error:

@@ -42,6 +42,8 @@ class Sequence:
         self.lost: BatonError | None = None
         # Decode has spoken of this attempt, so its handoff was committed.
         self.followed = False
+        # Decode itself has ended the attempt: nothing is left there to cancel.
+        self.ended_by_decode = False
         # Decode has said something prefill had not.
         self.decoding = False
         # After a broken Follow stream a gap is dropped until the replay it asked for comes.
@@ -76,7 +78,9 @@ class Sequence:
     ) -> None:
         """`accept` for what decode's stream says."""
         if attempt == self.attempt:
-            self.followed = True
+            # A reservation that ended unused says so without a token.
+            self.followed |= bool(token_ids)
+            self.ended_by_decode |= bool(ending)
             self.decoding |= first_number + len(token_ids) > len(self.emitted)
         self.accept(attempt, first_number, token_ids, ending)
 

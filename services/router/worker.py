@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
@@ -48,6 +49,9 @@ class Worker:
         self.peer = peer
         self.changed = on_change
         self.identity = described.identity
+        # What we call ourselves to it. A worker that was lost and found again hears a new name, so what
+        # it still runs under the old one has no router any more and ends by decode's own grace.
+        self.router_id = secrets.token_bytes(16)
         self.reachable = True
         # Its Follow stream of ours is open.
         self.following = False

@@ -187,7 +187,7 @@ class DecodeSide:
                 case Committed(transfer_id, record):
                     self._commit(transfer_id, record)
                 case Withdrawn(transfer_id):
-                    self._withdrawn(transfer_id)
+                    self.withdrawn(transfer_id)
         return bool(events)
 
     def _commit(self, transfer_id: int, record: CommitRecord) -> None:
@@ -211,7 +211,10 @@ class DecodeSide:
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         reservation = entry.grant
-        sampling, limits = sampling_of(record.sampling), limits_of(record.limits)
+        sampling, limits = (
+            sampling_of(record.sampling),
+            limits_of(record.limits, self._model.config.vocab_size),
+        )
         self._check_record(record, reservation, limits)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
@@ -231,9 +234,10 @@ class DecodeSide:
 
     def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
         vocab = self._model.config.vocab_size
+        end = record.prompt_length + limits.max_tokens
         if record.attempt != reservation.attempt or len(record.token_ids) != reservation.token_count:
             raise BatonError(ErrorKind.CONFLICT, "the commit is not of the attempt that was reserved")
-        if record.prompt_length + limits.max_tokens != reservation.end:
+        if end != reservation.end or len(record.token_ids) + 1 >= end:
             raise BatonError(ErrorKind.CONFLICT, "the commit's limits are not those reserved")
         if record.first_token_id >= vocab:
             raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
@@ -250,11 +254,8 @@ class DecodeSide:
             limits=limits,
         )
 
-    def release_unused(self, transfer_id: int) -> None:
+    def withdrawn(self, transfer_id: int) -> None:
         """The first token ended the request, or prefill gave up: the ticket is not needed."""
-        self._withdrawn(transfer_id)
-
-    def _withdrawn(self, transfer_id: int) -> None:
         entry = self._book.find_transfer(transfer_id)
         if entry is not None and entry.awaited:
             self._end_unused(entry)
@@ -288,7 +289,7 @@ class DecodeSide:
     def blocks_of(self, transfer_id: int, key: AttemptKey, token_count: int) -> BlockTables:
         """The reserved blocks of a local handoff that hold its `token_count` prefilled tokens."""
         entry = self._book.find_transfer(transfer_id)
-        if entry is None or entry.key != key:
+        if entry is None or entry.key != key or not entry.awaited:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         counts = self._model.pools.counts_for(token_count)
         return tuple(blocks[:count] for blocks, count in zip(entry.grant.grant.blocks, counts, strict=True))

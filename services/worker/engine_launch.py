@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from services.common.config import WorkerConfig
 from services.common.engine_channel import FrontEnd
 from services.worker.launch import EngineLaunch
 
-ENGINE_PROGRAM = (sys.executable, "-m", "services.worker.engine_process")
+ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine_process")
 _STOP_S = 5.0
 
 
@@ -25,9 +26,12 @@ class EngineHandle:
     channel: FrontEnd
     memory: SharedMemory
 
-    def stop(self) -> int:
+    async def stop(self) -> int:
         """Waits for an engine that was told to stop, kills one that does not; its exit code."""
         self.channel.close()
+        return await asyncio.to_thread(self._wait)
+
+    def _wait(self) -> int:
         try:
             return self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

@@ -99,8 +99,7 @@ class Engine:
         selector.register(self._wakeup, selectors.EVENT_READ)
         while not self._stopping:
             if not self._turn():
-                live = self._parts.slots.free < self._parts.slots.total
-                selector.select(_RING_FULL_S if live else _IDLE_S)
+                selector.select(_RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S)
         self.close()
 
     def close(self) -> None:
@@ -125,8 +124,9 @@ class Engine:
         try:
             event = self._answer(command)
         except BatonError as error:
+            log.warning("command refused", command=command.WhichOneof("command"), reason=error.message)
             event = EngineEvent(failed=_failed(error))
-        if event is not None:
+        if event is not None and command.id:  # nobody waits for the answer to command 0
             event.id = command.id
             self._emit(event)
 

@@ -32,6 +32,8 @@ from services.worker.worker_servicer import WorkerServicer
 # Reading a large checkpoint takes minutes; an engine that fails says so at once.
 _READY_S = 1800.0
 _SERVER_GRACE_S = 1.0
+# A front that cannot write to its engine any more hears soon why.
+_LAST_WORDS_S = 1.0
 
 log = get_log(__name__)
 
@@ -45,8 +47,7 @@ async def serve(config: WorkerConfig, stop: StopSignal) -> None:
     try:
         await front.run(stop)
     finally:
-        code = await asyncio.to_thread(handle.stop)
-        log.info("engine ended", code=code)
+        log.info("engine ended", code=await handle.stop())
 
 
 class _Front:
@@ -80,7 +81,7 @@ class _Front:
             await asyncio.wait({engine, stopping, polling}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done():
                 raise await _reason(engine, polling)
-            await self._finish(server)
+            await self._finish(server, engine)
         finally:
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
@@ -121,10 +122,12 @@ class _Front:
         log.info("serving", role=self._config.role, grpc=address, transfer=ready.transfer_address)
         return server
 
-    async def _finish(self, server: GrpcServer) -> None:
+    async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
         """Takes no new work, lets the old end, then stops the engine."""
         await server.set_serving(False)
-        drained = await self._drain.wait(self._busy, self._config.drain_s)
+        drained = await self._drain.wait(lambda: self._busy() and not engine.done(), self._config.drain_s)
+        if engine.done():
+            raise engine.result()
         log.info("drained" if drained else "drain cut short")
         await self._engine.call(EngineCommand(stop=StopCommand()))
 
@@ -138,8 +141,11 @@ class _Front:
             self._decode.on_event(event)
 
 
-async def _reason(engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BaseException:
-    """Why a worker that was not told to stop has to."""
-    if not engine.done() and polling.done() and polling.exception() is not None:
-        return polling.exception() or BatonError(ErrorKind.INTERNAL, "the ring's reader ended")
-    return await engine
+async def _reason(engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
+    """Why a worker that was not told to stop has to: its engine's word, or a fault of the front's own."""
+    if polling.done() and not engine.done():
+        await asyncio.wait({engine}, timeout=_LAST_WORDS_S)
+    if engine.done():
+        return engine.result()
+    log.error("the ring's reader failed", error=repr(polling.exception()))
+    return BatonError(ErrorKind.INTERNAL, "the ring's reader failed")

@@ -41,4 +41,4 @@ class LocalHandoff:
         self._decode.commit_local(self._transfer_id, record)
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        self._decode.release_unused(self._transfer_id)
+        self._decode.withdrawn(self._transfer_id)

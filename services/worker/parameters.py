@@ -24,12 +24,14 @@ def sampling_of(message: types_pb2.Sampling) -> SamplingParams:
     return SamplingParams(message.temperature, message.top_k, message.top_p, message.seed)
 
 
-def limits_of(message: types_pb2.Limits) -> Limits:
+def limits_of(message: types_pb2.Limits, vocab_size: int) -> Limits:
     """Raises BatonError(INVALID)."""
     if message.max_tokens < 1:
         raise BatonError(ErrorKind.INVALID, "max_tokens is at least 1")
     if len(message.stop_token_ids) > MAX_STOP_IDS:
         raise BatonError(ErrorKind.INVALID, f"at most {MAX_STOP_IDS} stop ids, those of the model included")
+    if any(token >= vocab_size for token in message.stop_token_ids):
+        raise BatonError(ErrorKind.INVALID, f"a stop id is outside the vocabulary of {vocab_size}")
     return Limits(message.max_tokens, tuple(message.stop_token_ids))
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
 from baton.engine.blocks import BlockTables
 from baton.engine.output_ring import Finish
 from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import TicketBody
+from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse
 from baton.v1.transfer_pb2 import CommitRecord
@@ -108,15 +110,20 @@ class PrefillSide:
 
     def _sequence(self, request: PrefillRequest) -> tuple[Sequence, TicketBody]:
         check_token_ids(request.token_ids, self._model.config.vocab_size)
-        limits = limits_of(request.limits)
-        body = TicketBody.FromString(request.ticket.body)
+        limits = limits_of(request.limits, self._model.config.vocab_size)
+        body = _body_of(request.ticket)
         length = len(request.token_ids)
         if not 1 <= request.prompt_length <= length:
             raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
         if request.prompt_length + limits.max_tokens > self._model.max_context_tokens:
             limit = self._model.max_context_tokens
             raise BatonError(ErrorKind.INVALID, f"the request exceeds the context of {limit} tokens")
-        if body.attempt != request.attempt or body.token_count != length:
+        counts = self._model.pools.counts_for(length)
+        if (
+            body.attempt != request.attempt
+            or body.token_count != length
+            or tuple(body.block_counts) != counts
+        ):
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
         if body.fingerprint != self._model.fingerprint:
             raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
@@ -205,7 +212,6 @@ class PrefillSide:
             limits=request.limits,
             ticket_body=request.ticket.body,
             ticket_signature=request.ticket.signature,
-            block_counts=job.pushed,
         )
 
     def _handed_off(self, job: Job, transport: str, bytes_shipped: int) -> None:
@@ -226,3 +232,10 @@ class PrefillSide:
         """Forgets a job and gives its blocks back; those a transfer still reads stay pinned."""
         del self._jobs[job.key], self._by_sequence[job.sequence], self._by_transfer[job.handoff]
         self._loop.scheduler.remove(job.sequence)
+
+
+def _body_of(ticket: Ticket) -> TicketBody:
+    try:
+        return TicketBody.FromString(ticket.body)
+    except DecodeError as error:
+        raise BatonError(ErrorKind.INVALID, "the ticket cannot be read") from error
