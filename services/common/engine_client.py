@@ -76,6 +76,8 @@ class EngineClient:
         """
         if len(self._calls) >= _MAX_CALLS:
             raise BatonError(ErrorKind.OVERLOADED, f"{_MAX_CALLS} calls wait for the engine already")
+        if self._closed:
+            raise self._closed
         command.id = next(self._ids)
         call = self._calls[command.id] = _Call(asyncio.get_running_loop().create_future(), on_answer)
         await self.tell(command)

@@ -1,0 +1,301 @@
+"""An engine of role both, turned by hand: reservations, tickets, bad input, and nothing leaked."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.output_ring import Finish, Record
+from baton.engine.shared_rings import SharedRings
+from baton.errors import ErrorKind
+from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
+from baton.v1.engine_pb2 import (
+    AuditCommand,
+    CancelCommand,
+    EngineCommand,
+    EngineEvent,
+    HandoffStateCommand,
+    PrefillCommand,
+    ReserveCommand,
+    SlotEndedCommand,
+)
+from baton.v1.prefill_pb2 import PrefillRequest
+from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
+from services.common.config import EngineConfig, WorkerConfig
+from services.common.engine_channel import EngineEnd
+from services.worker.engine_process import Engine
+from services.worker.launch import EngineLaunch
+from tests.engine.local_engine import CONFIG
+
+SLOTS = 2
+
+
+class Turned:
+    """The engine, the front's end of its socket, and the reader of its ring."""
+
+    def __init__(self, folder: Path, **engine: Any) -> None:
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        settings = {
+            "slots": SLOTS,
+            "block_tokens": 4,
+            "kv_blocks": 33,
+            "weights": "random",
+            "chunk_tokens": 8,
+        }
+        config = WorkerConfig(
+            name="both-0",
+            role="both",
+            model=str(folder),
+            engine=EngineConfig(device="cpu", dtype="float32", **{**settings, **engine}),
+        )
+        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours.setblocking(False)
+        self._front = ours
+        rings = SharedRings(SLOTS)
+        memory = SharedMemory.create("turned", rings.size)
+        self.ring = rings.reader(memory)
+        launch = EngineLaunch(worker=config, incarnation="ab" * 16, channel_fd=0, memory_fd=0)
+        self.engine = Engine(launch, EngineEnd(self._theirs), memory)
+        self._ids = itertools.count(1)
+        self._buffer = b""
+        self.events: list[EngineEvent] = []
+        self.records: list[Record] = []
+        self.turn()
+
+    def turn(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.engine._turn()
+            self._read()
+
+    def send(self, **command: Any) -> int:
+        number = next(self._ids)
+        payload = EngineCommand(id=number, **command).SerializeToString()
+        self._front.sendall(len(payload).to_bytes(4, "little") + payload)
+        return number
+
+    def ask(self, **command: Any) -> EngineEvent:
+        number = self.send(**command)
+        self.turn()
+        return next(event for event in self.events if event.id == number)
+
+    def of(self, number: int) -> list[str]:
+        return [event.WhichOneof("event") or "" for event in self.events if event.id == number]
+
+    def failure(self, number: int) -> tuple[ErrorKind, str]:
+        (event,) = [e for e in self.events if e.id == number and e.HasField("failed")]
+        return ErrorKind(event.failed.kind), event.failed.message
+
+    def run_out(self) -> None:
+        """Turns until nothing happens, playing the front: each finished slot is reported."""
+        for _ in range(500):
+            busy = self.engine._turn()
+            self._read()
+            for record in self.ring.read():
+                self.records.append(record)
+                if record.finish is not Finish.NONE:
+                    self.send(slot_ended=SlotEndedCommand(slot=record.slot, generation=record.generation))
+                    busy = True
+            if not busy:
+                return
+        raise AssertionError("the engine does not come to rest")
+
+    def assert_free(self) -> None:
+        audit = self.ask(audit=AuditCommand()).audit
+        assert audit.integrity_error == ""
+        assert (audit.load.free_slots, audit.load.free_blocks) == (SLOTS, audit.load.blocks)
+        assert (audit.live_tickets, audit.load.queued_prefills, audit.pinned_blocks) == (0, 0, 0)
+
+    def _read(self) -> None:
+        try:
+            self._buffer += self._front.recv(1 << 20)
+        except BlockingIOError:
+            return
+        while len(self._buffer) >= 4:
+            length = int.from_bytes(self._buffer[:4], "little")
+            if len(self._buffer) < 4 + length:
+                return
+            self.events.append(EngineEvent.FromString(self._buffer[4 : 4 + length]))
+            self._buffer = self._buffer[4 + length :]
+
+    def close(self) -> None:
+        self.engine.close()
+        self._front.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def turned(tmp_path: Path) -> Iterator[Turned]:
+    made = Turned(tmp_path)
+    yield made
+    made.close()
+
+
+def reserve(number: int = 1, *, name: bytes = b"a", tokens: int = 9, most: int = 4, ttl: int = 60_000) -> Any:
+    attempt = Attempt(request_id=name * 16, number=number)
+    request = ReserveRequest(
+        attempt=attempt, router_id=b"r" * 16, token_count=tokens, max_tokens=most, ttl_ms=ttl
+    )
+    return ReserveCommand(request=request)
+
+
+def prefill(ticket: Ticket, /, *, name: bytes = b"a", tokens: int = 9, most: int = 4, **fields: Any) -> Any:
+    request = PrefillRequest(
+        attempt=Attempt(request_id=name * 16, number=1),
+        token_ids=range(3, 3 + tokens),
+        prompt_length=tokens,
+        sampling=Sampling(temperature=0, top_p=1),
+        limits=Limits(max_tokens=most),
+        ticket=ticket,
+    )
+    request.MergeFrom(PrefillRequest(**fields))
+    return PrefillCommand(request=request)
+
+
+def test_a_request_goes_its_whole_way_and_leaves_nothing(turned: Turned) -> None:
+    reserved = turned.ask(reserve=reserve()).reserved
+    number = turned.send(prefill=prefill(reserved.ticket))
+    turned.run_out()
+    assert turned.of(number) == ["prefill", "prefill", "prefill_ended"]
+    assert [r.finish for r in turned.records] == [Finish.NONE] * 3 + [Finish.LENGTH]
+    assert {(r.slot, r.generation) for r in turned.records} == {(reserved.slot, reserved.generation)}
+    first = next(e for e in turned.events if e.id == number).prefill.first_token
+    assert (first.number, first.token_id) == (0, turned.records[0].token)
+    turned.assert_free()
+
+
+def test_reserving_twice_is_one_promise_and_a_higher_attempt_evicts_it(turned: Turned) -> None:
+    first = turned.ask(reserve=reserve()).reserved
+    assert turned.ask(reserve=reserve()).reserved == first
+    second = turned.ask(reserve=reserve(2)).reserved
+    assert second.ticket != first.ticket
+    assert [e.ticket_ended.slot for e in turned.events if e.HasField("ticket_ended")] == [first.slot]
+    late = turned.send(reserve=reserve(1))
+    turned.turn()
+    assert turned.failure(late)[0] is ErrorKind.CONFLICT
+    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=2)))
+    turned.assert_free()
+
+
+def test_a_cancel_leaves_a_tombstone_for_a_late_reserve_and_a_late_commit(turned: Turned) -> None:
+    attempt = Attempt(request_id=b"a" * 16, number=1)
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    turned.ask(cancel=CancelCommand(attempt=attempt))
+    turned.assert_free()
+    late = [turned.send(reserve=reserve()), turned.send(prefill=prefill(ticket))]
+    turned.turn()
+    assert [turned.failure(number)[0] for number in late] == [ErrorKind.CONFLICT] * 2
+    state = turned.ask(handoff_state=HandoffStateCommand(attempt=attempt)).handoff_state.state
+    assert state == TicketState.TICKET_STATE_ENDED
+    turned.assert_free()
+
+
+def test_a_cancel_between_two_chunks_stops_the_prefill(turned: Turned) -> None:
+    ticket = turned.ask(reserve=reserve(tokens=60)).reserved.ticket
+    number = turned.send(prefill=prefill(ticket, tokens=60))
+    turned.turn(2)
+    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
+    assert turned.failure(number)[0] is ErrorKind.CONFLICT
+    turned.assert_free()
+    assert turned.ask(audit=AuditCommand()).audit.prompt_tokens_run < 60
+
+
+def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
+    turned = Turned(tmp_path)
+    turned.ask(reserve=reserve(ttl=0))
+    turned.turn()
+    turned.assert_free()
+    assert any(e.HasField("ticket_ended") for e in turned.events)
+    turned.close()
+
+
+def test_a_full_worker_refuses_for_now_and_the_impossible_for_ever(turned: Turned) -> None:
+    for name in (b"a", b"b"):
+        turned.ask(reserve=reserve(name=name))
+    full = turned.send(reserve=reserve(name=b"c"))
+    longest, too_long, huge = (turned.send(reserve=reserve(name=b"d", tokens=n)) for n in (125, 126, 510))
+    turned.turn()
+    assert turned.failure(full)[0] is ErrorKind.OVERLOADED
+    assert turned.failure(longest)[0] is ErrorKind.OVERLOADED  # 128 tokens of KV: all 32 blocks
+    assert turned.failure(too_long)[0] is ErrorKind.INVALID
+    assert turned.failure(huge)[0] is ErrorKind.INVALID
+
+
+def test_a_first_token_that_ends_the_request_releases_the_ticket(turned: Turned) -> None:
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    probe = turned.send(prefill=prefill(ticket))
+    turned.run_out()
+    token = next(e for e in turned.events if e.id == probe).prefill.first_token.token_id
+    again = turned.ask(reserve=reserve(name=b"b")).reserved.ticket
+    limits = Limits(stop_token_ids=[token])
+    number = turned.send(prefill=prefill(again, name=b"b", limits=limits))
+    turned.run_out()
+    assert turned.of(number) == ["prefill", "prefill_ended"]
+    event = next(e for e in turned.events if e.id == number)
+    assert event.prefill.first_token.finish_reason == FinishReason.FINISH_REASON_STOP
+    turned.assert_free()
+
+
+def test_a_ticket_is_spent_once(turned: Turned) -> None:
+    ticket = turned.ask(reserve=reserve(most=20)).reserved.ticket
+    turned.send(prefill=prefill(ticket, most=20))
+    turned.turn(4)  # active by now
+    again = turned.send(prefill=prefill(ticket, most=20))
+    turned.run_out()
+    assert turned.failure(again)[0] is ErrorKind.CONFLICT
+    assert len(turned.records) == 20
+    turned.assert_free()
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"token_ids": [97]}, ErrorKind.INVALID),
+        ({"prompt_length": 10}, ErrorKind.INVALID),
+        ({"limits": Limits(stop_token_ids=[2**32 - 1])}, ErrorKind.INVALID),
+        ({"limits": Limits(stop_token_ids=range(9))}, ErrorKind.INVALID),
+        ({"limits": Limits(max_tokens=100_000)}, ErrorKind.INVALID),
+        ({"limits": Limits(max_tokens=5)}, ErrorKind.CONFLICT),  # not what was reserved
+        ({"sampling": Sampling(temperature=float("nan"))}, ErrorKind.INVALID),
+        ({"sampling": Sampling(top_p=1.5)}, ErrorKind.INVALID),
+        ({"ticket": Ticket(body=b"\xff garbage")}, ErrorKind.INVALID),
+        ({"ticket": Ticket(signature=b"forged")}, ErrorKind.FORBIDDEN),
+        ({"attempt": Attempt(number=2)}, ErrorKind.CONFLICT),
+    ],
+    ids=lambda value: str(value).replace("\n", " "),
+)
+def test_a_bad_prefill_is_refused_and_the_engine_lives_on(
+    turned: Turned, fields: dict[str, Any], kind: ErrorKind
+) -> None:
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    number = turned.send(prefill=prefill(ticket, **fields))
+    turned.run_out()
+    assert turned.failure(number)[0] is kind
+    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
+    turned.assert_free()
+    good = turned.ask(reserve=reserve(name=b"z")).reserved.ticket
+    turned.send(prefill=prefill(good, name=b"z"))
+    turned.run_out()
+    assert len(turned.records) == 4
+
+
+def test_a_ticket_whose_blocks_do_not_fit_the_prompt_is_refused(turned: Turned) -> None:
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    body = TicketBody.FromString(ticket.body)
+    body.block_counts[0] -= 1
+    number = turned.send(prefill=prefill(Ticket(body=body.SerializeToString(), signature=ticket.signature)))
+    turned.turn()
+    assert turned.failure(number)[0] in (ErrorKind.CONFLICT, ErrorKind.FORBIDDEN)
+
+
+def test_an_unknown_slot_that_ended_is_counted(turned: Turned) -> None:
+    turned.send(slot_ended=SlotEndedCommand(slot=1, generation=77))
+    turned.turn()
+    assert turned.ask(audit=AuditCommand()).audit.dropped_unknown == 1
+    turned.assert_free()
