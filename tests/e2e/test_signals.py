@@ -1,0 +1,180 @@
+"""However `baton up` ends, nothing of it is left, and whoever waited for an answer hears why none comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from tests.e2e.cluster import MODEL, START_S, Cluster, alive, baton_up, descendants, eventually, starting_up
+from tests.e2e.completions import complete
+from tests.support.checkpoints import make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+STOP_S = 30.0
+PROMPT = list(range(3, 60))
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+Send = Callable[[subprocess.Popen[str], int], None]
+
+
+def to_parent(process: subprocess.Popen[str], number: int) -> None:
+    process.send_signal(number)
+
+
+def to_group(process: subprocess.Popen[str], number: int) -> None:
+    os.killpg(process.pid, number)
+
+
+def kill_like_a_terminal(process: subprocess.Popen[str], number: int) -> None:
+    """The parent and everyone below it, whatever group they are in."""
+    for pid in (process.pid, *descendants(process.pid)):
+        os.kill(pid, number)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=5)
+
+
+@pytest.fixture
+def cluster(model: Path) -> Iterator[Cluster]:
+    with baton_up(model, "--dtype", "float64") as running:
+        yield running
+
+
+def ends(process: subprocess.Popen[str], children: list[int], within_s: float) -> int:
+    """Its exit code, once it and all its children are gone in time."""
+    code = process.wait(within_s)
+    assert not [pid for pid in children if alive(pid)]
+    return code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("send", [to_parent, to_group, kill_like_a_terminal])
+def test_while_idle(cluster: Cluster, send: Send, number: int) -> None:
+    children = descendants(cluster.process.pid)
+    assert len(children) == 5
+    send(cluster.process, number)
+    assert ends(cluster.process, children, STOP_S) == 0
+
+
+@pytest.mark.parametrize("children", [1, 4, 5], ids=["first-worker", "engines", "router"])
+@pytest.mark.parametrize("send", [to_parent, to_group])
+async def test_while_starting(model: Path, send: Send, children: int) -> None:
+    with starting_up(model) as (process, _):
+        await eventually(lambda: len(descendants(process.pid)) >= children, START_S)
+        started = descendants(process.pid)
+        send(process, signal.SIGINT if send is to_group else signal.SIGTERM)
+        assert await asyncio.to_thread(ends, process, started, STOP_S) == 0
+
+
+async def test_running_streams_are_let_to_end(cluster: Cluster, model: Path) -> None:
+    children = descendants(cluster.process.pid)
+    async with cluster.stub() as stub, cluster.http() as client:
+        over_grpc = [
+            asyncio.create_task(cluster.generate(stub, PROMPT, max_tokens=500, **GREEDY)) for _ in range(2)
+        ]
+        over_http = [
+            asyncio.create_task(complete(client, PROMPT, stream=stream, max_tokens=500, **GREEDY))
+            for stream in (True, False)
+        ]
+        await all_decode(cluster, 4)
+        cluster.process.send_signal(signal.SIGTERM)
+        outputs = [(await answer).token_ids for answer in over_grpc]
+        outputs += [(await completion).only.token_ids for completion in over_http]
+    assert await asyncio.to_thread(ends, cluster.process, children, STOP_S) == 0
+    assert [len(output) for output in outputs] == [500] * 4
+    assert outputs.count(outputs[0]) == 4
+    greedy_matches(load_reference(model), PROMPT, outputs[0])
+
+
+async def test_streams_that_outlive_the_drain_end_with_an_error(model: Path) -> None:
+    with baton_up(model, config="drain_s: 0.2") as cluster:
+        children = descendants(cluster.process.pid)
+        async with cluster.stub() as stub, cluster.http() as client:
+            request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=1900, **GREEDY)
+            call = stub.Generate(request, timeout=60)
+            body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 1900, "stream": True, **GREEDY}
+            events = asyncio.create_task(_events(client, body))
+            await all_decode(cluster, 2)
+            cluster.process.send_signal(signal.SIGINT)
+            with pytest.raises(grpc.aio.AioRpcError) as cut:
+                async for _ in call:
+                    pass
+            assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert cut.value.details()
+            error = json.loads((await events)[-1])["error"]
+            assert error["code"] == "unavailable"
+            assert error["message"]
+        assert await asyncio.to_thread(ends, cluster.process, children, STOP_S) == 0
+
+
+async def _events(client: Any, body: dict[str, Any]) -> list[str]:
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        return [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+
+
+async def test_a_second_signal_stops_at_once(cluster: Cluster) -> None:
+    children = descendants(cluster.process.pid)
+    async with cluster.stub() as stub:
+        request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=PROMPT), max_tokens=1900, **GREEDY)
+        calls = [stub.Generate(request, timeout=60) for _ in range(16)]
+        await all_decode(cluster, 16)
+        cluster.process.send_signal(signal.SIGINT)
+        await eventually(lambda: "draining" in cluster.log.read_text(), 5)
+        assert all(alive(pid) for pid in children), "it did not wait for its streams"
+        cluster.process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(ends, cluster.process, children, 2) == 0
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as cut:
+                await _to_end(call)
+            assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_killed_parent_takes_everyone_along(cluster: Cluster) -> None:
+    children = descendants(cluster.process.pid)
+    assert len(children) == 5
+    cluster.process.kill()
+    await eventually(lambda: not any(alive(pid) for pid in children), 5)
+
+
+@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("part", ["engine_pid", "front_pid"])
+async def test_half_a_worker_takes_the_other_along_and_the_cluster_stops(
+    cluster: Cluster, name: str, part: str
+) -> None:
+    async with cluster.stub() as stub:
+        audit = (await cluster.audits(stub))[name]
+    children = descendants(cluster.process.pid)
+    os.kill(getattr(audit, part), signal.SIGKILL)
+    await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
+    assert await asyncio.to_thread(ends, cluster.process, children, STOP_S) == 1
+    said = [line for line in cluster.log.read_text().splitlines() if "error: " in line]
+    assert len(said) == 1, said
+    assert name in said[0]
+
+
+async def all_decode(cluster: Cluster, count: int) -> None:
+    """Waits until that many sequences are past their handoff."""
+    async with cluster.stub() as stub:
+        deadline = time.monotonic() + 10
+        while (audit := (await cluster.audits(stub))["decode-0"]).handoffs_committed < count:
+            assert time.monotonic() < deadline, audit
+            await asyncio.sleep(0.01)
+
+
+async def _to_end(call: Any) -> None:
+    async for _ in call:
+        pass
