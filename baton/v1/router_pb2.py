@@ -26,15 +26,15 @@ from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x0c\x43hatMessages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\xcd\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.baton.v1.ChatMessagesH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x06H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12 \n\x13skip_special_tokens\x18\r \x01(\x08H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x07\x88\x01\x01\x42\x08\n\x06promptB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobs\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x9c\x01\n\x0cRequestTrace\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x18\n\x10kv_bytes_shipped\x18\x04 \x01(\x04\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12#\n\x06stages\x18\x06 \x03(\x0b\x32\x13.baton.v1.StageTime\">\n\tStageTime\x12\x1e\n\x05stage\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Stage\x12\x11\n\toffset_ns\x18\x02 \x01(\x04\"\xf9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x08logprobs\x18\x05 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12%\n\x05trace\x18\x08 \x01(\x0b\x32\x16.baton.v1.RequestTrace\"\x13\n\x11ListModelsRequest\"/\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\"\x15\n\x13\x41uditClusterRequest\"y\n\x0bWorkerAudit\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1e\n\x05\x61udit\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Audit\x12\r\n\x05\x65rror\x18\x04 \x01(\t\">\n\x14\x41uditClusterResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.baton.v1.WorkerAudit*\xae\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTAGE_ADMITTED\x10\x01\x12\x12\n\x0eSTAGE_RESERVED\x10\x02\x12\x14\n\x10STAGE_PREFILLING\x10\x03\x12\x15\n\x11STAGE_FIRST_TOKEN\x10\x04\x12\x14\n\x10STAGE_HANDED_OFF\x10\x05\x12\x12\n\x0eSTAGE_DECODING\x10\x06\x12\x0f\n\x0bSTAGE_ENDED\x10\x07\x32\xec\x01\n\rRouterService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12M\n\x0c\x41uditCluster\x12\x1d.baton.v1.AuditClusterRequest\x1a\x1e.baton.v1.AuditClusterResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x0c\x43hatMessages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x82\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.baton.v1.ChatMessagesH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x06H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12 \n\x13skip_special_tokens\x18\r \x01(\x08H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x07\x88\x01\x01\x12\x12\n\x05min_p\x18\x0f \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x11 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x12 \x01(\x02H\x0b\x88\x01\x01\x12\'\n\nlogit_bias\x18\x13 \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x17\n\nmin_tokens\x18\x14 \x01(\rH\x0c\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\x0e\n\x01n\x18\x16 \x01(\rH\r\x88\x01\x01\x42\x08\n\x06promptB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x04\n\x02_n\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\x9c\x01\n\x0cRequestTrace\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x18\n\x10kv_bytes_shipped\x18\x04 \x01(\x04\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12#\n\x06stages\x18\x06 \x03(\x0b\x32\x13.baton.v1.StageTime\">\n\tStageTime\x12\x1e\n\x05stage\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Stage\x12\x11\n\toffset_ns\x18\x02 \x01(\x04\"\xb5\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x08logprobs\x18\x05 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12%\n\x05trace\x18\x08 \x01(\x0b\x32\x16.baton.v1.RequestTrace\x12\r\n\x05index\x18\t \x01(\r\x12+\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x12.baton.v1.Logprobs\"\x13\n\x11ListModelsRequest\"/\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\"\x15\n\x13\x41uditClusterRequest\"y\n\x0bWorkerAudit\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1e\n\x05\x61udit\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Audit\x12\r\n\x05\x65rror\x18\x04 \x01(\t\">\n\x14\x41uditClusterResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.baton.v1.WorkerAudit*\xae\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTAGE_ADMITTED\x10\x01\x12\x12\n\x0eSTAGE_RESERVED\x10\x02\x12\x14\n\x10STAGE_PREFILLING\x10\x03\x12\x15\n\x11STAGE_FIRST_TOKEN\x10\x04\x12\x14\n\x10STAGE_HANDED_OFF\x10\x05\x12\x12\n\x0eSTAGE_DECODING\x10\x06\x12\x0f\n\x0bSTAGE_ENDED\x10\x07\x32\xec\x01\n\rRouterService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12M\n\x0c\x41uditCluster\x12\x1d.baton.v1.AuditClusterRequest\x1a\x1e.baton.v1.AuditClusterResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STAGE']._serialized_start=1542
-  _globals['_STAGE']._serialized_end=1716
+  _globals['_STAGE']._serialized_start=1911
+  _globals['_STAGE']._serialized_end=2085
   _globals['_TOKENIDS']._serialized_start=80
   _globals['_TOKENIDS']._serialized_end=103
   _globals['_CHATMESSAGE']._serialized_start=105
@@ -42,27 +42,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGES']._serialized_start=151
   _globals['_CHATMESSAGES']._serialized_end=206
   _globals['_GENERATEREQUEST']._serialized_start=209
-  _globals['_GENERATEREQUEST']._serialized_end=670
-  _globals['_USAGE']._serialized_start=672
-  _globals['_USAGE']._serialized_end=729
-  _globals['_REQUESTTRACE']._serialized_start=732
-  _globals['_REQUESTTRACE']._serialized_end=888
-  _globals['_STAGETIME']._serialized_start=890
-  _globals['_STAGETIME']._serialized_end=952
-  _globals['_GENERATERESPONSE']._serialized_start=955
-  _globals['_GENERATERESPONSE']._serialized_end=1204
-  _globals['_LISTMODELSREQUEST']._serialized_start=1206
-  _globals['_LISTMODELSREQUEST']._serialized_end=1225
-  _globals['_MODEL']._serialized_start=1227
-  _globals['_MODEL']._serialized_end=1274
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1276
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1329
-  _globals['_AUDITCLUSTERREQUEST']._serialized_start=1331
-  _globals['_AUDITCLUSTERREQUEST']._serialized_end=1352
-  _globals['_WORKERAUDIT']._serialized_start=1354
-  _globals['_WORKERAUDIT']._serialized_end=1475
-  _globals['_AUDITCLUSTERRESPONSE']._serialized_start=1477
-  _globals['_AUDITCLUSTERRESPONSE']._serialized_end=1539
-  _globals['_ROUTERSERVICE']._serialized_start=1719
-  _globals['_ROUTERSERVICE']._serialized_end=1955
+  _globals['_GENERATEREQUEST']._serialized_end=979
+  _globals['_USAGE']._serialized_start=981
+  _globals['_USAGE']._serialized_end=1038
+  _globals['_REQUESTTRACE']._serialized_start=1041
+  _globals['_REQUESTTRACE']._serialized_end=1197
+  _globals['_STAGETIME']._serialized_start=1199
+  _globals['_STAGETIME']._serialized_end=1261
+  _globals['_GENERATERESPONSE']._serialized_start=1264
+  _globals['_GENERATERESPONSE']._serialized_end=1573
+  _globals['_LISTMODELSREQUEST']._serialized_start=1575
+  _globals['_LISTMODELSREQUEST']._serialized_end=1594
+  _globals['_MODEL']._serialized_start=1596
+  _globals['_MODEL']._serialized_end=1643
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1645
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1698
+  _globals['_AUDITCLUSTERREQUEST']._serialized_start=1700
+  _globals['_AUDITCLUSTERREQUEST']._serialized_end=1721
+  _globals['_WORKERAUDIT']._serialized_start=1723
+  _globals['_WORKERAUDIT']._serialized_end=1844
+  _globals['_AUDITCLUSTERRESPONSE']._serialized_start=1846
+  _globals['_AUDITCLUSTERRESPONSE']._serialized_end=1908
+  _globals['_ROUTERSERVICE']._serialized_start=2088
+  _globals['_ROUTERSERVICE']._serialized_end=2324
 # @@protoc_insertion_point(module_scope)
