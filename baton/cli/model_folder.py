@@ -7,7 +7,7 @@ from pathlib import Path
 from baton.cli.random_checkpoint import random_checkpoint
 from baton.cli.settings import invalid
 from baton.engine.model_source import resolve_model
-from services.common.config import UpConfig
+from services.common.config import UpConfig, Weights
 
 RANDOM_NAME = "baton-random"
 
@@ -22,13 +22,15 @@ def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
     else:
         folder = resolve_model(config.model).resolve()
         name = folder.name if Path(config.model).is_dir() else config.model
-    _require_files(folder, config)
+    require_weights(folder, config.engine.weights)
+    if not (folder / "tokenizer.json").is_file():
+        raise invalid(f"model {folder}: tokenizer.json is missing")
     return config.model_copy(update={"served_model_name": config.served_model_name or name}), folder
 
 
-def _require_files(folder: Path, config: UpConfig) -> None:
+def require_weights(folder: Path, weights: Weights) -> None:
     """Names the commonest gaps before any process starts; the workers check the rest."""
     if not (folder / "config.json").is_file():
         raise invalid(f"model {folder}: config.json is missing")
-    if config.engine.weights == "file" and not any(folder.glob("*.safetensors")):
+    if weights == "file" and not any(folder.glob("*.safetensors")):
         raise invalid(f"model {folder}: no .safetensors file (or use --weights random)")

@@ -93,10 +93,11 @@ def require_free_ports(config: UpConfig) -> None:
         raise invalid(f"port {router.http_port} is named for both HTTP and gRPC")
     for flag, port in (("--http-port", router.http_port), ("--grpc-port", router.grpc_port)):
         if port:
-            _require_free(router.host, port, flag)
+            require_free(router.host, port, flag)
 
 
-def _require_free(host: str, port: int, flag: str) -> None:
+def require_free(host: str, port: int, flag: str) -> None:
+    """`BatonError(INVALID)` where somebody listens on that port already."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:

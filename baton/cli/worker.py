@@ -11,6 +11,9 @@ from pydantic import ValidationError
 
 from baton.cli import settings
 from baton.cli.local_cluster import ROLES
+from baton.cli.model_folder import require_weights
+from baton.cli.up import require_free
+from baton.engine.model_source import resolve_model
 from services.common.config import UpConfig, WorkerConfig
 
 
@@ -27,7 +30,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes `python -m services.worker`, which reads its configuration from stdin."""
-    _become_worker(worker_config(arguments))
+    config = worker_config(arguments)
+    require_weights(resolve_model(config.model), config.engine.weights)
+    if config.port:
+        require_free(config.host, config.port, "--port")
+    _become_worker(config)
 
 
 def worker_config(arguments: argparse.Namespace) -> WorkerConfig:
