@@ -1,0 +1,140 @@
+"""A worker freezes or dies in the middle of it: requests go on elsewhere, or end in time and say why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from tests.e2e.cluster import MODEL, Answer, alive, eventually, leaks
+from tests.e2e.workers import Loose, Worker, loose_workers
+from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+ENGINE = {"dtype": "float64", "chunk_tokens": 16, "slots": 8}
+TRANSFER = {"piece_bytes": 4096, "window_pieces": 4, "peer_timeout_s": 1.0}
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+LONG = [number * 7 % VOCAB_SIZE for number in range(1500)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", seed=8)
+
+
+def prompts(length: int, count: int) -> list[list[int]]:
+    return [[(3 * number + 11 * salt) % VOCAB_SIZE for number in range(length)] for salt in range(count)]
+
+
+async def all_free(workers: Collection[Worker], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while found := {worker.name: held for worker in workers if (held := leaks(await worker.audit()))}:
+        assert time.monotonic() < deadline, f"still held after {within_s} s: {found}"
+        await asyncio.sleep(0.05)
+
+
+async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path) -> None:
+    """The request fails in its deadline; decode is free within a second; the thawed engine cleans up too."""
+    with loose_workers(model, "prefill", "decode", engine=ENGINE, transfer=TRANSFER) as loose:
+        prefill, decode = loose.workers["prefill-0"], loose.workers["decode-0"]
+        frozen = (await prefill.audit()).engine_pid
+        async with loose.cluster.stub() as stub:
+            request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=LONG), max_tokens=5, **GREEDY)
+            call = stub.Generate(request, timeout=3)
+            began = time.monotonic()
+            reading = asyncio.create_task(call.read())
+            await decode.until(lambda audit: any(link.live_transfers for link in audit.links))
+            os.kill(frozen, signal.SIGSTOP)
+            try:
+                held = await decode.audit()
+                assert held.live_tickets == 1
+                assert held.handoffs_committed == 0, "it froze too late"
+                with pytest.raises(grpc.aio.AioRpcError) as late:
+                    await reading
+                assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                assert time.monotonic() - began < 4
+                await decode.until(lambda audit: not audit.live_tickets, 1.0)
+                freed = (await decode.audit()).load
+                assert (freed.free_slots, freed.free_blocks) == (freed.slots, freed.blocks)
+                # It never answered the stop: its link breaks, and what it could still write is fenced.
+                await decode.until(lambda audit: not audit.links, 3 * TRANSFER["peer_timeout_s"])
+            finally:
+                os.kill(frozen, signal.SIGCONT)
+            await all_free(loose.workers.values(), 5.0)
+            answer = await loose.cluster.generate(stub, LONG, max_tokens=5, **GREEDY)
+            await all_free(loose.workers.values(), 1.0)
+    greedy_matches(load_reference(model), LONG, answer.token_ids)
+
+
+async def run_through(
+    loose: Loose, stub: RouterServiceAsyncStub, asked: list[list[int]], max_tokens: int, victim: Worker
+) -> list[Answer]:
+    """Starts all prompts, kills the victim's engine when it is in the middle of some, awaits the answers."""
+    runs = [
+        asyncio.create_task(loose.cluster.generate(stub, prompt, max_tokens=max_tokens, **GREEDY))
+        for prompt in asked
+    ]
+    busy = "tokens_decoded" if victim.name.startswith("decode") else "prompt_tokens_run"
+    audit = await victim.until(lambda audit: getattr(audit, busy) > 100)
+    os.kill(audit.engine_pid, signal.SIGKILL)
+    assert not any(run.done() for run in runs), "it died too late"
+    answers = await asyncio.gather(*runs)
+    await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
+    return answers
+
+
+def all_right(model: Path, asked: list[list[int]], answers: list[Answer], max_tokens: int) -> None:
+    reference = load_reference(model)
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert len(answer.token_ids) == max_tokens
+        greedy_matches(reference, prompt, answer.token_ids)
+
+
+def attempts(answers: list[Answer]) -> list[int]:
+    return sorted(answer.last.trace.attempts for answer in answers if answer.last is not None)
+
+
+async def test_one_of_two_prefill_engines_dies(model: Path) -> None:
+    asked = prompts(700, 6)
+    with loose_workers(model, "prefill", "prefill", "decode", engine=ENGINE, transfer=TRANSFER) as loose:
+        victim, *others = loose.workers.values()
+        async with loose.cluster.stub() as stub:
+            answers = await run_through(loose, stub, asked, 20, victim)
+            await all_free(others, 3.0)
+            answers += await run_more(loose, stub)
+    all_right(model, [*asked, *prompts(20, 8)], answers, 20)
+    assert attempts(answers)[0] == 1
+    assert attempts(answers)[-1] == 2
+    assert victim.name not in {answer.last.trace.prefill_worker for answer in answers[-8:] if answer.last}
+
+
+async def test_one_of_two_decode_engines_dies(model: Path) -> None:
+    """Sequences it decoded go on at the next number; clients see one stream without gap or repeat."""
+    asked = prompts(40, 8)
+    with loose_workers(model, "prefill", "decode", "decode", engine=ENGINE, transfer=TRANSFER) as loose:
+        prefill, victim, other = loose.workers.values()
+        async with loose.cluster.stub() as stub:
+            answers = await run_through(loose, stub, asked, 300, victim)
+            await all_free((prefill, other), 3.0)
+            more = await run_more(loose, stub)
+    all_right(model, asked, answers, 300)
+    all_right(model, prompts(20, 8), more, 20)
+    assert attempts(answers) == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+async def run_more(loose: Loose, stub: RouterServiceAsyncStub) -> list[Answer]:
+    """A full batch, at once: the router has forgotten what the dead one promised."""
+    runs = [loose.cluster.generate(stub, prompt, max_tokens=20, **GREEDY) for prompt in prompts(20, 8)]
+    return await asyncio.gather(*runs)
