@@ -26,6 +26,10 @@ class EngineHandle:
     channel: FrontEnd
     memory: SharedMemory
 
+    def abort(self) -> None:
+        """Ends an engine that is not ready yet: while it loads it listens to nobody, and holds nothing."""
+        self.process.kill()
+
     async def stop(self) -> int:
         """Waits for an engine that was told to stop, kills one that does not; its exit code."""
         self.channel.close()

@@ -53,6 +53,7 @@ async def serve(config: WorkerConfig, stop: StopSignal) -> None:
 class _Front:
     def __init__(self, config: WorkerConfig, incarnation: bytes, handle: EngineHandle) -> None:
         self._config = config
+        self._handle = handle
         self._identity = WorkerIdentity(
             name=config.name,
             incarnation=incarnation,
@@ -76,6 +77,7 @@ class _Front:
         try:
             ready = await self._engine_ready(engine, stopping)
             if ready is None:
+                self._handle.abort()
                 return
             server = await self._start_server(ready)
             await asyncio.wait({engine, stopping, polling}, return_when=asyncio.FIRST_COMPLETED)

@@ -37,8 +37,8 @@ def to_group(process: subprocess.Popen[str], number: int) -> None:
     os.killpg(process.pid, number)
 
 
-def kill_like_a_terminal(process: subprocess.Popen[str], number: int) -> None:
-    """The parent and everyone below it, whatever group they are in."""
+def to_everyone(process: subprocess.Popen[str], number: int) -> None:
+    """The parent and all below it, whatever group they are in, as a service manager does."""
     for pid in (process.pid, *descendants(process.pid)):
         os.kill(pid, number)
 
@@ -61,8 +61,20 @@ def ends(process: subprocess.Popen[str], children: list[int], within_s: float) -
     return code
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("send", [to_parent, to_group, kill_like_a_terminal])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [
+        (to_parent, signal.SIGTERM),
+        (to_group, signal.SIGINT),
+        pytest.param(to_parent, signal.SIGINT, marks=SLOW),
+        pytest.param(to_group, signal.SIGTERM, marks=SLOW),
+        (to_everyone, signal.SIGTERM),
+        pytest.param(to_everyone, signal.SIGINT, marks=SLOW),
+    ],
+)
 def test_while_idle(cluster: Cluster, send: Send, number: int) -> None:
     children = descendants(cluster.process.pid)
     assert len(children) == 5
@@ -71,7 +83,7 @@ def test_while_idle(cluster: Cluster, send: Send, number: int) -> None:
 
 
 @pytest.mark.parametrize("children", [1, 4, 5], ids=["first-worker", "engines", "router"])
-@pytest.mark.parametrize("send", [to_parent, to_group])
+@pytest.mark.parametrize("send", [pytest.param(to_parent, marks=SLOW), to_group])
 async def test_while_starting(model: Path, send: Send, children: int) -> None:
     with starting_up(model) as (process, _):
         await eventually(lambda: len(descendants(process.pid)) >= children, START_S)
@@ -150,8 +162,15 @@ async def test_a_killed_parent_takes_everyone_along(cluster: Cluster) -> None:
     await eventually(lambda: not any(alive(pid) for pid in children), 5)
 
 
-@pytest.mark.parametrize("name", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize("part", ["engine_pid", "front_pid"])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("prefill-0", "engine_pid"),
+        ("decode-0", "front_pid"),
+        pytest.param("prefill-0", "front_pid", marks=SLOW),
+        pytest.param("decode-0", "engine_pid", marks=SLOW),
+    ],
+)
 async def test_half_a_worker_takes_the_other_along_and_the_cluster_stops(
     cluster: Cluster, name: str, part: str
 ) -> None:
