@@ -14,6 +14,7 @@ from baton.cli.local_cluster import ROLES
 from baton.cli.model_folder import require_weights
 from baton.cli.up import require_free
 from baton.engine.model_source import resolve_model
+from services.common.child import DETACHED
 from services.common.config import UpConfig, WorkerConfig
 
 
@@ -62,4 +63,4 @@ def _become_worker(config: WorkerConfig) -> NoReturn:
     os.write(descriptor, config.model_dump_json().encode())
     os.lseek(descriptor, 0, os.SEEK_SET)
     os.dup2(descriptor, sys.stdin.fileno())
-    os.execv(sys.executable, [sys.executable, "-m", "services.worker"])
+    os.execv(sys.executable, [sys.executable, "-m", "services.worker", DETACHED])

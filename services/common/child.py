@@ -5,7 +5,7 @@ stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would
          `{"error": {"kind": "invalid", "message": "one clear line"}}` and exit code 2
 stderr   everything else
 SIGTERM, SIGINT   the first drains and exits 0, the second stops at once
-the parent's death   kills it (PR_SET_PDEATHSIG)
+the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 EXIT_REFUSED = 2
 EXIT_AT_ONCE = 130
+
+# The argument of a process that outlives whoever started it: an operator's own `baton worker`.
+DETACHED = "--detached"
 
 _PR_SET_PDEATHSIG = 1
 
@@ -100,7 +103,8 @@ def run_child(
     A BatonError that `main` raises before it is ready becomes the error line and code 2.
     """
     try:
-        die_with_parent()
+        if DETACHED not in sys.argv:
+            die_with_parent()
         config = parse_config(config_model, sys.stdin.read())
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_with_signals(main, config))

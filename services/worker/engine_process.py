@@ -9,9 +9,11 @@ and die together.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import selectors
+import signal
 import socket
 import sys
 from dataclasses import dataclass
@@ -251,6 +253,9 @@ def main() -> int:
     """Runs an engine until its front stops it; the exit code is for the front's log only."""
     launch = EngineLaunch.model_validate_json(sys.stdin.read())
     die_with_parent()
+    # A signal to the whole process group is the front's to answer: it drains, then tells us to stop.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     configure_logs(launch.worker.log_level, process="engine", worker=launch.worker.name)
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
@@ -261,14 +266,20 @@ def main() -> int:
     except ChannelClosedError:
         return 1  # the front has ended, and we with it
     except BatonError as error:
-        channel.send(EngineEvent(failed=_failed(error)))
+        _say_why(channel, error)
         return 2
     except Exception as error:
         log.exception("engine failed")
         reason = BatonError(ErrorKind.INTERNAL, f"the engine failed: {type(error).__name__}")
-        channel.send(EngineEvent(failed=_failed(reason)))
+        _say_why(channel, reason)
         return 1
     return 0
+
+
+def _say_why(channel: EngineEnd, error: BatonError) -> None:
+    """The engine's last word; a front that is being stopped may have ended before it."""
+    with contextlib.suppress(ChannelClosedError):
+        channel.send(EngineEvent(failed=_failed(error)))
 
 
 if __name__ == "__main__":
