@@ -11,7 +11,6 @@ the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detach
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from baton.errors import BatonError, ErrorKind
+from baton.parent_death import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -30,8 +30,6 @@ EXIT_AT_ONCE = 130
 
 # The argument of a process that outlives whoever started it: an operator's own `baton worker`.
 DETACHED = "--detached"
-
-_PR_SET_PDEATHSIG = 1
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -62,14 +60,6 @@ class StopSignal:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.ask)
-
-
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_PDEATHSIG): {os.strerror(code)}")
 
 
 def parse_config(model: type[ConfigT], text: str) -> ConfigT:

@@ -29,6 +29,7 @@ from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import SlotPool
 from baton.errors import BatonError, ErrorKind
+from baton.parent_death import die_with_parent
 from baton.v1.engine_pb2 import (
     DoneEvent,
     EngineCommand,
@@ -42,7 +43,6 @@ from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey
-from services.common.child import die_with_parent
 from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit

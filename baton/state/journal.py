@@ -1,0 +1,217 @@
+"""The accepted requests that have not ended, written beside the way.
+
+No request waits for it: a change is put among the pending ones, at most one a request, and a writer
+sends them in batches for as long as Redis takes them. Where it does not, changes of one request
+merge, what has ended is never sent, and beyond the bound new entries are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from baton.errors import BatonError
+from baton.state.counters import Counters
+from baton.state.records import JournalRecord, JournalWrite
+from baton.state.seal import Seal
+from baton.state.stores import JournalStore
+
+MAX_PENDING = 4096
+_AGAIN_S = 0.5
+# One batch: so many changes, and no more tokens than that once it has a change.
+_BATCH = 128
+_BATCH_TOKENS = 256 * 1024
+
+_log = structlog.get_logger(part="state")
+
+
+@dataclass
+class Receipt:
+    """What became of an entry: a stream is `resumable` once it is acknowledged."""
+
+    acknowledged: bool = False
+    dropped: bool = False
+
+
+@dataclass
+class _Pending:
+    """What Redis shall still be told of one request."""
+
+    record: JournalRecord | None = None
+    receipt: Receipt | None = None
+    expires_at: float = 0.0
+    attempt: int = 0
+    closed: bool = False
+    # Redis may have the entry, though it did not say so.
+    sent: bool = False
+
+    def merged(self, newer: _Pending) -> _Pending:
+        """Both changes as one."""
+        return _Pending(
+            newer.record or self.record,
+            newer.receipt or self.receipt,
+            max(self.expires_at, newer.expires_at),
+            max(self.attempt, newer.attempt),
+            self.closed or newer.closed,
+            self.sent or newer.sent,
+        )
+
+
+class Journal:
+    """`append`, `mark_attempt` and `close` return at once and never fail."""
+
+    def __init__(
+        self,
+        store: JournalStore,
+        seal: Seal,
+        counters: Counters,
+        clock: Callable[[], float],
+        max_pending: int = MAX_PENDING,
+    ) -> None:
+        self._store = store
+        self._seal = seal
+        self._counters = counters
+        self._clock = clock
+        self._max_pending = max_pending
+        self._pending: dict[bytes, _Pending] = {}
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def pending(self) -> int:
+        """Requests of which Redis has yet to be told something."""
+        return len(self._pending)
+
+    def append(self, record: JournalRecord, ttl_s: float) -> Receipt:
+        """A request was accepted; its entry ends with its deadline, `ttl_s` from now."""
+        receipt = Receipt()
+        # The other half is for marks and closes, of which there are no more than open requests.
+        if len(self._pending) >= self._max_pending // 2:
+            self._drop(receipt)
+        else:
+            self._put(record.request_id, _Pending(record, receipt, self._clock() + ttl_s, record.attempt))
+        return receipt
+
+    def mark_attempt(self, request_id: bytes, attempt: int) -> None:
+        """The request was dispatched again."""
+        self._change(request_id, _Pending(attempt=attempt))
+
+    def close(self, request_id: bytes) -> None:
+        """The request has ended."""
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.record is not None and not pending.sent:
+            del self._pending[request_id]
+        else:
+            self._change(request_id, _Pending(closed=True))
+
+    async def read(self, request_id: bytes) -> JournalRecord | None:
+        """The open entry; None where there is none. BatonError(INTERNAL) with another key."""
+        entry = await self._store.read(request_id)
+        if entry is None:
+            return None
+        tenant, token_ids = self._seal.open(request_id, entry.body)
+        return JournalRecord(request_id, tenant, token_ids, entry.attempt)
+
+    async def open_ids(self, limit: int = 1000) -> list[bytes]:
+        """At most `limit` open requests, the ones that end soonest first."""
+        return await self._store.open_ids(limit)
+
+    async def count_open(self) -> int:
+        """How many requests Redis holds as open."""
+        return await self._store.count_open()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Waits until Redis was told all that is pending; False where `timeout_s` was too short."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Writes for ever; owned by `State`."""
+        while True:
+            await self._wake.wait()
+            if not await self._write_batch():
+                await asyncio.sleep(_AGAIN_S)
+            elif not self._pending:
+                self._wake.clear()
+                self._idle.set()
+
+    def _change(self, request_id: bytes, change: _Pending) -> None:
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            self._pending[request_id] = pending.merged(change)
+        elif len(self._pending) < self._max_pending:
+            self._put(request_id, change)
+        else:
+            self._counters.journal_dropped += 1
+
+    def _put(self, request_id: bytes, change: _Pending) -> None:
+        self._pending[request_id] = change
+        self._idle.clear()
+        self._wake.set()
+
+    def _drop(self, receipt: Receipt | None) -> None:
+        self._counters.journal_dropped += 1
+        if receipt is not None:
+            receipt.dropped = True
+
+    def _take_batch(self) -> dict[bytes, _Pending]:
+        batch: dict[bytes, _Pending] = {}
+        tokens = 0
+        for request_id, pending in self._pending.items():
+            tokens += len(pending.record.token_ids) if pending.record is not None else 0
+            if len(batch) == _BATCH or (batch and tokens > _BATCH_TOKENS):
+                break
+            batch[request_id] = pending
+        for request_id in batch:
+            del self._pending[request_id]
+        return batch
+
+    async def _write_batch(self) -> bool:
+        batch = self._take_batch()
+        if not batch:
+            return True
+        try:
+            await self._store.write(self._writes(batch))
+        except BatonError as error:
+            self._counters.journal_batches_failed += 1
+            _log.debug("journal_waits", changes=len(batch), why=error.message)
+            self._put_back(batch)
+            return False
+        for pending in batch.values():
+            if pending.receipt is not None and not pending.receipt.dropped:
+                pending.receipt.acknowledged = True
+        return True
+
+    def _put_back(self, batch: dict[bytes, _Pending]) -> None:
+        newer, self._pending = self._pending, {}
+        for request_id, pending in batch.items():
+            later = newer.pop(request_id, None)
+            if pending.receipt is not None and pending.receipt.dropped and not pending.sent:
+                continue  # it never was in Redis and never will be
+            pending.sent = True
+            self._pending[request_id] = pending if later is None else pending.merged(later)
+        self._pending.update(newer)
+
+    def _writes(self, batch: dict[bytes, _Pending]) -> list[JournalWrite]:
+        writes = []
+        now = self._clock()
+        for request_id, pending in batch.items():
+            record = pending.record
+            if pending.closed:
+                writes.append(JournalWrite(request_id, "close"))
+            elif record is None:
+                writes.append(JournalWrite(request_id, "attempt", pending.attempt))
+            elif pending.expires_at <= now:
+                self._drop(pending.receipt)
+            else:
+                body = self._seal.close(request_id, record.tenant, record.token_ids)
+                ttl_s = pending.expires_at - now
+                writes.append(JournalWrite(request_id, "append", pending.attempt, body, ttl_s))
+        return writes

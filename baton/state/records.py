@@ -1,0 +1,91 @@
+"""What is kept in Redis, as the rest of Baton sees it: frozen, typed, small."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MemberRole = Literal["prefill", "decode", "both", "router"]
+
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+_Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+_Word = Annotated[str, Field(max_length=256)]
+
+
+def new_incarnation() -> str:
+    """A fresh identity of one process start: 32 hex digits."""
+    return uuid.uuid4().hex
+
+
+class Member(BaseModel):
+    """One start of one worker or router: who it is, where it listens, what it can do."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: _Name = Field(description="stable within the cluster, such as decode-0")
+    incarnation: _Incarnation = Field(description="fresh at each start")
+    role: MemberRole
+    rank: int = Field(0, ge=0)
+    rank_count: int = Field(1, ge=1)
+    host: _Word = Field("", description="the machine; pairs on one host are preferred")
+    addresses: dict[_Word, _Word] = Field(default_factory=dict, max_length=16)
+    fingerprint: str = Field("", max_length=256, description="hex; equal where KV may pass between two")
+    limits: dict[_Word, int] = Field(default_factory=dict, max_length=64)
+    draining: bool = False
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A member with a live lease. `generation` orders the incarnations of one name: higher is newer."""
+
+    member: Member
+    generation: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All live members at one moment. Another `epoch` than before: the registry was wiped meanwhile."""
+
+    epoch: str
+    entries: tuple[Listed, ...]
+
+
+@dataclass(frozen=True)
+class LoadHint:
+    """What a worker last said of its load, and how many seconds ago."""
+
+    incarnation: str
+    values: dict[str, int]
+    age_s: float
+
+
+@dataclass(frozen=True)
+class JournalRecord:
+    """An accepted request: what another router needs to know of it. Never logged, never in clear."""
+
+    request_id: bytes
+    tenant: str
+    token_ids: tuple[int, ...]
+    attempt: int = 1
+
+
+@dataclass(frozen=True)
+class JournalWrite:
+    """One change of the journal. `append` carries the sealed body and its time to live."""
+
+    request_id: bytes
+    action: Literal["append", "attempt", "close"]
+    attempt: int = 0
+    body: bytes = b""
+    ttl_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """An entry as it is stored: the body is sealed."""
+
+    body: bytes
+    attempt: int

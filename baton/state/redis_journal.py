@@ -1,0 +1,80 @@
+"""The journal's entries in Redis: a hash a request, and the open ones by the time they end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.errors import BatonError, ErrorKind
+from baton.state.connect import Argument
+from baton.state.connection import Connection
+from baton.state.keys import Keys
+from baton.state.records import JournalEntry, JournalWrite
+
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+_WRITE = (
+    _NOW
+    + """
+local open = KEYS[1]
+redis.call('ZREMRANGEBYSCORE', open, '-inf', now)
+for i = 2, #KEYS do
+  local key, at = KEYS[i], (i - 2) * 5
+  local id, action, attempt, ttl_ms, body = unpack(ARGV, at + 1, at + 5)
+  if action == 'append' then
+    redis.call('HSET', key, 'body', body, 'attempt', attempt)
+    redis.call('PEXPIRE', key, ttl_ms)
+    redis.call('ZADD', open, now + ttl_ms, id)
+    if redis.call('PTTL', open) < tonumber(ttl_ms) then redis.call('PEXPIRE', open, ttl_ms) end
+  elseif action == 'attempt' then
+    local known = tonumber(redis.call('HGET', key, 'attempt') or -1)
+    if known >= 0 and known < tonumber(attempt) then redis.call('HSET', key, 'attempt', attempt) end
+  else
+    redis.call('UNLINK', key)
+    redis.call('ZREM', open, id)
+  end
+end
+return 1
+"""
+)
+
+_COUNT = _NOW + "return redis.call('ZCOUNT', KEYS[1], '(' .. now, '+inf')"
+_OPEN = _NOW + "return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, ARGV[1])"
+_READ = "return redis.call('HMGET', KEYS[1], 'body', 'attempt')"
+
+
+class RedisJournalStore:
+    """`stores.JournalStore` in Redis: one script a batch."""
+
+    def __init__(self, connection: Connection, keys: Keys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    async def write(self, writes: Sequence[JournalWrite]) -> None:
+        keys = [self._keys.journal_open]
+        args: list[Argument] = []
+        for one in writes:
+            keys.append(self._keys.journal_entry(one.request_id))
+            ttl_ms = max(1, round(one.ttl_s * 1000))
+            args += [one.request_id, one.action, one.attempt, ttl_ms, one.body]
+        if writes:
+            await self._connection.script(_WRITE, keys, args)
+
+    async def read(self, request_id: bytes) -> JournalEntry | None:
+        reply = await self._connection.script(_READ, [self._keys.journal_entry(request_id)])
+        body, attempt = reply if isinstance(reply, list) else (None, None)
+        if not isinstance(body, bytes) or not isinstance(attempt, bytes):
+            return None
+        return JournalEntry(body, int(attempt))
+
+    async def open_ids(self, limit: int) -> list[bytes]:
+        reply = await self._connection.script(_OPEN, [self._keys.journal_open], [limit])
+        return [one for one in reply if isinstance(one, bytes)] if isinstance(reply, list) else []
+
+    async def count_open(self) -> int:
+        reply = await self._connection.script(_COUNT, [self._keys.journal_open])
+        if not isinstance(reply, int):
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered a count with something else")
+        return reply

@@ -1,0 +1,205 @@
+"""The registry and the load hints in Redis. All times are on the clock of Redis."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+
+import structlog
+from pydantic import ValidationError
+
+from baton.errors import BatonError, ErrorKind
+from baton.state.connect import Argument, Reply
+from baton.state.connection import Connection
+from baton.state.counters import Counters
+from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, HINT_S, Keys
+from baton.state.records import Listed, Listing, LoadHint, Member
+
+_log = structlog.get_logger(part="state")
+
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+"""
+
+# A first announcement takes its generation from the clock, in microseconds: later starts are higher
+# even after a wipe. The same incarnation may announce itself any number of times.
+_ANNOUNCE = (
+    _NOW
+    + """
+local epoch, members, leases = KEYS[1], KEYS[2], KEYS[3]
+local name, incarnation, generation, member = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local lease_ms, new_epoch, forget_ms, abandoned_ms = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local fresh = time[1] * 1000000 + time[2]
+local held = redis.call('HGET', members, name)
+if held then
+  local holder, number = string.match(held, '^(%x+):(%d+):')
+  number = tonumber(number)
+  if holder == incarnation then
+    generation = math.max(generation, number)
+  elseif generation == 0 then
+    generation = math.max(fresh, number + 1)
+  elseif generation < number then
+    return ''
+  end
+elseif generation == 0 then
+  generation = fresh
+end
+local old = redis.call('ZRANGEBYSCORE', leases, '-inf', now - forget_ms, 'LIMIT', 0, 100)
+for _, gone in ipairs(old) do
+  redis.call('HDEL', members, gone)
+  redis.call('ZREM', leases, gone)
+end
+local number = string.format('%.0f', generation)
+redis.call('SET', epoch, new_epoch, 'NX')
+redis.call('HSET', members, name, incarnation .. ':' .. number .. ':' .. member)
+redis.call('ZADD', leases, now + lease_ms, name)
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, abandoned_ms) end
+return number
+"""
+)
+
+_WITHDRAW = """
+local held = redis.call('HGET', KEYS[2], ARGV[1])
+if held and string.match(held, '^(%x+):') == ARGV[2] then
+  redis.call('HDEL', KEYS[2], ARGV[1])
+  redis.call('ZREM', KEYS[3], ARGV[1])
+end
+return 1
+"""
+
+_LISTING = (
+    _NOW
+    + """
+local answer = {redis.call('GET', KEYS[1]) or ''}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. now, '+inf')) do
+  local held = redis.call('HGET', KEYS[2], name)
+  if held then table.insert(answer, held) end
+end
+return answer
+"""
+)
+
+_PUBLISH = (
+    _NOW
+    + """
+redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now) .. ':' .. ARGV[2] .. ':' .. ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return 1
+"""
+)
+
+# Hints of names that nobody uses any more go when they are read.
+_READ = (
+    _NOW
+    + """
+local answer = {}
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local at = tonumber(string.match(all[i + 1], '^(%d+):') or 0)
+  if now - at > tonumber(ARGV[1]) then
+    redis.call('HDEL', KEYS[1], all[i])
+  else
+    table.insert(answer, all[i])
+    table.insert(answer, now - at)
+    table.insert(answer, all[i + 1])
+  end
+end
+return answer
+"""
+)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def parse_members(values: list[Reply], counters: Counters) -> Iterator[Listed]:
+    """The members among `values`; what cannot be read is counted, and hurts nobody else."""
+    for value in values:
+        try:
+            if not isinstance(value, bytes):
+                raise ValueError("not a string")
+            incarnation, generation, text = value.decode().split(":", 2)
+            member = Member.model_validate_json(text)
+            if member.incarnation != incarnation:
+                raise ValueError("two incarnations")
+            yield Listed(member, int(generation))
+        except (ValueError, ValidationError) as error:
+            counters.malformed += 1
+            _log.debug("malformed_member", why=type(error).__name__)
+
+
+class RedisRegistry:
+    """`stores.Registry` in Redis: one script a call."""
+
+    def __init__(self, connection: Connection, keys: Keys, counters: Counters) -> None:
+        self._connection = connection
+        self._keys = keys.registry
+        self._counters = counters
+
+    async def announce(self, member: Member, generation: int, lease_s: float) -> int:
+        lease, forget, abandoned = _ms(lease_s), _ms(FORGET_MEMBER_S), _ms(ABANDONED_S)
+        text, epoch = member.model_dump_json(), uuid.uuid4().hex
+        args: list[Argument] = [
+            member.name,
+            member.incarnation,
+            generation,
+            text,
+            lease,
+            epoch,
+            forget,
+            abandoned,
+        ]
+        reply = await self._connection.script(_ANNOUNCE, self._keys, args)
+        if not reply:
+            raise BatonError(ErrorKind.CONFLICT, f"a newer {member.name} is registered")
+        if not isinstance(reply, bytes):
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered an announcement with something else")
+        return int(reply)
+
+    async def withdraw(self, name: str, incarnation: str) -> None:
+        await self._connection.script(_WITHDRAW, self._keys, [name, incarnation])
+
+    async def listing(self) -> Listing:
+        reply = await self._connection.script(_LISTING, self._keys)
+        if not isinstance(reply, list) or not isinstance(reply[0], bytes):
+            raise BatonError(ErrorKind.INTERNAL, "Redis answered a listing with something else")
+        return Listing(reply[0].decode(), tuple(parse_members(reply[1:], self._counters)))
+
+
+class RedisLoadHints:
+    """`stores.LoadHints` in Redis: one hash."""
+
+    def __init__(self, connection: Connection, keys: Keys, counters: Counters) -> None:
+        self._connection = connection
+        self._keys = [keys.load_hints]
+        self._counters = counters
+
+    async def publish(self, name: str, incarnation: str, values: Mapping[str, int]) -> None:
+        args: list[Argument] = [name, incarnation, json.dumps(dict(values)), _ms(ABANDONED_S)]
+        await self._connection.script(_PUBLISH, self._keys, args)
+
+    async def read(self) -> dict[str, LoadHint]:
+        reply = await self._connection.script(_READ, self._keys, [_ms(HINT_S)])
+        flat = reply if isinstance(reply, list) else []
+        hints = {}
+        for name, age_ms, value in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
+            try:
+                hints_name, hint = _hint(name, age_ms, value)
+            except ValueError:
+                self._counters.malformed += 1
+                continue
+            hints[hints_name] = hint
+        return hints
+
+
+def _hint(name: Reply, age_ms: Reply, value: Reply) -> tuple[str, LoadHint]:
+    if not (isinstance(name, bytes) and isinstance(value, bytes) and isinstance(age_ms, int)):
+        raise ValueError("not a hint")
+    _, incarnation, text = value.decode().split(":", 2)
+    values = json.loads(text)
+    if not isinstance(values, dict) or not all(isinstance(number, int) for number in values.values()):
+        raise ValueError("not numbers")
+    return name.decode(), LoadHint(incarnation, values, max(0, age_ms) / 1000)

@@ -1,0 +1,98 @@
+"""Who is there, as one reader of the registry knows it.
+
+An unreachable registry removes nobody, and neither does one that comes back empty: after an outage
+or a wipe everyone has one lease's time to register again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from baton.errors import BatonError
+from baton.state.counters import Counters
+from baton.state.keys import LEASE_S, POLL_S
+from baton.state.records import Listed, Listing, Member
+from baton.state.stores import Registry
+
+
+class Roster:
+    """The rule, without clock or network: what a listing, or none, changes."""
+
+    def __init__(self, grace_s: float = LEASE_S) -> None:
+        self._grace_s = grace_s
+        self._epoch: str | None = None
+        self._missed = False
+        self._settled_at = 0.0
+        self._known: dict[str, Listed] = {}
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """By name."""
+        return {name: listed.member for name, listed in self._known.items()}
+
+    def missed(self) -> None:
+        """The registry gave no answer: nobody is removed."""
+        self._missed = True
+
+    def take(self, listing: Listing, now: float) -> bool:
+        """Takes an answer that came at `now` (monotonic seconds); whether that changed anything."""
+        if self._missed or listing.epoch != self._epoch:
+            self._settled_at = now + self._grace_s
+        self._missed = False
+        self._epoch = listing.epoch
+        known = self._known.copy() if now < self._settled_at else {}
+        for listed in listing.entries:
+            name = listed.member.name
+            # Right after a wipe an old incarnation may be the first to be back.
+            if name not in known or listed.generation >= known[name].generation:
+                known[name] = listed
+        changed = known != self._known
+        self._known = known
+        return changed
+
+
+class View:
+    """Polls the registry; `on_change` is called after every change of `members`."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        counters: Counters,
+        on_change: Callable[[], None] | None = None,
+        poll_s: float = POLL_S,
+        grace_s: float = LEASE_S,
+    ) -> None:
+        self._registry = registry
+        self._counters = counters
+        self._on_change = on_change
+        self._poll_s = poll_s
+        self._roster = Roster(grace_s)
+        # Whether the last poll was answered.
+        self.reachable = False
+        # Set after the first answer.
+        self.answered = asyncio.Event()
+        self.members: Mapping[str, Member] = MappingProxyType({})
+
+    async def run(self) -> None:
+        """Polls for ever; owned by `State`."""
+        while True:
+            await self._poll()
+            await asyncio.sleep(self._poll_s)
+
+    async def _poll(self) -> None:
+        try:
+            listing = await self._registry.listing()
+        except BatonError:
+            self.reachable = False
+            self._counters.polls_failed += 1
+            self._roster.missed()
+            return
+        changed = self._roster.take(listing, asyncio.get_running_loop().time())
+        self.reachable = True
+        if changed:
+            self.members = MappingProxyType(self._roster.members)
+        self.answered.set()
+        if changed and self._on_change is not None:
+            self._on_change()
