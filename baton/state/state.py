@@ -45,7 +45,7 @@ class State:
     """`State.open(url)` or `State.in_memory()`; then `close`. Belongs to one event loop.
 
     registry, load_hints, prefix_index    the stores, for whoever needs a definite answer
-    journal                               accepted requests, written beside the way
+    journal                               accepted requests, written beside the way (to journal_store)
     lease(member), watch(), publish_prefixes(holder)    kept up until `close`
     """
 
@@ -62,6 +62,7 @@ class State:
         self.registry = registry
         self.load_hints = load_hints
         self.prefix_index = prefix_index
+        self.journal_store = journal_store
         self.journal = Journal(journal_store, seal, counters, time.monotonic)
         self.counters = counters
         self._connection = connection

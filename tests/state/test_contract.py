@@ -1,0 +1,70 @@
+"""Every store on every kind of Redis, and in memory: one suite."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.state import Memory, State
+from baton.state.seal import draw_journal_key
+from tests.state.contract import (
+    JournalContract,
+    LoadHintsContract,
+    PrefixIndexContract,
+    RegistryContract,
+)
+
+Pair = tuple[State, State]
+
+
+@pytest.fixture(params=["memory", "redis", "cluster", "sentinel"])
+def url(request: pytest.FixtureRequest) -> str | None:
+    """Where the store is; None in memory."""
+    if request.param == "memory":
+        return None
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+@pytest.fixture
+async def pair(url: str | None) -> AsyncIterator[Pair]:
+    """Two users of one store, each with its own key for the journal."""
+    if url is None:
+        memory = Memory()
+        one = State.in_memory(memory)
+        memory.journal_key = draw_journal_key()
+        both = one, State.in_memory(memory)
+    else:
+        namespace = uuid.uuid4().hex
+        both = await State.open(url, namespace=namespace), await State.open(url, namespace=namespace)
+    yield both
+    for state in both:
+        await state.close()
+
+
+@pytest.fixture
+def state(pair: Pair) -> State:
+    return pair[0]
+
+
+@pytest.fixture
+def other(pair: Pair) -> State:
+    return pair[1]
+
+
+class TestRegistry(RegistryContract):
+    pass
+
+
+class TestLoadHints(LoadHintsContract):
+    pass
+
+
+class TestPrefixIndex(PrefixIndexContract):
+    pass
+
+
+class TestJournal(JournalContract):
+    pass
