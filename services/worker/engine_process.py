@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey
+from services.common.config import EngineConfig
 from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit
@@ -76,7 +78,9 @@ class Parts:
 class Engine:
     """Builds the parts and turns the loop until told to stop or left alone."""
 
-    def __init__(self, launch: EngineLaunch, channel: EngineEnd, memory: SharedMemory) -> None:
+    def __init__(
+        self, launch: EngineLaunch, model: LoadedModel, channel: EngineEnd, memory: SharedMemory
+    ) -> None:
         self._config = launch.worker
         self._channel = channel
         self._wakeup = Wakeup()
@@ -89,7 +93,6 @@ class Engine:
             rank_count=1,
         )
         self._signer = TicketSigner(secrets.token_bytes(32))
-        model = load(self._config.model, self._config.engine)
         self._parts = self._build(model, memory)
         address = self._listen()
         self._emit(EngineEvent(ready=self._ready(address)))
@@ -249,7 +252,7 @@ def _failed(error: BatonError) -> FailedEvent:
     return FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
 
 
-def main() -> int:
+def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     """Runs an engine until its front stops it; the exit code is for the front's log only."""
     launch = EngineLaunch.model_validate_json(sys.stdin.read())
     die_with_parent()
@@ -261,7 +264,8 @@ def main() -> int:
     torch.set_grad_enabled(False)
     channel = EngineEnd(socket.socket(fileno=launch.channel_fd))
     try:
-        engine = Engine(launch, channel, SharedMemory.attach(launch.memory_fd))
+        model = load_model(launch.worker.model, launch.worker.engine)
+        engine = Engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         engine.run()
     except ChannelClosedError:
         return 1  # the front has ended, and we with it

@@ -32,6 +32,7 @@ from services.common.config import EngineConfig, WorkerConfig
 from services.common.engine_channel import EngineEnd
 from services.worker.engine_process import Engine
 from services.worker.launch import EngineLaunch
+from services.worker.loaded_model import load
 from tests.engine.local_engine import CONFIG
 
 SLOTS = 2
@@ -62,7 +63,7 @@ class Turned:
         memory = SharedMemory.create("turned", rings.size)
         self.ring = rings.reader(memory)
         launch = EngineLaunch(worker=config, incarnation="ab" * 16, channel_fd=0, memory_fd=0)
-        self.engine = Engine(launch, EngineEnd(self._theirs), memory)
+        self.engine = Engine(launch, load(str(folder), config.engine), EngineEnd(self._theirs), memory)
         self._ids = itertools.count(1)
         self._buffer = b""
         self.events: list[EngineEvent] = []
