@@ -1,0 +1,124 @@
+"""A worker whose model takes a fixed time a step and emits the time of day: what is left is Baton's own cost.
+
+    python -m bench.fake_engine worker       a worker's front, WorkerConfig on stdin, fake engine behind it
+    python -m bench.fake_engine engine       that engine
+
+All but the decoder is the real thing: fronts, channel, slots, rings, links. Each token's id is the moment
+of its step in ticks of `TICK_NS`, so whoever receives it on this machine knows how long it was under way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.engine.blocks import BlockPools
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder, Rows
+from baton.engine.model_config import ModelConfig
+from services.common.config import EngineConfig, WorkerConfig
+from services.worker.loaded_model import LoadedModel
+
+STEP_VARIABLE = "BATON_FAKE_STEP_MS"
+TICK_NS = 50_000
+VOCAB = 4096  # ticks before the clock comes round: 205 ms
+CONTEXT = 4096
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+def ticks() -> int:
+    """The machine's clock, the same in every process, as a token id."""
+    return time.monotonic_ns() // TICK_NS % VOCAB
+
+
+def age_ms(token: int, received_ns: int) -> float:
+    """How long before `received_ns` the token's step was; right below 205 ms."""
+    return (received_ns // TICK_NS - token) % VOCAB * TICK_NS / 1e6
+
+
+class FakeDecoder(Decoder):
+    """Waits until its step has taken `step_s`, then names the moment."""
+
+    def __init__(self, config: ModelConfig, step_s: float) -> None:
+        self.config = config
+        self._step_s = step_s
+        self._last = 0.0
+
+    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
+        now = time.monotonic()
+        # Back to back, steps keep a fixed beat, like replays of a graph; after a pause a new one starts.
+        self._last = (
+            max(self._last + self._step_s, now) if self._last + 2 * self._step_s > now else now + self._step_s
+        )
+        time.sleep(max(0.0, self._last - now))
+        return torch.zeros(rows.token_ids.shape[0], 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.zeros(hidden.shape[0], VOCAB)
+        logits[:, ticks()] = 1
+        return logits
+
+
+def load(model: str, engine: EngineConfig) -> LoadedModel:
+    """What a worker serves instead of a checkpoint: `model` is a folder that `write_model` made."""
+    config = ModelConfig.load(Path(model))
+    layout = config.layout(engine.block_tokens, "float32")
+    blocks = engine.slots * layout.groups[0].blocks_for(CONTEXT) + 1
+    return LoadedModel(
+        config=config,
+        decoder=FakeDecoder(config, float(os.environ[STEP_VARIABLE]) / 1e3),
+        cache=KVCache(layout, blocks, "cpu"),
+        pools=BlockPools(layout, [blocks]),
+        max_context_tokens=CONTEXT,
+        device=torch.device("cpu"),
+        fingerprint=layout.fingerprint(b"fake"),
+    )
+
+
+def write_model(folder: Path) -> Path:
+    """A configuration of the smallest cache there is, and a tokenizer of two letters a token."""
+    from tokenizers import Tokenizer, decoders, models
+
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2, "head_dim": 2,
+        "intermediate_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1,
+        "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    words = [a + b + c for a in _LETTERS for b in _LETTERS for c in "xy"][:VOCAB]
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])
+    )
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def _run_worker() -> int:
+    import uvloop
+
+    from services.common.child import run_child
+    from services.worker import engine_launch
+    from services.worker.front import serve
+
+    engine_launch.ENGINE_PROGRAM = (sys.executable, "-m", "bench.fake_engine", "engine")
+    return run_child(WorkerConfig, serve, uvloop.new_event_loop)
+
+
+def _run_engine() -> int:
+    from services.worker.engine_process import main
+
+    return main(load)
+
+
+if __name__ == "__main__":
+    code = {"worker": _run_worker, "engine": _run_engine}[sys.argv[1]]()
+    sys.stderr.flush()
+    os._exit(code)  # as services.worker.engine_process does
