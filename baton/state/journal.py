@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
@@ -162,9 +163,11 @@ class Journal:
             receipt.dropped = True
 
     def _take_batch(self) -> dict[bytes, _Pending]:
-        batch: dict[bytes, _Pending] = {}
+        """Closes alone before all else: a full Redis takes them, and nothing but them."""
+        closed = ((one, pending) for one, pending in self._pending.items() if pending.closed)
+        batch = dict(islice(closed, _BATCH))
         tokens = 0
-        for request_id, pending in self._pending.items():
+        for request_id, pending in self._pending.items() if not batch else ():
             tokens += len(pending.record.token_ids) if pending.record is not None else 0
             if len(batch) == _BATCH or (batch and tokens > _BATCH_TOKENS):
                 break

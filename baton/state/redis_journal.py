@@ -15,11 +15,12 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
+# A server whose memory is full refuses this where the first write is an append, and frees memory
+# where it is a close.
 _WRITE = (
     _NOW
     + """
 local open = KEYS[1]
-redis.call('ZREMRANGEBYSCORE', open, '-inf', now)
 for i = 2, #KEYS do
   local key, at = KEYS[i], (i - 2) * 5
   local id, action, attempt, ttl_ms, body = unpack(ARGV, at + 1, at + 5)
@@ -36,6 +37,7 @@ for i = 2, #KEYS do
     redis.call('ZREM', open, id)
   end
 end
+redis.call('ZREMRANGEBYSCORE', open, '-inf', now)
 return 1
 """
 )

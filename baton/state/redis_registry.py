@@ -23,6 +23,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
+# A write that needs no memory comes first (PEXPIRE): a server whose memory is full refuses a script
+# at its first write or not at all, and leases must not lapse because journals are large.
+#
 # A first announcement takes its generation from the clock, in microseconds: later starts are higher
 # even after a wipe. The same incarnation may announce itself any number of times.
 _ANNOUNCE = (
@@ -32,6 +35,7 @@ local epoch, members, leases = KEYS[1], KEYS[2], KEYS[3]
 local name, incarnation, generation, member = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease_ms, new_epoch, forget_ms, abandoned_ms = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local fresh = time[1] * 1000000 + time[2]
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, abandoned_ms) end
 local held = redis.call('HGET', members, name)
 if held then
   local holder, number = string.match(held, '^(%x+):(%d+):')
@@ -84,6 +88,7 @@ return answer
 _PUBLISH = (
     _NOW
     + """
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now) .. ':' .. ARGV[2] .. ':' .. ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return 1

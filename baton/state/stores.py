@@ -70,7 +70,10 @@ class JournalStore(Protocol):
     """The accepted requests that have not ended, sealed. An entry's life ends with its deadline."""
 
     async def write(self, writes: Sequence[JournalWrite]) -> None:
-        """Applies `writes` in order; doing it twice changes nothing more."""
+        """Applies `writes` in order; doing it twice changes nothing more.
+
+        A full store refuses appends: closes that shall free it come in a call of their own.
+        """
 
     async def read(self, request_id: bytes) -> JournalEntry | None:
         """The open entry, or None."""

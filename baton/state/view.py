@@ -38,7 +38,7 @@ class Roster:
 
     def take(self, listing: Listing, now: float) -> bool:
         """Takes an answer that came at `now` (monotonic seconds); whether that changed anything."""
-        if self._missed or listing.epoch != self._epoch:
+        if self._known and (self._missed or listing.epoch != self._epoch):
             self._settled_at = now + self._grace_s
         self._missed = False
         self._epoch = listing.epoch

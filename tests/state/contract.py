@@ -24,7 +24,7 @@ LONG_S = 60.0
 
 _BLOCKS = [bytes([number]) * 32 for number in range(12)]
 _model_settings = settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -216,9 +216,7 @@ class PrefixIndexContract:
         for who, added, removed, fresh in steps:
             removed = removed - added
             known = set() if fresh else held[who]
-            took = await state.prefix_index.apply(
-                holders[who], sorted(added), sorted(removed), fresh=fresh
-            )
+            took = await state.prefix_index.apply(holders[who], sorted(added), sorted(removed), fresh=fresh)
             assert took == (known is not None)
             held[who] = None if known is None else (known | added) - removed
         expected = {}

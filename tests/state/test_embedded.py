@@ -1,0 +1,140 @@
+"""The embedded server: private, quick to go, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.state import JournalRecord, Member, State, new_incarnation
+from baton.state.embedded import EmbeddedServer
+
+_PARENT = """
+import asyncio
+from baton.state.embedded import EmbeddedServer
+
+async def main():
+    server = await EmbeddedServer.start()
+    print(server.pid, flush=True)
+    await server.wait()
+
+asyncio.run(main())
+"""
+
+
+def _folders() -> set[str]:
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("baton-redis-")}
+
+
+async def test_it_answers_only_to_its_password_and_only_here() -> None:
+    before = _folders()
+    server = await EmbeddedServer.start()
+    try:
+        assert urlsplit(server.url).hostname == "127.0.0.1"
+        state = await State.open(server.url)
+        await state.check()
+        await state.close()
+        with pytest.raises(BatonError) as refused:
+            await State.open(f"redis://127.0.0.1:{server.port}")
+        assert refused.value.kind is ErrorKind.UNAUTHENTICATED
+        for told in ("cmdline", "environ"):
+            assert server.password.encode() not in _proc(server.pid, told)
+        assert _listens_on(server.pid, server.port) == {"0100007F"}  # 127.0.0.1, little endian
+        assert _folders() == before
+    finally:
+        await server.stop()
+    assert not _runs(server.pid)
+    await server.stop()
+
+
+def _proc(pid: int, name: str) -> bytes:
+    return Path(f"/proc/{pid}/{name}").read_bytes()
+
+
+def _listens_on(pid: int, port: int) -> set[str]:
+    """The addresses, in hex, on which something listens at `port`; IPv6 included."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            address, _, number = line.split()[1].partition(":")
+            if int(number, 16) == port and line.split()[3] == "0A":
+                found.add(address)
+    return found
+
+
+async def test_two_do_not_meet() -> None:
+    one, two = await asyncio.gather(EmbeddedServer.start(), EmbeddedServer.start())
+    assert (one.port, one.password) != (two.port, two.password)
+    await asyncio.gather(one.stop(), two.stop())
+
+
+async def test_a_taken_port_is_told() -> None:
+    server = await EmbeddedServer.start()
+    with pytest.raises(BatonError) as refused:
+        await EmbeddedServer.start(port=server.port)
+    assert refused.value.kind is ErrorKind.UNAVAILABLE
+    await server.stop()
+
+
+async def test_what_it_cannot_read_is_told() -> None:
+    with pytest.raises(BatonError) as refused:
+        await EmbeddedServer.start(extra="no-such-setting 1\n")
+    assert "Bad directive" in refused.value.message
+
+
+async def test_a_stopped_one_stops_within_two_seconds() -> None:
+    server = await EmbeddedServer.start()
+    os.kill(server.pid, signal.SIGSTOP)
+    async with asyncio.timeout(2):
+        await server.stop()
+    assert not _runs(server.pid)
+
+
+def test_it_does_not_outlive_its_parent() -> None:
+    with subprocess.Popen([sys.executable, "-c", _PARENT], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert Path(f"/proc/{pid}").exists()
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while _runs(pid):
+        assert time.monotonic() < deadline, "the server outlived its parent"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> None:
+    server = await EmbeddedServer.start(memory_mb=4)
+    state = await State.open(server.url)
+    ids = [number.to_bytes(16, "big") for number in range(100)]
+    receipts = [state.journal.append(JournalRecord(one, "t", (1,) * 20_000), 60) for one in ids]
+    assert not await state.journal.flush(2)
+    taken = sum(receipt.acknowledged for receipt in receipts)
+    assert 0 < taken < 100
+    assert state.counters.journal_batches_failed
+    one = Member(name="decode-0", incarnation=new_incarnation(), role="decode")
+    generation = await state.registry.announce(one, 0, 5.0)
+    assert await state.registry.announce(one, generation, 5.0) == generation
+    await state.load_hints.publish(one.name, one.incarnation, {"free_slots": 1})
+    assert len((await state.registry.listing()).entries) == len(await state.load_hints.read()) == 1
+    for request_id in ids:
+        state.journal.close(request_id)
+    assert await state.journal.flush(5)
+    assert await state.journal.count_open() == 0
+    await state.close()
+    await server.stop()

@@ -1,0 +1,148 @@
+"""The journal's writer: never in the way, bounded, and nothing readable in Redis."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.state import JournalRecord, Memory, State, draw_journal_key
+from baton.state.journal import MAX_PENDING, Receipt
+from baton.state.seal import Seal
+from tests.state.contract import member
+from tests.state.raw import raw
+
+TOKENS = tuple(range(1_000_000, 1_000_400))
+TENANT = "tenant-in-clear"
+
+
+def record(number: int = 0) -> JournalRecord:
+    return JournalRecord(number.to_bytes(16, "big"), TENANT, TOKENS)
+
+
+@pytest.fixture
+async def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+async def state(memory: Memory) -> AsyncIterator[State]:
+    state = State.in_memory(memory)
+    yield state
+    await state.close(0.1)
+
+
+async def test_what_ended_before_it_was_written_is_never_written(state: State, memory: Memory) -> None:
+    state.journal.append(record(), 60)
+    state.journal.close(record().request_id)
+    assert state.journal.pending == 0
+    assert await state.journal.flush(1)
+    assert memory.journal == {}
+
+
+async def test_an_outage_is_waited_out(state: State, memory: Memory) -> None:
+    memory.away = True
+    kept, ended, brief = (state.journal.append(record(number), ttl_s) for number, ttl_s in _THREE)
+    assert not await state.journal.flush(0.2)
+    state.journal.mark_attempt(record(0).request_id, 2)
+    state.journal.close(record(1).request_id)
+    memory.away = False
+    assert await state.journal.flush(3)
+    assert await state.journal.open_ids() == [record(0).request_id]
+    assert (kept, ended.dropped, brief) == (Receipt(acknowledged=True), False, Receipt(dropped=True))
+    assert state.counters.journal_dropped == 1
+    found = await state.journal.read(record(0).request_id)
+    assert found is not None
+    assert found.attempt == 2
+
+
+_THREE = ((0, 60.0), (1, 60.0), (2, 0.1))
+
+
+async def test_pending_entries_are_bounded_and_drops_are_counted(state: State, memory: Memory) -> None:
+    memory.away = True
+    receipts = [state.journal.append(record(number), 60) for number in range(MAX_PENDING)]
+    assert state.journal.pending == MAX_PENDING // 2
+    assert state.counters.journal_dropped == MAX_PENDING // 2
+    assert [receipt.dropped for receipt in receipts] == [False] * (MAX_PENDING // 2) + [True] * (
+        MAX_PENDING // 2
+    )
+    for number in range(MAX_PENDING, 3 * MAX_PENDING):
+        state.journal.close(record(number).request_id)
+    assert state.journal.pending == MAX_PENDING
+    memory.away = False
+    assert await state.journal.flush(5)
+    assert await state.journal.count_open() == MAX_PENDING // 2
+
+
+async def test_redis_holds_neither_tokens_nor_tenants_in_clear(redis_url: str) -> None:
+    key = draw_journal_key()
+    writer = await State.open(redis_url, namespace="sealed", journal_key=key)
+    reader = await State.open(redis_url, namespace="sealed", journal_key=key)
+    writer.journal.append(record(), 60)
+    assert await writer.journal.flush(5)
+    values = await _everything(redis_url, "sealed")
+    assert values
+    for size in "IHQ":
+        for order in "<>":
+            for at in range(0, len(TOKENS) - 2, 2):
+                part = [token % 2**16 if size == "H" else token for token in TOKENS[at : at + 2]]
+                assert not any(struct.pack(f"{order}2{size}", *part) in value for value in values)
+    for text in (TENANT, *(str(token) for token in TOKENS[:50])):
+        assert not any(text.encode() in value for value in values)
+    assert await reader.journal.read(record().request_id) == record()
+    writer.journal.close(record().request_id)
+    await writer.close()
+    await reader.close()
+    assert await _everything(redis_url, "sealed") == []
+
+
+async def _everything(url: str, namespace: str) -> list[bytes]:
+    """Every value under `namespace`, keys and fields included."""
+    found: list[bytes] = []
+    async with raw(url) as client:
+        async for key in client.scan_iter(f"{{{namespace}.*"):
+            found.append(key)
+            if await client.type(key) == b"hash":
+                found += [piece for pair in (await client.hgetall(key)).items() for piece in pair]
+            else:
+                found += await client.zrange(key, 0, -1)
+    return found
+
+
+async def test_every_key_ends_by_itself(redis_url: str) -> None:
+    """What is left in Redis when everybody is gone does not stay for ever."""
+    state = await State.open(redis_url, namespace="ends")
+    await state.registry.announce(member(), 0, 1.0)
+    await state.load_hints.publish("a", "0" * 32, {})
+    await state.prefix_index.apply("0" * 32, [b"x" * 32], [], fresh=True)
+    state.journal.append(record(), 60)
+    assert await state.journal.flush(5)
+    async with raw(redis_url) as client:
+        keys = [key async for key in client.scan_iter("{ends.*")]
+        assert len(keys) == 7
+        for key in keys:
+            assert 0 < await client.ttl(key) <= 24 * 3600
+    await state.close()
+
+
+def test_a_sealed_entry_is_of_its_request_cluster_and_key() -> None:
+    key, one, two = draw_journal_key(), os.urandom(16), os.urandom(16)
+    sealed = Seal(key, "ours").close(one, TENANT, TOKENS)
+    assert Seal(key, "ours").open(one, sealed) == (TENANT, TOKENS)
+    assert Seal(key, "ours").close(one, TENANT, TOKENS) != sealed
+    broken = sealed[:-1] + bytes([sealed[-1] ^ 1])
+    for seal, request_id, body in (
+        (Seal(key, "ours"), two, sealed),
+        (Seal(key, "theirs"), one, sealed),
+        (Seal(draw_journal_key(), "ours"), one, sealed),
+        (Seal(key, "ours"), one, broken),
+        (Seal(key, "ours"), one, b"\x02" + sealed[1:]),
+        (Seal(key, "ours"), one, b""),
+    ):
+        with pytest.raises(BatonError) as refused:
+            seal.open(request_id, body)
+        assert refused.value.kind is ErrorKind.INTERNAL

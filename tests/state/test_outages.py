@@ -1,0 +1,172 @@
+"""A real Redis that is stopped, killed, wiped or slow disturbs nobody, and everything comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.state import JournalRecord, State, View, new_incarnation
+from baton.state.connection import CALL_S
+from baton.state.embedded import EmbeddedServer
+from baton.state.keys import LEASE_S, POLL_S, Keys
+from tests.state.contract import member
+from tests.state.raw import raw
+from tests.state.waiting import until
+
+BACK_S = 3.0
+NAMES = {f"decode-{number}" for number in range(4)}
+
+
+async def is_whole(reader: State) -> bool:
+    """Whether the registry in Redis has every member."""
+    try:
+        entries = (await reader.registry.listing()).entries
+    except BatonError:
+        return False
+    return {entry.member.name for entry in entries} == NAMES
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class Users:
+    """Workers in one `State`, a router in another, as two processes would be."""
+
+    def __init__(self, workers: State, router: State) -> None:
+        self.workers, self.router = workers, router
+        self.leases = [workers.lease(member(name), lambda: {"free_slots": 1}) for name in sorted(NAMES)]
+        self.seen: list[set[str]] = []
+        self.view: View = router.watch(lambda: self.seen.append(set(self.view.members)))
+        self.publisher = workers.publish_prefixes(self.leases[0].member.incarnation)
+        self.publisher.add([b"a" * 32, b"b" * 32])
+
+    @classmethod
+    async def meet(cls, url: str) -> Users:
+        users = cls(await State.open(url), await State.open(url))
+        await until(lambda: set(users.view.members) == NAMES, 5)
+        return users
+
+    async def prefix_is_whole(self) -> bool:
+        holder = self.leases[0].member.incarnation
+        found = await self.router.prefix_index.longest_prefix([b"a" * 32, b"b" * 32], [holder])
+        return found == {holder: 2}
+
+    async def leave(self) -> None:
+        await self.workers.close()
+        await self.router.close()
+
+
+@pytest.mark.parametrize(
+    ("away_s", "fault"),
+    [
+        (LEASE_S + 1.0, "stop"),
+        (1.0, "wipe"),
+        pytest.param(30.0, "stop", marks=pytest.mark.slow),
+        pytest.param(30.0, "wipe", marks=pytest.mark.slow),
+    ],
+)
+async def test_everything_comes_back_and_nobody_was_dropped(away_s: float, fault: str) -> None:
+    before = descriptors()
+    server = await EmbeddedServer.start()
+    users = await Users.meet(server.url)
+    users.seen.clear()
+    if fault == "stop":
+        os.kill(server.pid, signal.SIGSTOP)
+    else:
+        server.kill()
+        await server.wait()
+    begin = asyncio.get_running_loop().time()
+    await _all_end_in_time(users)
+    receipt = users.router.journal.append(JournalRecord(b"r" * 16, "t", (1, 2, 3)), 60)
+    await asyncio.sleep(max(0.0, begin + away_s - asyncio.get_running_loop().time()))
+    assert set(users.view.members) == NAMES
+    assert not users.view.reachable
+    assert users.router.away
+    assert users.workers.away
+    assert not any(lease.registered.is_set() for lease in users.leases)
+    if fault == "stop":
+        os.kill(server.pid, signal.SIGCONT)
+    else:
+        server = await EmbeddedServer.start(port=server.port, password=server.password)
+    await until(lambda: is_whole(users.router), BACK_S)
+    await until(lambda: users.view.reachable and receipt.acknowledged, BACK_S)
+    await asyncio.sleep(LEASE_S + 2 * POLL_S if fault == "wipe" and away_s < 2 else 0)  # past the grace
+    assert set(users.view.members) == NAMES
+    assert users.seen == []
+    await until(users.prefix_is_whole, 8)
+    assert (users.router.counters.outages, users.workers.counters.outages) == (1, 1)
+    await users.leave()
+    await server.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await asyncio.sleep(0.05)
+    assert descriptors() <= before
+
+
+async def _all_end_in_time(users: Users) -> None:
+    """Many calls at once, while Redis is away: each ends with a clear error by its deadline."""
+    calls = [users.router.registry.listing() for _ in range(50)]
+    hints = [users.router.load_hints.read() for _ in range(50)]
+    ended = await asyncio.wait_for(asyncio.gather(*calls, *hints, return_exceptions=True), CALL_S + 1.0)
+    assert len(ended) == 100
+    assert all(isinstance(one, BatonError) and one.kind is ErrorKind.UNAVAILABLE for one in ended)
+
+
+async def test_a_dead_workers_lease_lapses_and_a_newer_start_takes_over(redis_url: str) -> None:
+    worker, router = [await State.open(redis_url, namespace="lapse") for _ in range(2)]
+    view = router.watch()
+    old = worker.lease(member("decode-0"))
+    await until(lambda: view.members.get("decode-0") == old.member, 5)
+    newer = await State.open(redis_url, namespace="lapse")
+    new = newer.lease(member("decode-0"))
+    await until(lambda: view.members.get("decode-0") == new.member, 5)
+    await asyncio.wait_for(old.replaced.wait(), 5)
+    new.update(new.member.model_copy(update={"draining": True}))
+    await until(lambda: view.members["decode-0"].draining, 2)
+    # A clean leave is seen at the next poll, not after the lease.
+    await newer.close()
+    await until(lambda: not view.members, 2 + 2 * POLL_S + LEASE_S)
+    await worker.close()
+    await router.close()
+
+
+async def test_closing_while_redis_is_silent_takes_no_longer_than_it_may() -> None:
+    server = await EmbeddedServer.start()
+    users = await Users.meet(server.url)
+    os.kill(server.pid, signal.SIGSTOP)
+    users.router.journal.append(JournalRecord(b"r" * 16, "t", (1,)), 60)
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(5):
+        await asyncio.gather(users.workers.close(1.0), users.router.close(1.0))
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await server.stop()
+
+
+async def test_rubbish_in_the_registry_hurts_nobody_else(redis_url: str) -> None:
+    state = await State.open(redis_url, namespace="rubbish")
+    one = member("good")
+    await state.registry.announce(one, 0, 60)
+    await state.load_hints.publish("good", one.incarnation, {"free_slots": 1})
+    keys = Keys("rubbish")
+    _, members, leases = keys.registry
+    rubbish = [
+        b"",
+        b"x",
+        b"\xff\xfe",
+        b"00:1:{}",
+        b"0" * 32 + b":1:{",
+        new_incarnation().encode() + b":1:null",
+    ]
+    async with raw(redis_url) as client:
+        for number, text in enumerate(rubbish):
+            await client.hset(members, f"bad-{number}", text)
+            await client.zadd(leases, {f"bad-{number}": 1e15})
+            await client.hset(keys.load_hints, f"bad-{number}", b"9" * 13 + b":" + text)
+    assert [entry.member for entry in (await state.registry.listing()).entries] == [one]
+    assert set(await state.load_hints.read()) == {"good"}
+    assert state.counters.malformed == 2 * len(rubbish)
+    await state.close()

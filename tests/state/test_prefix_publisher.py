@@ -1,0 +1,111 @@
+"""The publisher brings the index to what the worker holds, through wipes and outages."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.state import Memory, State, new_incarnation
+from baton.state.counters import Counters
+from baton.state.memory import MemoryPrefixIndex
+from baton.state.prefix_publisher import PrefixPublisher
+from tests.state.waiting import until
+
+BLOCKS = [number.to_bytes(32, "big") for number in range(3000)]
+
+
+@pytest.fixture
+async def memory() -> Memory:
+    return Memory()
+
+
+@pytest.fixture
+async def state(memory: Memory) -> AsyncIterator[State]:
+    state = State.in_memory(memory)
+    yield state
+    await state.close(0.5)
+
+
+def held(memory: Memory, holder: str) -> set[bytes]:
+    return memory.held.get(holder, (set(), 0.0))[0]
+
+
+async def test_more_than_one_message_and_what_comes_after(state: State, memory: Memory) -> None:
+    holder = new_incarnation()
+    publisher = state.publish_prefixes(holder)
+    publisher.add(BLOCKS)
+    await until(lambda: held(memory, holder) == set(BLOCKS))
+    publisher.remove(BLOCKS[1000:])
+    publisher.add(BLOCKS[2500:])
+    await until(lambda: held(memory, holder) == set(BLOCKS[:1000] + BLOCKS[2500:]))
+    assert publisher.unsent == 0
+
+
+async def test_a_wiped_index_gets_everything_again(state: State, memory: Memory) -> None:
+    holder = new_incarnation()
+    publisher = state.publish_prefixes(holder)
+    publisher.add(BLOCKS[:2000])
+    await until(lambda: len(held(memory, holder)) == 2000)
+    memory.wipe()
+    publisher.remove(BLOCKS[:1])
+    await until(lambda: held(memory, holder) == set(BLOCKS[1:2000]))
+    assert state.counters.prefix_resyncs == 1
+
+
+async def test_an_outage_delays_and_loses_nothing(state: State, memory: Memory) -> None:
+    holder = new_incarnation()
+    publisher = state.publish_prefixes(holder)
+    memory.away = True
+    publisher.add(BLOCKS[:10])
+    await until(lambda: state.counters.prefix_publishes_failed > 0)
+    publisher.remove(BLOCKS[:5])
+    memory.away = False
+    await until(lambda: held(memory, holder) == set(BLOCKS[5:10]))
+
+
+async def test_closing_takes_the_holder_out(memory: Memory) -> None:
+    state, holder = State.in_memory(memory), new_incarnation()
+    state.publish_prefixes(holder).add(BLOCKS[:10])
+    await until(lambda: len(held(memory, holder)) == 10)
+    await state.close()
+    assert held(memory, holder) == set()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "remove", "send", "away", "back", "wipe"]),
+            st.sets(st.sampled_from(BLOCKS[:8])),
+        ),
+        max_size=30,
+    )
+)
+async def test_whatever_happens_it_ends_right_and_bounded(steps: list[tuple[str, set[bytes]]]) -> None:
+    memory, counters, limit = Memory(), Counters(), 6
+    publisher = PrefixPublisher(MemoryPrefixIndex(memory), counters, "holder", max_blocks=limit)
+    cached: set[bytes] = set()
+    for event, blocks in steps:
+        if event == "add":
+            for one in sorted(blocks):
+                if len(cached) < limit:
+                    cached.add(one)
+                publisher.add([one])
+        elif event == "remove":
+            cached -= blocks
+            publisher.remove(sorted(blocks))
+        elif event == "send":
+            await publisher._send()
+        elif event == "wipe":
+            memory.wipe()
+        else:
+            memory.away = event == "away"
+        assert publisher.unsent <= 2 * limit
+    memory.away = False
+    for _ in range(3):
+        await publisher._send()
+    assert held(memory, "holder") == cached
+    assert publisher.unsent == 0
