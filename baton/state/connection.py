@@ -62,7 +62,6 @@ class _Call:
     """A call on its way; `lane` is set while it may have bytes in flight."""
 
     lane: _Lane | None = None
-    overdue: bool = False
 
 
 class Connection:

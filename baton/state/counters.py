@@ -27,3 +27,5 @@ class Counters:
     journal_dropped: int = 0
     # What lay in Redis and could not be read.
     malformed: int = 0
+    # Faults of ours, or of a callback given to us, in a task that was then begun again.
+    tasks_failed: int = 0

@@ -44,6 +44,8 @@ class Lease:
         self._lease_s = lease_s
         self._generation = 0
         self._changed = asyncio.Event()
+        # A renewal on its way must not arrive after the withdrawal.
+        self._turn = asyncio.Lock()
         self._withdrawn = False
         self.member = member
         # Set while Redis has this lease, as far as we know.
@@ -67,41 +69,42 @@ class Lease:
         """Ends the lease; BatonError(UNAVAILABLE) where Redis could not be told (it lapses then)."""
         self._withdrawn = True
         self._changed.set()
-        self.registered.clear()
-        await self._registry.withdraw(self.member.name, self.member.incarnation)
+        async with self._turn:
+            self.registered.clear()
+            await self._registry.withdraw(self.member.name, self.member.incarnation)
 
     async def run(self) -> None:
         """Renews until withdrawn or replaced; owned by `State`."""
         while not self._withdrawn and not self.replaced.is_set():
             self._changed.clear()
-            pause = self._renew_s if await self._renew() else _AGAIN_S
+            renewed = await self._renew()
+            if renewed:
+                await self._publish_load()
+            pause = self._renew_s if renewed else _AGAIN_S
             try:
                 await asyncio.wait_for(self._changed.wait(), pause * random.uniform(0.75, 1.0))
             except TimeoutError:
                 pass
 
     async def _renew(self) -> bool:
-        try:
-            self._generation = await self._registry.announce(self.member, self._generation, self._lease_s)
-        except BatonError as error:
-            self.registered.clear()
-            self._counters.renewals_failed += 1
-            if error.kind is ErrorKind.CONFLICT:
-                _log.error("replaced_by_a_newer_incarnation", member=self.member.name)
-                self.replaced.set()
-            return False
-        if self._withdrawn:  # meanwhile: that announcement may have come after the withdrawal
-            await self._take_back()
+        async with self._turn:
+            if self._withdrawn:
+                return False
+            try:
+                member, generation = self.member, self._generation
+                self._generation = await self._registry.announce(member, generation, self._lease_s)
+            except BatonError as error:
+                self._failed(error)
+                return False
+            self.registered.set()
             return True
-        self.registered.set()
-        await self._publish_load()
-        return True
 
-    async def _take_back(self) -> None:
-        try:
-            await self._registry.withdraw(self.member.name, self.member.incarnation)
-        except BatonError:
-            self._counters.renewals_failed += 1
+    def _failed(self, error: BatonError) -> None:
+        self.registered.clear()
+        self._counters.renewals_failed += 1
+        if error.kind is ErrorKind.CONFLICT:
+            _log.error("replaced_by_a_newer_incarnation", member=self.member.name)
+            self.replaced.set()
 
     async def _publish_load(self) -> None:
         if self._load is None:

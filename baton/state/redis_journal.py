@@ -9,16 +9,12 @@ from baton.state.connect import Argument
 from baton.state.connection import Connection
 from baton.state.keys import Keys
 from baton.state.records import JournalEntry, JournalWrite
-
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
+from baton.state.redis_clock import NOW
 
 # A server whose memory is full refuses this where the first write is an append, and frees memory
 # where it is a close.
 _WRITE = (
-    _NOW
+    NOW
     + """
 local open = KEYS[1]
 for i = 2, #KEYS do
@@ -42,8 +38,8 @@ return 1
 """
 )
 
-_COUNT = _NOW + "return redis.call('ZCOUNT', KEYS[1], '(' .. now, '+inf')"
-_OPEN = _NOW + "return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, ARGV[1])"
+_COUNT = NOW + "return redis.call('ZCOUNT', KEYS[1], '(' .. now, '+inf')"
+_OPEN = NOW + "return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf', 'LIMIT', 0, ARGV[1])"
 _READ = "return redis.call('HMGET', KEYS[1], 'body', 'attempt')"
 
 

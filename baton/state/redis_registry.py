@@ -15,13 +15,9 @@ from baton.state.connection import Connection
 from baton.state.counters import Counters
 from baton.state.keys import ABANDONED_S, FORGET_MEMBER_S, HINT_S, Keys
 from baton.state.records import Listed, Listing, LoadHint, Member
+from baton.state.redis_clock import NOW
 
 _log = structlog.get_logger(part="state")
-
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
 
 # A write that needs no memory comes first (PEXPIRE): a server whose memory is full refuses a script
 # at its first write or not at all, and leases must not lapse because journals are large.
@@ -29,7 +25,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 # A first announcement takes its generation from the clock, in microseconds: later starts are higher
 # even after a wipe. The same incarnation may announce itself any number of times.
 _ANNOUNCE = (
-    _NOW
+    NOW
     + """
 local epoch, members, leases = KEYS[1], KEYS[2], KEYS[3]
 local name, incarnation, generation, member = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
@@ -74,7 +70,7 @@ return 1
 """
 
 _LISTING = (
-    _NOW
+    NOW
     + """
 local answer = {redis.call('GET', KEYS[1]) or ''}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '(' .. now, '+inf')) do
@@ -86,7 +82,7 @@ return answer
 )
 
 _PUBLISH = (
-    _NOW
+    NOW
     + """
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f', now) .. ':' .. ARGV[2] .. ':' .. ARGV[3])
@@ -97,7 +93,7 @@ return 1
 
 # Hints of names that nobody uses any more go when they are read.
 _READ = (
-    _NOW
+    NOW
     + """
 local answer = {}
 local all = redis.call('HGETALL', KEYS[1])

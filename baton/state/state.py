@@ -37,6 +37,7 @@ from baton.state.view import View
 
 NAMESPACE = "baton"
 CLOSE_S = 2.0
+_AGAIN_S = 1.0
 
 _log = structlog.get_logger(part="state")
 
@@ -69,7 +70,7 @@ class State:
         self._leases: list[Lease] = []
         self._holders: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keep(self.journal.run())
+        self._keep(self.journal.run)
 
     @classmethod
     async def open(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
@@ -125,20 +126,20 @@ class State:
         """Registers `member` and keeps it registered; `load` gives its hint at each renewal."""
         lease = Lease(self.registry, self.load_hints, self.counters, member, load)
         self._leases.append(lease)
-        self._keep(lease.run())
+        self._keep(lease.run)
         return lease
 
     def watch(self, on_change: Callable[[], None] | None = None) -> View:
         """Follows the registry; `on_change` is called after each change of `members`."""
         view = View(self.registry, self.counters, on_change)
-        self._keep(view.run())
+        self._keep(view.run)
         return view
 
     def publish_prefixes(self, holder: str) -> PrefixPublisher:
         """Publishes what the incarnation `holder` tells it that it caches."""
         publisher = PrefixPublisher(self.prefix_index, self.counters, holder)
         self._holders.append(holder)
-        self._keep(publisher.run())
+        self._keep(publisher.run)
         return publisher
 
     async def close(self, deadline_s: float = CLOSE_S) -> None:
@@ -166,12 +167,17 @@ class State:
         if not await self.journal.flush(deadline_s):
             _log.info("journal_not_flushed", changes=self.journal.pending)
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _keep(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._again_and_again(work))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.discard)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("state_task_died", exc_info=error)
+    async def _again_and_again(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """A fault, ours or a callback's, is told; it ends neither a lease nor a view."""
+        while True:
+            try:
+                return await work()
+            except Exception as error:
+                self.counters.tasks_failed += 1
+                _log.error("state_task_failed", exc_info=error)
+                await asyncio.sleep(_AGAIN_S)

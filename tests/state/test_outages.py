@@ -170,3 +170,18 @@ async def test_rubbish_in_the_registry_hurts_nobody_else(redis_url: str) -> None
     assert set(await state.load_hints.read()) == {"good"}
     assert state.counters.malformed == 2 * len(rubbish)
     await state.close()
+
+
+async def test_a_callback_that_fails_ends_neither_lease_nor_view() -> None:
+    state = State.in_memory()
+    calls: list[str] = []
+
+    def broken() -> dict[str, int]:
+        calls.append("load")
+        raise RuntimeError("a fault of the caller's")
+
+    lease = state.lease(member(), broken)
+    await until(lambda: state.counters.tasks_failed >= 2, 10)
+    assert lease.registered.is_set()
+    assert len((await state.registry.listing()).entries) == 1
+    await state.close()
