@@ -13,9 +13,11 @@ from baton.state.connection import Connection
 from baton.state.keys import PREFIX_S, Keys
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
 
+# Adds before it removes: only a first write is refused by a server whose memory is full.
 _APPLY = """
 local fresh, ttl_ms, added = ARGV[1] == '1', ARGV[2], tonumber(ARGV[3])
 if fresh then
+  redis.call('SADD', KEYS[1], '')
   redis.call('UNLINK', KEYS[1])
   redis.call('SADD', KEYS[1], '')
 elseif redis.call('EXISTS', KEYS[1]) == 0 then

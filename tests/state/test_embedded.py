@@ -13,10 +13,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from redis.exceptions import OutOfMemoryError
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, Member, State, new_incarnation
 from baton.state.embedded import EmbeddedServer
+from tests.state.raw import raw
 
 _PARENT = """
 import asyncio
@@ -127,9 +129,12 @@ async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> No
     taken = sum(receipt.acknowledged for receipt in receipts)
     assert 0 < taken < 100
     assert state.counters.journal_batches_failed
+    await _fill_to_the_last(server.url)
     one = Member(name="decode-0", incarnation=new_incarnation(), role="decode")
     generation = await state.registry.announce(one, 0, 5.0)
     assert await state.registry.announce(one, generation, 5.0) == generation
+    with pytest.raises(BatonError):
+        await state.prefix_index.apply(one.incarnation, [b"x" * 32], [], fresh=True)
     await state.load_hints.publish(one.name, one.incarnation, {"free_slots": 1})
     assert len((await state.registry.listing()).entries) == len(await state.load_hints.read()) == 1
     for request_id in ids:
@@ -138,3 +143,17 @@ async def test_with_its_memory_full_leases_live_and_what_ends_makes_room() -> No
     assert await state.journal.count_open() == 0
     await state.close()
     await server.stop()
+
+
+async def _fill_to_the_last(url: str) -> None:
+    """Until the server refuses the smallest write, and goes on refusing it."""
+    async with raw(url) as client:
+        refused = 0
+        for number in range(100_000):
+            try:
+                await client.set(f"filler-{number}", "x" * 2000)
+            except OutOfMemoryError:
+                refused += 1
+            if refused == 20:
+                return
+        raise AssertionError("its memory has no end")
