@@ -16,6 +16,7 @@ from baton.state.connection import MAX_CALLS, Connection
 from baton.state.counters import Counters
 from tests.state.proxy import Proxy, proxy, seeded_delays
 from tests.state.raw import raw
+from tests.state.waiting import until
 
 _ECHO = "return ARGV[1]"
 
@@ -85,13 +86,15 @@ async def _give_up(redis_url: str, call_s: float, calls: int) -> None:
             ]
             outcomes += await asyncio.gather(*asked)
         between.delay_s = lambda: 0.0
-        after = await asyncio.gather(*(_ask(connection, calls + number) for number in range(50)))
         # The fault took effect, and yet nobody read another's answer (`_ask` compares).
         assert outcomes.count("gave up") > calls / 10
-        assert outcomes.count("right") > calls / 40
         assert (counters.clients_dropped > 0) == (call_s < 1)
-        assert "right" in after
-        assert call_s < 1 or set(after) == {"right"}
+        assert call_s < 1 or outcomes.count("right") > calls / 40
+        await until(lambda: _is_right(connection, calls), 10)
+
+
+async def _is_right(connection: Connection, number: int) -> bool:
+    return await _ask(connection, number) == "right"
 
 
 async def test_connections_are_bounded_and_turns_are_taken(redis_url: str) -> None:
