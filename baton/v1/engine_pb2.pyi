@@ -372,8 +372,10 @@ class ReservedEvent(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     SLOT_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    KV_BYTES_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     generation: _builtins.int
+    kv_bytes: _builtins.int
     @_builtins.property
     def ticket(self) -> _decode_pb2.Ticket: ...
     def __init__(
@@ -382,10 +384,11 @@ class ReservedEvent(_message.Message):
         ticket: _decode_pb2.Ticket | None = ...,
         slot: _builtins.int = ...,
         generation: _builtins.int = ...,
+        kv_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "slot", b"slot", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "kv_bytes", b"kv_bytes", "slot", b"slot", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

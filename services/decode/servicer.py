@@ -80,7 +80,7 @@ class DecodeServicer(DecodeServiceServicer):
             _check_ids(request)
             command = EngineCommand(reserve=ReserveCommand(request=request))
             event = await self._engine.call(command, on_answer=partial(self._register, request))
-            return ReserveResponse(ticket=event.reserved.ticket)
+            return ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
         except BatonError as error:
             await abort(context, error)
 

@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 RESERVE_S = 5.0
 _GET_HANDOFF_S = 2.0
-# How long the end of an output waits for prefill to say what it shipped.
-_SETTLE_S = 0.1
-# The same where prefill's word decides: it may have ended the request with its own first token.
-_SETTLE_CANCELLED_S = 2.0
+# How long a cancel by decode waits for prefill's word: its first token may have ended the request.
+_SETTLE_S = 2.0
 
 _log = get_log("attempt")
 
@@ -50,6 +48,7 @@ class AttemptCalls:
         self._cancels = cancels
         self._id = Attempt(request_id=request.id, number=sequence.attempt)
         self._over = False
+        self._kv_bytes = 0
         self._prefill: asyncio.Task[None] | None = None
         # What prefill's call ended with, where it did not end well; cleared once looked into.
         self.prefill_error: BatonError | None = None
@@ -57,8 +56,8 @@ class AttemptCalls:
 
     @property
     def bytes_shipped(self) -> int:
-        """KV bytes that prefill says it sent."""
-        return self.handed_off.bytes_shipped if self.handed_off is not None else 0
+        """KV bytes that the handoff moved, if there was one: all blocks of the ticket."""
+        return self._kv_bytes if self.handed_off is not None or self._sequence.followed else 0
 
     async def reserve(self) -> Ticket:
         """Has decode promise a slot; BatonError(OVERLOADED) where it has none."""
@@ -79,6 +78,7 @@ class AttemptCalls:
             if failure.kind is ErrorKind.UNAVAILABLE:
                 decode.unreachable()
             raise failure from error
+        self._kv_bytes = response.kv_bytes
         return response.ticket
 
     def prefill(self, ticket: Ticket) -> None:
@@ -107,11 +107,10 @@ class AttemptCalls:
             return await attach(self._claim.decode, self._request.id, self._sequence)
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
-    async def settle(self, cancelled: bool) -> None:
-        """Waits a little for prefill's call to end: it tells what it shipped, or why it did not."""
+    async def settle(self) -> None:
+        """Waits a little for prefill's call to end: decode dropped the sequence, and prefill knows why."""
         if self._prefill is not None and not self._prefill.done():
-            timeout = _SETTLE_CANCELLED_S if cancelled else _SETTLE_S
-            await asyncio.wait((self._prefill,), timeout=timeout)
+            await asyncio.wait((self._prefill,), timeout=_SETTLE_S)
 
     def refused(self) -> None:
         """Decode had no room: nothing to cancel, and it is left alone for a moment."""

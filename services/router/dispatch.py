@@ -214,9 +214,9 @@ class Life:
     async def _ended(self, calls: AttemptCalls) -> None:
         """A worker says that it is over. Prefill's word stands above decode's: a first token that
         ends the request releases the ticket, which decode may report first, as a cancel."""
-        ending = self._sequence.ending
-        await calls.settle(cancelled=ending == FinishReason.FINISH_REASON_CANCELLED)
-        self._show()
+        if self._sequence.ending == FinishReason.FINISH_REASON_CANCELLED:
+            await calls.settle()
+            self._show()
         ending = self._sequence.ending
         if calls.handed_off is not None:
             self._mark(Stage.STAGE_HANDED_OFF)

@@ -98,7 +98,16 @@ class DecodeSide:
                 self.cancel(stale.key)
             entry = self._new_ticket(key, request)
         held = entry.grant
-        return ReservedEvent(ticket=held.ticket, slot=held.grant.slot, generation=held.grant.generation)
+        return ReservedEvent(
+            ticket=held.ticket,
+            slot=held.grant.slot,
+            generation=held.grant.generation,
+            kv_bytes=0 if self._receiver is None else self._kv_bytes(held.token_count),
+        )
+
+    def _kv_bytes(self, tokens: int) -> int:
+        groups = self._model.layout.groups
+        return sum(group.blocks_for(tokens) * group.block_bytes for group in groups)
 
     def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)

@@ -44,6 +44,7 @@ class Job:
     sequence: Sequence
     handoff: Handoff
     pushed: list[int]  # blocks pushed so far, by cache group
+    committed: bool = False  # from here on the receiver decides, within the link's deadline
 
 
 class PrefillSide:
@@ -131,9 +132,12 @@ class PrefillSide:
         return Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits), body
 
     def cancel(self, key: AttemptKey) -> None:
-        """Stops a prefill between two chunks, and its call with CONFLICT; idempotent."""
+        """Stops a prefill between two chunks, and its call with CONFLICT; idempotent.
+
+        What has been committed is the receiver's: whoever wants it stopped tells the receiver.
+        """
         job = self._jobs.get(key)
-        if job is not None:
+        if job is not None and not job.committed:
             self._fail(job, BatonError(ErrorKind.CONFLICT, "the attempt was cancelled"))
             job.handoff.withdraw(WithdrawReason.ABORTED)
 
@@ -191,6 +195,7 @@ class PrefillSide:
             job.handoff.withdraw(WithdrawReason.FINISHED)
             self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
             return
+        job.committed = True
         try:
             job.handoff.commit(self._record(job, result.token))
         except BatonError as error:

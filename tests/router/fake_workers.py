@@ -198,7 +198,11 @@ class FakeWorker(
         self.tickets[key] = Ticketed(request.attempt, request.router_id, watermark=request.first_number)
         self.most_slots_used = max(self.most_slots_used, self.used_slots)
         body = decode_pb2.TicketBody(attempt=request.attempt, issuer=self.identity)
-        return decode_pb2.ReserveResponse(ticket=decode_pb2.Ticket(body=body.SerializeToString()))
+        local = self.identity.role == WorkerRole.WORKER_ROLE_BOTH
+        return decode_pb2.ReserveResponse(
+            ticket=decode_pb2.Ticket(body=body.SerializeToString()),
+            kv_bytes=0 if local else BYTES_PER_TOKEN * request.token_count,
+        )
 
     async def Follow(
         self, request: decode_pb2.FollowRequest, context: Any
