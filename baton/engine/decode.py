@@ -7,6 +7,8 @@ same arrays, the same rings, the same order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,7 +17,6 @@ from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Rows
 from baton.engine.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.output_ring import Finish, RingWriter
-from baton.engine.sampling import sample
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant
@@ -44,7 +45,8 @@ class DecodeLoop:
         self,
         grant: Grant,
         *,
-        length: int,
+        token_ids: Sequence[int],
+        prompt_length: int,
         last_token: int,
         end: int,
         sampling: SamplingParams,
@@ -52,22 +54,25 @@ class DecodeLoop:
     ) -> None:
         """Gives a prefilled sequence its slot, from the next step on.
 
-        `length` tokens have KV; `last_token` is token number `length`, without KV. The slot's first
-        word in the ring repeats it.
+        `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted;
+        `last_token` is the next, without KV. The slot's first word in the ring repeats it, and carries
+        no logprobs.
         """
         self._state.set_block_table(grant.slot, grant.blocks)
+        if sampling.logit_bias:
+            self._state.sampler.set_bias(grant.slot, sampling.logit_bias)
+        if sampling.penalizes:
+            output = [*token_ids[prompt_length:], last_token]
+            self._state.sampler.set_counts(grant.slot, token_ids[:prompt_length], output)
         entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
-        entry["features"] = _features(sampling)
-        entry["last_token"], entry["position"] = last_token, length
+        entry["last_token"], entry["position"] = last_token, len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
-        entry["temperature"], entry["top_k"], entry["top_p"] = (
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-        )
-        entry["seed"] = np.uint64(sampling.seed).astype(np.int64)
         entry["stop_count"] = len(limits.stop_token_ids)
         entry["stop_ids"][0, : len(limits.stop_token_ids)] = limits.stop_token_ids
+        stops_from = prompt_length + limits.min_tokens
+        entry["stops_from"] = stops_from
+        entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1)
+        _write_sampling(entry, sampling)
         self._mailbox.post(entry)
 
     def cancel(self, slot: int, generation: int) -> None:
@@ -124,7 +129,8 @@ class DecodeLoop:
             ),
             self._cache,
         )
-        tokens = sample(self._decoder.logits(hidden), state.sampling_of(rows), position + 1)
+        logits = self._decoder.logits(hidden)
+        tokens, logprobs = state.sampler.draw(logits, rows, position + 1, state.stop_ids)
         stopped = (state.stop_ids[rows] == tokens[:, None]).any(dim=1)
         # Sequence length after this token is position + 2: indices 0 .. position + 1.
         full = position + 2 >= state.end[rows]
@@ -134,7 +140,8 @@ class DecodeLoop:
         state.last_token[rows] = tokens
         state.position[rows] = position + 1
         state.active[rows] = finish == Finish.NONE
-        self._ring.write(tokens.tolist(), rows.tolist(), state.generation[rows].tolist(), finish.tolist())
+        generations = state.generation[rows].tolist()
+        self._ring.write(tokens.tolist(), rows.tolist(), generations, finish.tolist(), logprobs)
         self.tokens_decoded += rows.numel()
 
 
@@ -144,8 +151,31 @@ def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry
     return entry
 
 
-def _features(sampling: SamplingParams) -> int:
-    if sampling.temperature == 0:
-        return Feature.GREEDY
-    filters = sampling.top_k > 0 or sampling.top_p < 1
-    return Feature.TEMPERATURE | (Feature.FILTERS if filters else 0)
+def _write_sampling(entry: Entry, sampling: SamplingParams) -> None:
+    for field in (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ):
+        entry[field] = getattr(sampling, field)
+    entry["seed"] = np.uint64(sampling.seed).astype(np.int64)
+    entry["logprobs"] = sampling.logprobs or 0
+
+
+def _features(sampling: SamplingParams, *, held_stops: bool) -> Feature:
+    features = Feature.GREEDY if sampling.temperature == 0 else Feature.TEMPERATURE
+    if sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0):
+        features |= Feature.FILTERS
+    for feature, used in (
+        (Feature.BIAS, bool(sampling.logit_bias)),
+        (Feature.PENALTIES, sampling.penalizes),
+        (Feature.MIN_TOKENS, held_stops),
+        (Feature.LOGPROBS, sampling.logprobs is not None),
+    ):
+        if used:
+            features |= feature
+    return features

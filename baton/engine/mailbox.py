@@ -2,13 +2,13 @@
 
 A ring of fixed entries in the worker's shared memory. The engine's loop writes them, the step
 reads them; an entry says from which step it counts, and a step leaves it and all behind it until
-that step has come. Small words only: a slot's block table is copied into the step's own arrays
-before its admission is posted.
+that step has come. Small words only: a slot's block table, logit bias and token counts are copied into
+the step's own arrays before its admission is posted.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,16 @@ class EntryKind(IntEnum):
     CANCEL = 2
 
 
-class Feature(IntEnum):
+class Feature(IntFlag):
     """What a step's sampler must be able to do for an entry; a bit mask."""
 
     GREEDY = 1
     TEMPERATURE = 2
     FILTERS = 4
+    BIAS = 8
+    PENALTIES = 16
+    MIN_TOKENS = 32
+    LOGPROBS = 64
 
 
 ENTRY = np.dtype(
@@ -49,7 +53,12 @@ ENTRY = np.dtype(
         ("stop_count", "<i4"),
         ("seed", "<i8"),
         ("stop_ids", "<i4", (MAX_STOP_IDS,)),
-        ("padding", "<u4", (6,)),
+        ("min_p", "<f4"),
+        ("repetition_penalty", "<f4"),
+        ("presence_penalty", "<f4"),
+        ("frequency_penalty", "<f4"),
+        ("stops_from", "<i4"),  # index in the sequence of the first token that a stop id may be
+        ("logprobs", "<i4"),  # how many of the likeliest tokens' are told
     ]
 )
 assert ENTRY.itemsize == 128

@@ -8,7 +8,8 @@ and nothing to fence:
 
 The lap of position n is n // capacity mod 255 + 1; zeroed memory holds no valid word. The reader
 publishes its tail; the producer, finding no room, writes nothing and counts a full step: it never
-overwrites and never waits. Torch-free; both processes import it.
+overwrites and never waits. What does not fit a word is in `logprob_records`, at the word's index.
+Torch-free; both processes import it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baton.device.shared_memory import SharedMemory
+from baton.engine.logprob_records import LogprobBatch, LogprobRecords, Logprobs
 
 MAX_VOCAB = 1 << 24
 MAX_SLOTS = 1 << 12
@@ -42,12 +44,13 @@ class Finish(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One word, decoded."""
+    """One word, decoded, with the logprobs of its token where they were asked for."""
 
     slot: int
     generation: int
     token: int
     finish: Finish
+    logprobs: Logprobs | None = None
 
     @property
     def has_token(self) -> bool:
@@ -60,10 +63,13 @@ def ring_bytes(capacity: int) -> int:
 
 
 class _Ring:
-    def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
+    def __init__(
+        self, memory: SharedMemory, offset: int, capacity: int, records: LogprobRecords | None = None
+    ) -> None:
         if capacity & (capacity - 1):
             raise ValueError("a ring's capacity is a power of two")
         self.capacity = capacity
+        self._records = records
         counters = memory.region(offset, _HEADER // 8, np.uint64)
         line = _CACHE_LINE // 8
         self._tail, self._steps = counters[0:1], counters[line : line + 1]
@@ -89,8 +95,10 @@ class _Ring:
 class RingWriter(_Ring):
     """The producer's end."""
 
-    def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
-        super().__init__(memory, offset, capacity)
+    def __init__(
+        self, memory: SharedMemory, offset: int, capacity: int, records: LogprobRecords | None = None
+    ) -> None:
+        super().__init__(memory, offset, capacity, records)
         self._head = 0
 
     def room(self) -> int:
@@ -106,9 +114,17 @@ class RingWriter(_Ring):
         self._held[0] += np.uint64(rows)
 
     def write(
-        self, tokens: Sequence[int], slots: Sequence[int], generations: Sequence[int], finishes: Sequence[int]
+        self,
+        tokens: Sequence[int],
+        slots: Sequence[int],
+        generations: Sequence[int],
+        finishes: Sequence[int],
+        logprobs: LogprobBatch | None = None,
     ) -> None:
-        """Appends one word an element, in order. The caller has checked `room`."""
+        """Appends one word an element, in order. The caller has checked `room`.
+
+        `logprobs` has records for some of the elements; a ring without an array for them refuses it.
+        """
         if len(tokens) > self.room():
             raise RuntimeError("the output ring would overrun its reader")
         positions = np.arange(self._head, self._head + len(tokens), dtype=np.uint64)
@@ -116,6 +132,10 @@ class RingWriter(_Ring):
         words = np.asarray(tokens, dtype=np.uint64)
         for field, shift in ((slots, 24), (generations, 36), (finishes, 52), (laps, 56)):
             words = words | (np.asarray(field, dtype=np.uint64) << np.uint64(shift))
+        if logprobs is not None:
+            if self._records is None:
+                raise ValueError("this ring carries no logprobs")
+            self._records.write(positions[logprobs.rows], logprobs)
         self.words[positions % np.uint64(self.capacity)] = words
         self._head += len(tokens)
 
@@ -123,8 +143,10 @@ class RingWriter(_Ring):
 class RingReader(_Ring):
     """The consumer's end."""
 
-    def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
-        super().__init__(memory, offset, capacity)
+    def __init__(
+        self, memory: SharedMemory, offset: int, capacity: int, records: LogprobRecords | None = None
+    ) -> None:
+        super().__init__(memory, offset, capacity, records)
         self._next = 0
 
     def read(self, limit: int = 4096) -> list[Record]:
@@ -134,17 +156,19 @@ class RingReader(_Ring):
             word = int(self.words[self._next % self.capacity])
             if word >> 56 != self._next // self.capacity % _LAPS + 1:
                 break
-            records.append(_decode(word))
+            logprobs = None if self._records is None else self._records.read(self._next)
+            records.append(_decode(word, logprobs))
             self._next += 1
         if records:
             self._tail[0] = self._next
         return records
 
 
-def _decode(word: int) -> Record:
+def _decode(word: int, logprobs: Logprobs | None) -> Record:
     return Record(
         slot=word >> 24 & 0xFFF,
         generation=word >> 36 & 0xFFFF,
         token=word & 0xFFFFFF,
         finish=Finish(word >> 52 & 0xF),
+        logprobs=logprobs,
     )

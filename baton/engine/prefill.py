@@ -8,17 +8,24 @@ import torch
 
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Rows
+from baton.engine.logprob_records import Logprobs
+from baton.engine.prefill_sampling import draw_first, prompt_logprobs
 from baton.engine.prefill_scheduler import Chunk, PrefillScheduler
-from baton.engine.sampling import Sampling, sample
 from baton.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
-    """A computed chunk, and the first output token where it was its sequence's last."""
+    """A computed chunk, and the first output token where it was its sequence's last and a token is drawn.
+
+    `logprobs`: the token's, where asked for. `prompt_logprobs`: those of the prompt's tokens from
+    chunk.start + 1 on, where asked for.
+    """
 
     chunk: Chunk
-    token: int | None
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
 class PrefillLoop:
@@ -37,12 +44,12 @@ class PrefillLoop:
         if not chunks:
             return []
         hidden = self._decoder.forward(self._rows(chunks), self._cache)
-        tokens = self._sample_last(chunks, hidden)
+        results = self._results(chunks, hidden)
         for chunk in chunks:
             self.scheduler.computed(chunk)
             self.tokens_run += chunk.count
             self.prompts_run += chunk.is_last
-        return [ChunkResult(chunk, tokens.get(index)) for index, chunk in enumerate(chunks)]
+        return results
 
     def _rows(self, chunks: list[Chunk]) -> Rows:
         device = self._cache.groups[0].device
@@ -58,21 +65,33 @@ class PrefillLoop:
             block_tables=_block_tables([chunk.sequence for chunk in chunks], device),
         )
 
-    def _sample_last(self, chunks: list[Chunk], hidden: torch.Tensor) -> dict[int, int]:
+    def _results(self, chunks: list[Chunk], hidden: torch.Tensor) -> list[ChunkResult]:
+        """hidden [N, hidden] of the chunks' rows, packed in their order."""
+        drawn = self._draw(chunks, hidden)
+        results, start = [], 0
+        for index, chunk in enumerate(chunks):
+            token, logprobs = drawn.get(index, (None, None))
+            of_prompt: list[Logprobs] = []
+            if chunk.sequence.prompt_logprobs:
+                rows = hidden[start : start + chunk.count]
+                of_prompt = prompt_logprobs(rows, self._decoder.logits, chunk.sequence, chunk.start)
+            results.append(ChunkResult(chunk, token, logprobs, tuple(of_prompt)))
+            start += chunk.count
+        return results
+
+    def _draw(self, chunks: list[Chunk], hidden: torch.Tensor) -> dict[int, tuple[int, Logprobs | None]]:
         """The first token of every sequence whose last chunk this was, by index in `chunks`."""
         last_rows, lasts, row = [], [], -1
         for index, chunk in enumerate(chunks):
             row += chunk.count
-            if chunk.is_last:
+            if chunk.is_last and chunk.sequence.draws:
                 last_rows.append(row)
                 lasts.append(index)
         if not lasts:
             return {}
-        sequences = [chunks[index].sequence for index in lasts]
-        positions = torch.tensor([s.length for s in sequences], dtype=torch.int64, device=hidden.device)
         logits = self._decoder.logits(hidden[torch.tensor(last_rows, device=hidden.device)])
-        tokens = sample(logits, _sampling(sequences, hidden.device), positions)
-        return dict(zip(lasts, tokens.tolist(), strict=True))
+        drawn = draw_first(logits, [chunks[index].sequence for index in lasts])
+        return dict(zip(lasts, drawn, strict=True))
 
 
 def _block_tables(sequences: list[Sequence], device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -83,14 +102,3 @@ def _block_tables(sequences: list[Sequence], device: torch.device) -> tuple[torc
         padded = [list(blocks) + [0] * (width - len(blocks)) for blocks in group]
         tables.append(torch.tensor(padded, dtype=torch.int64, device=device))
     return tuple(tables)
-
-
-def _sampling(sequences: list[Sequence], device: torch.device) -> Sampling:
-    params = [sequence.sampling for sequence in sequences]
-    signed = [p.seed - (1 << 64) if p.seed >= 1 << 63 else p.seed for p in params]
-    return Sampling(
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-        seed=torch.tensor(signed, dtype=torch.int64, device=device),
-    )

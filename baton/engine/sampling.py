@@ -1,8 +1,9 @@
-"""Draws the next token of each row. Order: temperature, top-k, top-p over what top-k left, draw.
+"""Draws the next token of each row.
 
-A draw takes the largest of (scaled logit + Gumbel noise) among the tokens left, and the noise is
-Philox(seed, position, purpose, vocabulary index): a row's token depends on its own logits, parameters,
-seed and position, and on nothing else in the batch.
+Order: the edits of `logit_edits` (bias, penalties, stop ids held back), temperature, top-k, top-p over
+what top-k left, min-p, draw. A draw takes the largest of (scaled logit + Gumbel noise) among the tokens
+left, and the noise is Philox(seed, position, purpose, vocabulary index): a row's token depends on its
+own logits, parameters, history, seed and position, and on nothing else in the batch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.engine.logit_edits import NO_EDITS, LogitEdits
 from baton.engine.philox import random_words
 
 PURPOSE_DRAW = 0
@@ -21,42 +23,63 @@ PURPOSE_DRAW = 0
 class Sampling:
     """One row's parameters at each index; every tensor is [B].
 
-    `temperature` float32: 0 takes the largest raw logit, the lowest index of several.
+    `temperature` float32: 0 takes the largest logit, the lowest index of several.
     `top_k` int64: 0 or less keeps all. `top_p` float32: 1 or more keeps all.
     `seed` int64: the bits of an unsigned 64-bit seed.
+    `min_p` float32: 0 keeps all.
     """
 
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
     seed: Tensor
+    min_p: Tensor
+
+    def at(self, rows: Tensor) -> Sampling:
+        """The parameters of `rows` (int64)."""
+        return Sampling(
+            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.seed[rows], self.min_p[rows]
+        )
 
 
 @torch.inference_mode()
-def sample(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+def sample(logits: Tensor, sampling: Sampling, positions: Tensor, edits: LogitEdits = NO_EDITS) -> Tensor:
     """logits [B, V]; positions [B] int64, each the index in its sequence of the token drawn → [B] int64."""
-    greedy = logits.argmax(-1)
-    drawing = sampling.temperature > 0
-    if not bool(drawing.any()):
-        return greedy
-    # Greedy rows run along at temperature 1; float64 keeps tiny probabilities apart.
-    temperature = torch.where(drawing, sampling.temperature.double(), 1.0)
-    scaled = logits.double() / temperature[:, None]
-    kept = filtered(scaled, sampling.top_k, sampling.top_p)
-    noise = gumbel(sampling.seed, positions, logits.shape[1])
-    return torch.where(drawing, (kept + noise).argmax(-1), greedy)
+    logits = edits.applied(logits)
+    tokens = logits.argmax(-1)
+    drawing = torch.nonzero(sampling.temperature > 0).flatten()
+    if drawing.numel():
+        tokens[drawing] = _draw(logits[drawing].double(), sampling.at(drawing), positions[drawing])
+    return tokens
 
 
-def filtered(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """logits [B, V], top_k [B] int64, top_p [B] → logits with -inf for each token that a filter drops.
+def _draw(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+    """logits [B, V] float64, which keeps tiny probabilities apart → [B] int64."""
+    scaled = logits / sampling.temperature.double()[:, None]
+    kept = filtered(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
+    return (kept + gumbel(sampling.seed, positions, logits.shape[1])).argmax(-1)
+
+
+def filtered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """logits [B, V], top_k [B] int64, top_p and min_p [B] → logits with -inf for each token dropped.
 
     Top-k keeps the k largest; top-p, of the distribution over these, the fewest largest whose
-    probabilities reach p, at least one. A token equal to the last one kept is kept as well.
+    probabilities reach p, at least one; min-p those at least that share of the likeliest. A token equal
+    to the last one kept is kept as well.
     """
+    ranked = torch.nonzero(((top_k > 0) & (top_k < logits.shape[1])) | (top_p < 1)).flatten()
+    if ranked.numel():
+        logits = logits.index_copy(0, ranked, _ranked(logits[ranked], top_k[ranked], top_p[ranked]))
+    if bool((min_p > 0).any()):
+        share = (logits - logits.amax(-1, keepdim=True)).exp()
+        logits = logits.masked_fill(share < min_p.double()[:, None], -torch.inf)
+    return logits
+
+
+def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """`filtered` by top-k and top-p alone."""
     limits_k = (top_k > 0) & (top_k < logits.shape[1])
     limits_p = top_p < 1
-    if not bool((limits_k | limits_p).any()):
-        return logits
     ordered = logits.sort(-1, descending=True).values
     last = torch.where(limits_k, top_k, logits.shape[1]) - 1
     threshold = ordered.gather(-1, last[:, None])

@@ -7,23 +7,44 @@ from dataclasses import dataclass, field
 from baton.engine.blocks import BlockTables
 from baton.engine.output_ring import Finish
 
+MAX_LOGIT_BIAS = 300
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn. Temperature 0 is greedy; top_k 0 and top_p 1 keep all."""
+    """How the next token is drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep all.
+
+    `logit_bias`: at most MAX_LOGIT_BIAS (token id, bias), each id once. `logprobs`: how many of the
+    likeliest tokens' are told beside the chosen one's; None: no logprobs at all.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether the draw depends on the tokens before it."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a worker ends a sequence: `max_tokens` of output in all, or any of at most 8 stop ids."""
+    """When a worker ends a sequence: `max_tokens` of output in all, or any of at most 8 stop ids.
+
+    No stop id is drawn before `min_tokens` of output. `max_tokens` 0: a prompt is run and nothing drawn.
+    """
 
     max_tokens: int
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +52,8 @@ class Sequence:
     """A prompt (and what earlier attempts emitted) on its way through prefill.
 
     `computed` tokens have KV in `blocks`, which the sequence holds one reference of, unless they are
-    lent to it by a reservation of the same worker (`borrowed`).
+    lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
+    the prompt's own tokens are computed too.
     """
 
     token_ids: tuple[int, ...]
@@ -40,6 +62,7 @@ class Sequence:
     limits: Limits
     blocks: BlockTables | None = None
     borrowed: bool = False
+    prompt_logprobs: bool = False
     computed: int = field(default=0, init=False)
 
     @property
@@ -50,6 +73,16 @@ class Sequence:
     def first_number(self) -> int:
         """Index in the output of the token that this prefill will sample."""
         return self.length - self.prompt_length
+
+    @property
+    def draws(self) -> bool:
+        """Whether a token is sampled at the end of the prompt."""
+        return self.limits.max_tokens > 0
+
+    @property
+    def stops_from(self) -> int:
+        """Index in the sequence of the first token that a stop id may be."""
+        return self.prompt_length + self.limits.min_tokens
 
     @property
     def end(self) -> int:

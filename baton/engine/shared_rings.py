@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.device.shared_memory import SharedMemory
+from baton.engine.logprob_records import MAX_LOGPROBS, LogprobRecords, logprob_bytes
 from baton.engine.mailbox import Mailbox, mailbox_bytes
 from baton.engine.output_ring import RingReader, RingWriter, ring_bytes
 
@@ -13,9 +14,13 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class SharedRings:
-    """Sizes and offsets, computed alike by both processes from the number of slots."""
+    """Sizes and offsets, computed alike by both processes.
+
+    `max_logprobs`: alternatives that a token's record holds; 0: the ring carries no logprobs.
+    """
 
     slots: int
+    max_logprobs: int = MAX_LOGPROBS
 
     @property
     def mailbox_entries(self) -> int:
@@ -29,17 +34,30 @@ class SharedRings:
 
     @property
     def size(self) -> int:
-        return self._ring_offset + ring_bytes(self.ring_words)
+        return self._records_offset + logprob_bytes(self.ring_words, self.max_logprobs)
 
     @property
     def _ring_offset(self) -> int:
-        return -(-mailbox_bytes(self.mailbox_entries) // _PAGE) * _PAGE
+        return _page_after(mailbox_bytes(self.mailbox_entries))
+
+    @property
+    def _records_offset(self) -> int:
+        return _page_after(self._ring_offset + ring_bytes(self.ring_words))
 
     def mailbox(self, memory: SharedMemory) -> Mailbox:
         return Mailbox(memory, 0, self.mailbox_entries)
 
     def writer(self, memory: SharedMemory) -> RingWriter:
-        return RingWriter(memory, self._ring_offset, self.ring_words)
+        return RingWriter(memory, self._ring_offset, self.ring_words, self._records(memory))
 
     def reader(self, memory: SharedMemory) -> RingReader:
-        return RingReader(memory, self._ring_offset, self.ring_words)
+        return RingReader(memory, self._ring_offset, self.ring_words, self._records(memory))
+
+    def _records(self, memory: SharedMemory) -> LogprobRecords | None:
+        if not self.max_logprobs:
+            return None
+        return LogprobRecords(memory, self._records_offset, self.ring_words, self.max_logprobs)
+
+
+def _page_after(offset: int) -> int:
+    return -(-offset // _PAGE) * _PAGE

@@ -1,7 +1,7 @@
 """All that a decode step knows of its slots, as arrays on the device: one row a slot.
 
-Who writes: the step itself, and the host only for a slot that is not active (its block table, before
-the admission is posted).
+Who writes: the step itself, and the host only for a slot that is not active (its block table, bias and
+token counts, before the admission is posted).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.engine.blocks import BlockTables
 from baton.engine.mailbox import MAX_STOP_IDS, Entry
-from baton.engine.sampling import Sampling
+from baton.engine.slot_sampler import SlotSampler
 
 _NO_STOP = -1
 
@@ -19,7 +19,9 @@ _NO_STOP = -1
 class SlotState:
     """Arrays of `slots` rows; `max_blocks` is the widest block table, by cache group."""
 
-    def __init__(self, slots: int, max_blocks: tuple[int, ...], device: torch.device) -> None:
+    def __init__(
+        self, slots: int, max_blocks: tuple[int, ...], vocab_size: int, device: torch.device
+    ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
 
@@ -30,12 +32,7 @@ class SlotState:
         self.end = zeros(slots)  # length of the sequence at which it ends
         self.capacity = zeros(slots)  # tokens its granted blocks hold
         self.stop_ids = torch.full((slots, MAX_STOP_IDS), _NO_STOP, dtype=torch.int64, device=device)
-        self.sampling = Sampling(
-            temperature=zeros(slots, dtype=torch.float32),
-            top_k=zeros(slots),
-            top_p=torch.ones(slots, dtype=torch.float32, device=device),
-            seed=zeros(slots),
-        )
+        self.sampler = SlotSampler(slots, vocab_size, device)
         self.block_tables = tuple(zeros(slots, width) for width in max_blocks)
 
     def set_block_table(self, slot: int, tables: BlockTables) -> None:
@@ -53,12 +50,9 @@ class SlotState:
             (self.position, "position"),
             (self.end, "end"),
             (self.capacity, "capacity"),
-            (self.sampling.temperature, "temperature"),
-            (self.sampling.top_k, "top_k"),
-            (self.sampling.top_p, "top_p"),
-            (self.sampling.seed, "seed"),
         ):
             array[slot] = entry[field].item()
+        self.sampler.admit(entry)
         self.stop_ids[slot] = _NO_STOP
         count = int(entry["stop_count"])
         self.stop_ids[slot, :count] = torch.tensor(entry["stop_ids"][:count].tolist(), dtype=torch.int64)
@@ -67,12 +61,3 @@ class SlotState:
         """Whether the entry speaks of the sequence that holds its slot now."""
         slot = int(entry["slot"])
         return bool(self.active[slot]) and int(self.generation[slot]) == int(entry["generation"])
-
-    def sampling_of(self, rows: Tensor) -> Sampling:
-        """The sampling parameters of `rows` (slot numbers, int64)."""
-        return Sampling(
-            temperature=self.sampling.temperature[rows],
-            top_k=self.sampling.top_k[rows],
-            top_p=self.sampling.top_p[rows],
-            seed=self.sampling.seed[rows],
-        )

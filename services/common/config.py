@@ -50,6 +50,9 @@ class EngineConfig(StrictModel):
     slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
     chunk_tokens: int = Field(256, ge=1, description="prompt tokens one prefill step computes at most")
     max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
+    max_logprobs: int = Field(
+        20, ge=0, le=20, description="likeliest tokens whose logprobs a request may ask for; 0: no logprobs"
+    )
     prefill_queue: int = Field(256, ge=1, description="prefills a worker holds, waiting or running")
 
 

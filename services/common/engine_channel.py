@@ -13,6 +13,9 @@ import struct
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 
+# Bounds a message, and with the prompt's length how many of them a prefill tells.
+PROMPT_LOGPROBS_A_MESSAGE = 256
+
 _PREFIX = struct.Struct("<I")
 _READ_BYTES = 1 << 18
 # A prompt of a million tokens is about 3 MB; anything beyond this is a broken peer.

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
-from services.common.engine_channel import ChannelClosedError, FrontEnd
+from baton.v1.prefill_pb2 import PrefillRequest
+from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, FrontEnd
 
-# A prefill tells of its first token, its handoff, and its end.
+# A prefill tells of its first token, its handoff, and its end, and before that of its prompt.
 _EVENTS_A_PREFILL = 8
 _CALL_TIMEOUT_S = 10.0
 _MAX_CALLS = 4096
@@ -96,7 +97,7 @@ class EngineClient:
     async def stream(self, command: EngineCommand) -> AsyncIterator[EngineEvent]:
         """Sends a prefill and yields its events until its end. Raises the BatonError it failed with."""
         command.id = next(self._ids)
-        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_EVENTS_A_PREFILL)
+        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill.request))
         self._streams[command.id] = queue
         try:
             await self.tell(command)
@@ -128,6 +129,13 @@ class EngineClient:
         for queue in self._streams.values():
             if not queue.full():
                 queue.put_nowait(failed)
+
+
+def _events_of(request: PrefillRequest) -> int:
+    """The most events a prefill may have, so that a slow reader never stops the dispatch of the others'."""
+    if not request.prompt_logprobs:
+        return _EVENTS_A_PREFILL
+    return _EVENTS_A_PREFILL + -(-len(request.token_ids) // PROMPT_LOGPROBS_A_MESSAGE)
 
 
 def _checked(event: EngineEvent) -> EngineEvent:

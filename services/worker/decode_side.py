@@ -29,7 +29,7 @@ from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
 from services.worker.loaded_model import LoadedModel
-from services.worker.parameters import limits_of, sampling_of
+from services.worker.parameters import check_token_ids, limits_of, sampling_of
 
 MAX_TTL_S = 3600.0
 
@@ -220,10 +220,9 @@ class DecodeSide:
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         reservation = entry.grant
-        sampling, limits = (
-            sampling_of(record.sampling),
-            limits_of(record.limits, self._model.config.vocab_size),
-        )
+        vocab_size = self._model.config.vocab_size
+        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
+        limits = limits_of(record.limits, vocab_size)
         self._check_record(record, reservation, limits)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
@@ -248,6 +247,9 @@ class DecodeSide:
             raise BatonError(ErrorKind.CONFLICT, "the commit is not of the attempt that was reserved")
         if end != reservation.end or len(record.token_ids) + 1 >= end:
             raise BatonError(ErrorKind.CONFLICT, "the commit's limits are not those reserved")
+        if not 1 <= record.prompt_length <= len(record.token_ids):
+            raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
+        check_token_ids(record.token_ids, vocab)
         if record.first_token_id >= vocab:
             raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
 
@@ -256,7 +258,8 @@ class DecodeSide:
     ) -> None:
         self._loop.admit(
             reservation.grant,
-            length=reservation.token_count,
+            token_ids=record.token_ids,
+            prompt_length=record.prompt_length,
             last_token=record.first_token_id,
             end=reservation.end,
             sampling=sampling,

@@ -45,7 +45,8 @@ class EngineHandle:
 
 async def start_engine(config: WorkerConfig, incarnation: bytes) -> EngineHandle:
     """Starts the engine process; it says Ready, or why not, on the channel."""
-    memory = SharedMemory.create(f"baton-{config.name}", SharedRings(config.engine.slots).size)
+    rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
+    memory = SharedMemory.create(f"baton-{config.name}", rings.size)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         process = _spawn(config, incarnation, theirs, memory)

@@ -174,9 +174,9 @@ class Engine:
     def _build(self, model: LoadedModel, memory: SharedMemory) -> Parts:
         engine = self._config.engine
         slots = SlotPool(engine.slots)
-        rings = SharedRings(engine.slots)
+        rings = SharedRings(engine.slots, engine.max_logprobs)
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
-        state = SlotState(engine.slots, widths, model.device)
+        state = SlotState(engine.slots, widths, model.config.vocab_size, model.device)
         decode_loop = DecodeLoop(
             model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
         )

@@ -65,7 +65,7 @@ class _Front:
         self._drain = Drain()
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
         self._engine.on_event = self._on_event
-        rings = SharedRings(config.engine.slots)
+        rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
         self._decode = DecodeServicer(self._engine, rings.reader(handle.memory), self._drain)
 
     async def run(self, stop: StopSignal) -> None:

@@ -27,6 +27,7 @@ class LoadedModel:
     cache: KVCache
     pools: BlockPools
     max_context_tokens: int
+    max_logprobs: int
     device: torch.device
     fingerprint: bytes
 
@@ -59,6 +60,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         cache=KVCache(layout, blocks, device),
         pools=BlockPools(layout, [blocks] * len(layout.groups)),
         max_context_tokens=max_context,
+        max_logprobs=engine.max_logprobs,
         device=device,
         fingerprint=layout.fingerprint(config.digest() + weights_digest(weights)),
     )

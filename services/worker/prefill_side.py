@@ -3,24 +3,26 @@
     Prefill ─▶ queued ─▶ chunk ─▶ … ─▶ last chunk ─▶ first token ─▶ commit ─▶ acknowledged ─▶ ended
                            └─ its finished blocks are pushed while the next chunk computes
 
-A sequence's blocks are its own until `_end`; a transfer pins those that it still has to read.
+A sequence's blocks are its own until `_end`; a transfer pins those that it still has to read. A request
+for no tokens has no ticket: its prompt is run for its logprobs, and that is all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
 from baton.engine.blocks import BlockTables
+from baton.engine.logprob_records import Logprobs
 from baton.engine.output_ring import Finish
 from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
-from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse
+from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse, PromptLogprobs
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity
 from kvtransfer.events import Acknowledged, Failed
@@ -28,6 +30,8 @@ from kvtransfer.frames import WithdrawReason
 from kvtransfer.outgoing import Transfer
 from kvtransfer.sender import Sender
 from kvtransfer.ticket_book import AttemptKey
+from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE
+from services.common.logprobs import logprobs_message
 from services.worker.decode_side import DecodeSide
 from services.worker.handoff import Handoff, LocalHandoff
 from services.worker.loaded_model import LoadedModel
@@ -42,9 +46,11 @@ class Job:
     key: AttemptKey
     request: PrefillRequest
     sequence: Sequence
-    handoff: Handoff
+    handoff: Handoff | None  # none where no token is drawn
     pushed: list[int]  # blocks pushed so far, by cache group
     committed: bool = False  # from here on the receiver decides, within the link's deadline
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
+    prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
 
 
 class PrefillSide:
@@ -87,18 +93,25 @@ class PrefillSide:
         key = AttemptKey(request.attempt.request_id, request.attempt.number)
         if key in self._jobs:
             raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
-        sequence, body = self._sequence(request)
-        handoff: Handoff
+        sequence = self._sequence(request)
+        handoff = self._queue(key, request, sequence)
+        job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
+        self._jobs[key] = self._by_sequence[sequence] = job
+        if handoff is not None:
+            self._by_transfer[handoff] = job
+
+    def _queue(self, key: AttemptKey, request: PrefillRequest, sequence: Sequence) -> Handoff | None:
+        if not sequence.draws:
+            self._loop.scheduler.add(sequence)
+            return None
+        body = self._ticket_of(request)
         if self._local is not None and body.issuer.incarnation == self._identity.incarnation:
             sequence.blocks = self._local.blocks_of(body.transfer_id, key, sequence.length)
             sequence.borrowed = True
-            handoff = LocalHandoff(self._local, body.transfer_id)
             self._loop.scheduler.add(sequence)
-        else:
-            self._loop.scheduler.add(sequence)
-            handoff = self._begin(request, body, sequence)
-        job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
-        self._jobs[key] = self._by_sequence[sequence] = self._by_transfer[handoff] = job
+            return LocalHandoff(self._local, body.transfer_id)
+        self._loop.scheduler.add(sequence)
+        return self._begin(request, body, sequence)
 
     def _begin(self, request: PrefillRequest, body: TicketBody, sequence: Sequence) -> Transfer:
         try:
@@ -109,16 +122,26 @@ class PrefillSide:
             self._loop.scheduler.remove(sequence)
             raise
 
-    def _sequence(self, request: PrefillRequest) -> tuple[Sequence, TicketBody]:
-        check_token_ids(request.token_ids, self._model.config.vocab_size)
-        limits = limits_of(request.limits, self._model.config.vocab_size)
-        body = _body_of(request.ticket)
+    def _sequence(self, request: PrefillRequest) -> Sequence:
+        vocab_size = self._model.config.vocab_size
+        check_token_ids(request.token_ids, vocab_size)
+        limits = limits_of(request.limits, vocab_size, least_tokens=0)
         length = len(request.token_ids)
         if not 1 <= request.prompt_length <= length:
             raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
         if request.prompt_length + limits.max_tokens > self._model.max_context_tokens:
             limit = self._model.max_context_tokens
             raise BatonError(ErrorKind.INVALID, f"the request exceeds the context of {limit} tokens")
+        sampling = sampling_of(request.sampling, vocab_size, self._model.max_logprobs)
+        sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
+        sequence.prompt_logprobs = request.prompt_logprobs
+        if not sequence.draws and (request.HasField("ticket") or sequence.first_number):
+            raise BatonError(ErrorKind.INVALID, "a request for no tokens has no ticket and no output")
+        return sequence
+
+    def _ticket_of(self, request: PrefillRequest) -> TicketBody:
+        body = _body_of(request.ticket)
+        length = len(request.token_ids)
         counts = self._model.pools.counts_for(length)
         if (
             body.attempt != request.attempt
@@ -128,8 +151,7 @@ class PrefillSide:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
         if body.fingerprint != self._model.fingerprint:
             raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
-        sampling = sampling_of(request.sampling)
-        return Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits), body
+        return body
 
     def cancel(self, key: AttemptKey) -> None:
         """Stops a prefill between two chunks, and its call with CONFLICT; idempotent.
@@ -139,16 +161,22 @@ class PrefillSide:
         job = self._jobs.get(key)
         if job is not None and not job.committed:
             self._fail(job, BatonError(ErrorKind.CONFLICT, "the attempt was cancelled"))
-            job.handoff.withdraw(WithdrawReason.ABORTED)
+            if job.handoff is not None:
+                job.handoff.withdraw(WithdrawReason.ABORTED)
 
     def step(self) -> bool:
         """Computes the next chunks, pushes what they finished, tells first tokens; False when idle."""
         results = self._loop.step()
         for result in results:
             job = self._by_sequence[result.chunk.sequence]
-            self._push(job)
-            if result.token is not None:
-                self._first_token(job, result)
+            self._tell_prompt(job, result)
+            if job.handoff is not None:
+                self._push(job, job.handoff)
+                if result.token is not None:
+                    self._first_token(job, job.handoff, result)
+            elif result.chunk.is_last:
+                self._end(job)
+                self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
         return bool(results)
 
     def poll(self, max_pieces: int) -> bool:
@@ -165,7 +193,20 @@ class PrefillSide:
                     self._fail(job, error)
         return bool(events)
 
-    def _push(self, job: Job) -> None:
+    def _tell_prompt(self, job: Job, result: ChunkResult) -> None:
+        """Tells the prompt's logprobs in messages of bounded size, all of them before the first token."""
+        job.prompt_logprobs += result.prompt_logprobs
+        while job.prompt_logprobs and (
+            result.chunk.is_last or len(job.prompt_logprobs) >= PROMPT_LOGPROBS_A_MESSAGE
+        ):
+            part = job.prompt_logprobs[:PROMPT_LOGPROBS_A_MESSAGE]
+            del job.prompt_logprobs[: len(part)]
+            logprobs = [logprobs_message(one) for one in part]
+            told = PromptLogprobs(first_position=job.prompt_told, logprobs=logprobs)
+            job.prompt_told += len(part)
+            self._tell(job, PrefillResponse(prompt_logprobs=told))
+
+    def _push(self, job: Job, handoff: Handoff) -> None:
         """Hands over the blocks that are complete; after the last chunk, the partly filled one too."""
         sequence = job.sequence
         assert sequence.blocks is not None
@@ -177,10 +218,10 @@ class PrefillSide:
                 block = sequence.blocks[group][ordinal]
                 if not sequence.borrowed:
                     self._model.pools.pools[group].pin(block)  # until the transfer has read it
-                job.handoff.push(group, ordinal, block)
+                handoff.push(group, ordinal, block)
             job.pushed[group] = until
 
-    def _first_token(self, job: Job, result: ChunkResult) -> None:
+    def _first_token(self, job: Job, handoff: Handoff, result: ChunkResult) -> None:
         assert result.token is not None
         sequence = job.sequence
         finish = sequence.finish_of(result.token)
@@ -188,21 +229,22 @@ class PrefillSide:
             number=sequence.first_number,
             token_id=result.token,
             finish_reason=FinishReason.ValueType(finish.value),
+            logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
         )
         self._tell(job, PrefillResponse(first_token=first))
         if finish is not Finish.NONE:
             self._end(job)
-            job.handoff.withdraw(WithdrawReason.FINISHED)
+            handoff.withdraw(WithdrawReason.FINISHED)
             self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
             return
         job.committed = True
         try:
-            job.handoff.commit(self._record(job, result.token))
+            handoff.commit(self._record(job, result.token))
         except BatonError as error:
             self._fail(job, error)
-            job.handoff.withdraw(WithdrawReason.ABORTED)
+            handoff.withdraw(WithdrawReason.ABORTED)
         else:
-            if isinstance(job.handoff, LocalHandoff):
+            if isinstance(handoff, LocalHandoff):
                 self._handed_off(job, "local", 0)
 
     def _record(self, job: Job, token: int) -> CommitRecord:
@@ -235,7 +277,9 @@ class PrefillSide:
 
     def _end(self, job: Job) -> None:
         """Forgets a job and gives its blocks back; those a transfer still reads stay pinned."""
-        del self._jobs[job.key], self._by_sequence[job.sequence], self._by_transfer[job.handoff]
+        del self._jobs[job.key], self._by_sequence[job.sequence]
+        if job.handoff is not None:
+            del self._by_transfer[job.handoff]
         self._loop.scheduler.remove(job.sequence)
 
 

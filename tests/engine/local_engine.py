@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from baton.engine.blocks import BlockPools
 from baton.engine.cache import KVCache
 from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder
+from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
 from baton.engine.output_ring import Finish
 from baton.engine.prefill import PrefillLoop
@@ -70,9 +72,10 @@ class LocalEngine:
         memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
-        self.state = SlotState(slots, (64,), torch.device(device))
+        self.state = SlotState(slots, (64,), CONFIG["vocab_size"], torch.device(device))
         self.decode = DecodeLoop(decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory))
         self.output: dict[tuple[int, int], list[int]] = {}
+        self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
 
     def start(
@@ -82,30 +85,37 @@ class LocalEngine:
         max_tokens: int = 8,
         sampling: SamplingParams | None = None,
         stop: tuple[int, ...] = (),
+        min_tokens: int = 0,
+        emitted: Iterable[int] = (),
         capacity: int | None = None,
     ) -> tuple[int, int]:
-        """Prefills a prompt in the slot's own blocks and admits it; (slot, generation)."""
-        tokens = tuple(prompt)
-        sequence = Sequence(tokens, len(tokens), sampling or SamplingParams(), Limits(max_tokens, stop))
+        """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it.
+
+        Returns (slot, generation). `logprobs` gets the first token's, and then those of the ring.
+        """
+        prompt_ids = tuple(prompt)
+        tokens = (*prompt_ids, *emitted)
+        limits = Limits(max_tokens, stop, min_tokens)
+        sequence = Sequence(tokens, len(prompt_ids), sampling or SamplingParams(), limits)
         slot, generation = self.slots.grant()
         sequence.blocks = self.pools.allocate(sequence.end - 1)
         sequence.borrowed = True
         self.scheduler.add(sequence)
-        first: int | None = None
-        while first is None:
-            for result in self.prefill.step():
-                first = result.token
+        (*_, last) = itertools.chain.from_iterable(iter(self.prefill.step, []))
         self.scheduler.remove(sequence)
+        assert last.token is not None
         grant = Grant(slot, generation, sequence.blocks, capacity or sequence.end - 1)
         self.decode.admit(
             grant,
-            length=len(tokens),
-            last_token=first,
+            token_ids=tokens,
+            prompt_length=len(prompt_ids),
+            last_token=last.token,
             end=sequence.end,
             sampling=sequence.sampling,
             limits=sequence.limits,
         )
         self.output[slot, generation] = []
+        self.logprobs[slot, generation] = [last.logprobs]
         return slot, generation
 
     def step(self) -> bool:
@@ -117,6 +127,10 @@ class LocalEngine:
         for record in self.reader.read():
             key = (record.slot, record.generation)
             if record.has_token:
+                if self.output[key]:
+                    self.logprobs[key].append(record.logprobs)
+                else:
+                    assert record.logprobs is None, "the first token's are prefill's to tell"
                 self.output[key].append(record.token)
             if record.finish is not Finish.NONE:
                 assert key not in self.finish, "a slot ended twice"

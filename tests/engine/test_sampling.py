@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from scipy import stats
@@ -12,21 +15,35 @@ VOCAB = 37
 
 
 def sampling(
-    rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, seed: int = 1
+    rows: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 1,
 ) -> Sampling:
     return Sampling(
         temperature=torch.full((rows,), temperature),
         top_k=torch.full((rows,), top_k),
         top_p=torch.full((rows,), top_p),
         seed=torch.full((rows,), seed),
+        min_p=torch.full((rows,), min_p),
     )
+
+
+def kept(logits: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[bool]:
+    """Which tokens of one row the filters leave."""
+    left = filtered(logits, torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p]))
+    return (left > -torch.inf)[0].tolist()
 
 
 def logits_row(seed: int = 0) -> Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 1.5
 
 
-def reference_distribution(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+def reference_distribution(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Tensor:
     """Token by token, in plain Python: what is kept, and with which probability."""
     probabilities = (logits.double() / temperature).softmax(-1)
     order = sorted(range(len(logits)), key=lambda i: -float(probabilities[i]))
@@ -39,21 +56,30 @@ def reference_distribution(logits: Tensor, temperature: float, top_k: int, top_p
             break
         nucleus.append(token)
         reached += float(probabilities[token]) / mass
+    nucleus = [token for token in nucleus if probabilities[token] >= min_p * probabilities[order[0]]]
     result = torch.zeros(len(logits), dtype=torch.float64)
     result[nucleus] = probabilities[nucleus] / probabilities[nucleus].sum()
     return result
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.7, 0, 1.0), (1.0, 5, 1.0), (1.0, 0, 0.7), (0.9, 8, 0.6), (1.0, 1, 1.0)],
+    "filters",
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.6, 0, 1.0, 0.0),
+        (1.7, 0, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.0, 0, 0.7, 0.0),
+        (0.9, 8, 0.6, 0.0),
+        (1.0, 1, 1.0, 0.0),
+        (1.0, 0, 1.0, 0.2),
+        (1.4, 20, 0.95, 0.1),
+    ],
 )
-def test_frequencies_follow_the_distribution(temperature: float, top_k: int, top_p: float) -> None:
+def test_frequencies_follow_the_distribution(filters: tuple[float, int, float, float]) -> None:
     row = logits_row()
-    expected = reference_distribution(row, temperature, top_k, top_p)
-    tokens = sample(
-        row.expand(DRAWS, -1), sampling(DRAWS, temperature, top_k, top_p), torch.arange(DRAWS) + 17
-    )
+    expected = reference_distribution(row, *filters)
+    tokens = sample(row.expand(DRAWS, -1), sampling(DRAWS, *filters), torch.arange(DRAWS) + 17)
     counts = torch.bincount(tokens, minlength=VOCAB)
     assert not counts[expected == 0].any()
     # Rare tokens are pooled, so that chi-square's approximation holds.
@@ -68,10 +94,9 @@ def test_frequencies_follow_the_distribution(temperature: float, top_k: int, top
 
 def test_draws_over_seeds_follow_the_distribution_too() -> None:
     row = logits_row(3)
-    parameters = sampling(DRAWS)
-    seeds = Sampling(parameters.temperature, parameters.top_k, parameters.top_p, torch.arange(DRAWS) * 7919)
+    seeds = dataclasses.replace(sampling(DRAWS), seed=torch.arange(DRAWS) * 7919)
     counts = torch.bincount(sample(row.expand(DRAWS, -1), seeds, torch.zeros(DRAWS).long()), minlength=VOCAB)
-    expected = reference_distribution(row, 1.0, 0, 1.0)
+    expected = reference_distribution(row, 1.0, 0, 1.0, 0.0)
     assert stats.chisquare(counts.tolist(), (expected * DRAWS).tolist()).pvalue > 1e-3
 
 
@@ -81,20 +106,25 @@ def test_temperature_zero_takes_the_lowest_index_of_the_largest() -> None:
 
 
 def test_ties_at_the_threshold_are_kept() -> None:
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]]).double()
-    kept = filtered(logits, torch.tensor([2]), torch.tensor([1.0]))
-    assert (kept > -torch.inf).tolist() == [[True, True, True, True, False]]
-    kept = filtered(logits, torch.tensor([0]), torch.tensor([0.5]))
-    assert (kept > -torch.inf).tolist() == [[True, True, True, True, False]]
+    logits = torch.tensor([[math.log(2), 0.0, 0.0, 0.0, -1.0]], dtype=torch.float64)
+    for filters in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}):
+        assert kept(logits, **filters) == [True, True, True, True, False], filters
 
 
 def test_top_p_counts_only_what_top_k_left() -> None:
     # Alone, top-p 0.6 would keep two tokens; of the two that top-k leaves, the first has 4/7 < 0.6.
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().double()
-    assert (filtered(logits, torch.tensor([2]), torch.tensor([0.57])) > -torch.inf).sum() == 1
-    assert (filtered(logits, torch.tensor([0]), torch.tensor([0.57])) > -torch.inf).sum() == 2
+    assert sum(kept(logits, top_k=2, top_p=0.57)) == 1
+    assert sum(kept(logits, top_p=0.57)) == 2
     # Of the three left the last one's share counts too: 4/9 and 3/9 do not reach 0.85.
-    assert (filtered(logits, torch.tensor([3]), torch.tensor([0.85])) > -torch.inf).sum() == 3
+    assert sum(kept(logits, top_k=3, top_p=0.85)) == 3
+
+
+def test_min_p_is_a_share_of_the_likeliest() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log().double()
+    assert kept(logits, min_p=0.6) == [True, True, False, False]
+    assert kept(logits, min_p=1.0) == [True, False, False, False]
+    assert kept(logits, top_k=3, min_p=0.1) == [True, True, True, False]
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-9])
@@ -106,7 +136,7 @@ def test_a_tiny_top_p_keeps_the_best(top_p: float) -> None:
 
 def test_top_k_beyond_the_vocabulary_keeps_all() -> None:
     row = logits_row()[None].double()
-    assert torch.equal(filtered(row, torch.tensor([10**12]), torch.tensor([1.0])), row)
+    assert torch.equal(filtered(row, torch.tensor([10**12]), torch.tensor([1.0]), torch.tensor([0.0])), row)
 
 
 def test_a_row_depends_on_nothing_else_in_the_batch() -> None:
@@ -118,14 +148,12 @@ def test_a_row_depends_on_nothing_else_in_the_batch() -> None:
         top_k=torch.randint(0, 9, (rows,), generator=generator),
         top_p=torch.rand(rows, generator=generator) + 0.3,
         seed=torch.randint(-(2**62), 2**62, (rows,), generator=generator),
+        min_p=torch.rand(rows, generator=generator) * 0.2 * (torch.arange(rows) % 3 > 0),
     )
     positions = torch.randint(0, 5000, (rows,), generator=generator)
     together = sample(logits, mixed, positions)
     for i in range(rows):
-        one = Sampling(
-            *(part[i : i + 1] for part in (mixed.temperature, mixed.top_k, mixed.top_p, mixed.seed))
-        )
-        assert sample(logits[i : i + 1], one, positions[i : i + 1]) == together[i]
+        assert sample(logits[i : i + 1], mixed.at(torch.tensor([i])), positions[i : i + 1]) == together[i]
     assert (together != sample(logits, mixed, positions + 1)).any()
     assert together[0] == logits[0].argmax()
 

@@ -1,0 +1,158 @@
+"""The sampler's part of the slots: parameters, bias and token counts, one row a slot.
+
+Token counts are as wide as the vocabulary; they come into being with the first request that penalises
+repetition, and only such slots' rows are ever touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.logit_edits import NO_EDITS, Bias, HeldStops, LogitEdits, Penalties
+from baton.engine.logprob_records import LogprobBatch
+from baton.engine.logprobs import logprobs_of
+from baton.engine.mailbox import Entry, Feature
+from baton.engine.sampling import Sampling, sample
+from baton.engine.sequence import MAX_LOGIT_BIAS
+
+_EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """`in_prompt` [rows, V] bool, `in_output` [rows, V] int32."""
+
+    in_prompt: Tensor
+    in_output: Tensor
+
+    @classmethod
+    def zeros(cls, rows: int, vocab_size: int, device: torch.device) -> TokenCounts:
+        return cls(
+            torch.zeros(rows, vocab_size, dtype=torch.bool, device=device),
+            torch.zeros(rows, vocab_size, dtype=torch.int32, device=device),
+        )
+
+    def set(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Counts one row anew."""
+        self.in_prompt[row].zero_()
+        self.in_prompt[row, torch.tensor(prompt, dtype=torch.int64)] = True
+        tokens = torch.tensor(output, dtype=torch.int64)
+        self.in_output[row] = torch.bincount(tokens, minlength=self.in_output.shape[1]).int()
+
+    def add(self, rows: Tensor, tokens: Tensor) -> None:
+        """Each of `rows` (distinct) has drawn its token."""
+        self.in_output[rows, tokens] += 1
+
+
+class SlotSampler:
+    """Arrays of `slots` rows. A slot's features say which of them its request uses."""
+
+    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self._device = device
+        self._shape = slots, vocab_size
+        self.sampling = Sampling(
+            temperature=zeros(slots),
+            top_k=zeros(slots, dtype=torch.int64),
+            top_p=zeros(slots) + 1,
+            seed=zeros(slots, dtype=torch.int64),
+            min_p=zeros(slots),
+        )
+        self.features = zeros(slots, dtype=torch.int64)
+        self.logprobs = zeros(slots, dtype=torch.int64)
+        self.stops_from = zeros(slots, dtype=torch.int64)
+        self.repetition_penalty = zeros(slots)
+        self.presence_penalty = zeros(slots)
+        self.frequency_penalty = zeros(slots)
+        self.bias_ids = zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64)
+        self.bias_values = zeros(slots, MAX_LOGIT_BIAS)
+        self._counts: TokenCounts | None = None
+
+    def set_bias(self, slot: int, bias: Sequence[tuple[int, float]]) -> None:
+        """Copies a slot's bias, at most MAX_LOGIT_BIAS entries, before its admission is posted."""
+        self.bias_ids[slot].zero_()
+        self.bias_values[slot].zero_()
+        self.bias_ids[slot, : len(bias)] = torch.tensor([token for token, _ in bias], dtype=torch.int64)
+        self.bias_values[slot, : len(bias)] = torch.tensor([value for _, value in bias])
+
+    def set_counts(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Counts a slot's tokens, before its admission is posted."""
+        if self._counts is None:
+            self._counts = TokenCounts.zeros(*self._shape, self._device)
+        self._counts.set(slot, prompt, output)
+
+    def admit(self, entry: Entry) -> None:
+        slot = int(entry["slot"])
+        for array, field in (
+            (self.sampling.temperature, "temperature"),
+            (self.sampling.top_k, "top_k"),
+            (self.sampling.top_p, "top_p"),
+            (self.sampling.seed, "seed"),
+            (self.sampling.min_p, "min_p"),
+            (self.features, "features"),
+            (self.logprobs, "logprobs"),
+            (self.stops_from, "stops_from"),
+            (self.repetition_penalty, "repetition_penalty"),
+            (self.presence_penalty, "presence_penalty"),
+            (self.frequency_penalty, "frequency_penalty"),
+        ):
+            array[slot] = entry[field].item()
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, stop_ids: Tensor
+    ) -> tuple[Tensor, LogprobBatch | None]:
+        """Draws a token for each of `rows` (slots [B]) and counts it.
+
+        logits [B, V]; positions [B], the index in its sequence of each token; stop_ids [slots, n], unused
+        places negative. Returns tokens [B] and the logprobs that were asked for.
+        """
+        features = self.features[rows]
+        # Which of its graphs a GPU replays: what no row needs is not done at all.
+        needed = 0
+        for feature in set(features.tolist()):
+            needed |= feature
+        if needed == Feature.GREEDY:
+            return logits.argmax(-1), None
+        edits = self._edits(rows, features, positions, stop_ids) if needed & _EDITS else NO_EDITS
+        tokens = sample(logits, self.sampling.at(rows), positions, edits)
+        if needed & Feature.PENALTIES and self._counts is not None:
+            penalized = _having(Feature.PENALTIES, features)
+            self._counts.add(rows[penalized], tokens[penalized])
+        return tokens, self._logprobs(logits, tokens, rows, features) if needed & Feature.LOGPROBS else None
+
+    def _edits(self, rows: Tensor, features: Tensor, positions: Tensor, stop_ids: Tensor) -> LogitEdits:
+        biased, penalized = _having(Feature.BIAS, features), _having(Feature.PENALTIES, features)
+        early = (features & Feature.MIN_TOKENS != 0) & (positions < self.stops_from[rows])
+        held = torch.nonzero(early).flatten()
+        bias = penalties = held_stops = None
+        if biased.numel():
+            slots = rows[biased]
+            bias = Bias(biased, self.bias_ids[slots], self.bias_values[slots])
+        if penalized.numel() and self._counts is not None:
+            slots = rows[penalized]
+            penalties = Penalties(
+                rows=penalized,
+                repetition=self.repetition_penalty[slots],
+                presence=self.presence_penalty[slots],
+                frequency=self.frequency_penalty[slots],
+                in_prompt=self._counts.in_prompt[slots],
+                output_counts=self._counts.in_output[slots],
+            )
+        if held.numel():
+            held_stops = HeldStops(held, stop_ids[rows[held]])
+        return LogitEdits(bias, penalties, held_stops)
+
+    def _logprobs(self, logits: Tensor, tokens: Tensor, rows: Tensor, features: Tensor) -> LogprobBatch:
+        asked = _having(Feature.LOGPROBS, features)
+        return logprobs_of(logits, tokens, asked.tolist(), self.logprobs[rows[asked]].tolist())
+
+
+def _having(feature: Feature, features: Tensor) -> Tensor:
+    """Which elements of `features` have a feature."""
+    return torch.nonzero(features & int(feature)).flatten()
