@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from baton.engine.logprob_records import Logprobs
 from baton.engine.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import FollowResponse
@@ -54,6 +57,26 @@ def test_a_message_holds_everything_since_the_last(streams: Streams) -> None:
     assert outputs(streams.collect(ROUTER, 2)) == [(5, [12, 13, 14], FinishReason.FINISH_REASON_LENGTH)]
     assert streams.collect(ROUTER, 3) is None
     assert streams.live == 0
+
+
+def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams) -> None:
+    streams.emit(word(11))
+    assert streams.collect(ROUTER, 1).outputs[0].logprobs == []  # type: ignore[union-attr]
+    streams.emit(replace(word(12), logprobs=Logprobs(-0.5, ((12, -0.5), (3, -1.25)))))
+    streams.emit(replace(word(13, Finish.LENGTH), logprobs=Logprobs(-2.0)))
+
+    def told(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
+        message = streams.collect(ROUTER, 2)
+        assert message is not None
+        (output,) = message.outputs
+        assert output.first_number == first
+        assert len(output.logprobs) == len(output.token_ids)
+        return [(one.logprob, [(t.token_id, t.logprob) for t in one.top]) for one in output.logprobs]
+
+    later = [(-0.5, [(12, -0.5), (3, -1.25)]), (-2.0, [])]
+    assert told(5) == later
+    streams.follow(ROUTER)
+    assert told(4) == [(0.0, []), *later]  # the first token's are prefill's to tell
 
 
 def test_a_cancel_carries_no_token(streams: Streams) -> None:

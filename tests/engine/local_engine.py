@@ -26,6 +26,7 @@ from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
 from baton.engine.weights import random_weights
 
+WEIGHTS_SEED = 7
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -62,7 +63,7 @@ class LocalEngine:
         (folder / "config.json").write_text(json.dumps(CONFIG))
         config = ModelConfig.load(folder)
         layout = config.layout(block_tokens, dtype)
-        weights = random_weights(config, 7, torch.device(device), getattr(torch, dtype))
+        weights = random_weights(config, WEIGHTS_SEED, torch.device(device), getattr(torch, dtype))
         decoder = Decoder(config, weights, layout, device, getattr(torch, dtype))
         cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.device.shared_memory import SharedMemory
+from baton.engine.logprob_records import LogprobBatch, Logprobs
 from baton.engine.output_ring import Finish, Record, RingReader, RingWriter, ring_bytes
+from baton.engine.shared_rings import SharedRings
 
 
 def make_ring(capacity: int) -> tuple[RingWriter, RingReader]:
@@ -73,3 +76,56 @@ def test_counters_are_seen_by_the_other_side() -> None:
     writer.count_full()
     writer.count_held(3)
     assert (reader.steps, reader.full_steps, reader.held_rows) == (2, 1, 3)
+
+
+def batch_of(rows: list[int], count: int) -> LogprobBatch:
+    """Row r: logprob -r - 1/2, and `count` alternatives (r + i, -i)."""
+    index = np.array(rows, dtype=np.int64)
+    places = np.arange(count, dtype=np.int64)
+    return LogprobBatch(
+        rows=index,
+        counts=np.full(len(rows), count),
+        chosen=-index.astype(np.float64) - 0.5,
+        ids=index[:, None] + places,
+        values=np.tile(-places.astype(np.float64), (len(rows), 1)),
+    )
+
+
+@given(st.lists(st.lists(st.sampled_from([None, 0, 1, 3, 20]), max_size=6), max_size=60))
+def test_logprobs_arrive_with_their_words_and_only_with_them(turns: list[list[int | None]]) -> None:
+    rings = SharedRings(1)
+    memory = SharedMemory.create("test-logprobs", rings.size)
+    writer, reader = rings.writer(memory), rings.reader(SharedMemory.attach(memory.fd))
+    for words in turns:
+        # A batch a word, so that each may have its own number of alternatives.
+        for count in words:
+            batch = None if count is None else batch_of([0], count)
+            writer.write([7], [1], [2], [Finish.NONE], batch)
+        for count, record in zip(words, reader.read(), strict=True):
+            top = tuple((i, -float(i)) for i in range(count or 0))
+            assert record.logprobs == (None if count is None else Logprobs(-0.5, top))
+
+
+def test_a_batch_has_records_for_some_of_its_words_over_many_laps() -> None:
+    rings = SharedRings(1)
+    memory = SharedMemory.create("test-logprobs", rings.size)
+    writer, reader = rings.writer(memory), rings.reader(memory)
+    for turn in range(300):
+        rows = [1, 4] if turn % 3 else [0, 2, 3]
+        writer.write(range(5), [0] * 5, [0] * 5, [0] * 5, batch_of(rows, 2))
+        told = {record.token: record.logprobs for record in reader.read() if record.logprobs}
+        assert told == {row: Logprobs(-row - 0.5, ((row, 0.0), (row + 1, -1.0))) for row in rows}
+
+
+def test_a_ring_carries_the_logprobs_it_was_made_for() -> None:
+    with_them, without = SharedRings(4, 5), SharedRings(4, 0)
+    memory = SharedMemory.create("test-logprobs", with_them.size)
+    with pytest.raises(ValueError, match="6 alternatives"):
+        with_them.writer(memory).write([1], [0], [0], [0], batch_of([0], 6))
+    assert without.size < with_them.size < SharedRings(4).size
+    small = SharedMemory.create("test-logprobs", without.size)
+    with pytest.raises(ValueError, match="no logprobs"):
+        without.writer(small).write([1], [0], [0], [0], batch_of([0], 1))
+    without.writer(small).write([1], [0], [0], [0])
+    (record,) = without.reader(small).read()
+    assert record.logprobs is None

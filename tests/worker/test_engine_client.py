@@ -22,8 +22,8 @@ from baton.v1.engine_pb2 import (
     ReservedEvent,
     TicketEndedEvent,
 )
-from baton.v1.prefill_pb2 import FirstToken, PrefillResponse
-from services.common.engine_channel import ChannelClosedError, EngineEnd, FrontEnd
+from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, PrefillResponse, PromptLogprobs
+from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, EngineEnd, FrontEnd
 from services.common.engine_client import EngineClient
 
 
@@ -129,6 +129,24 @@ async def test_a_prefill_streams_until_its_end(pair: Pair) -> None:
     await asyncio.wait_for(reader, 2)
     assert events == [5]
     assert pair.client.prefills == 0
+
+
+async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) -> None:
+    length = 40 * PROMPT_LOGPROBS_A_MESSAGE
+    request = PrefillRequest(token_ids=[1] * length, prompt_logprobs=True)
+    events = pair.client.stream(EngineCommand(prefill=PrefillCommand(request=request)))
+    first: asyncio.Future[EngineEvent] = asyncio.ensure_future(anext(events))
+    command = await pair.command()
+    for position in range(1, length, PROMPT_LOGPROBS_A_MESSAGE):
+        told = PrefillResponse(prompt_logprobs=PromptLogprobs(first_position=position))
+        pair.engine.send(EngineEvent(id=command.id, prefill=told))
+    pair.engine.send(EngineEvent(id=command.id, prefill_ended=PrefillEndedEvent()))
+    await first
+    await asyncio.sleep(0.05)  # nobody reads: the dispatch must go on for the others
+    call = asyncio.create_task(pair.client.call(reserve()))
+    pair.engine.send(EngineEvent(id=(await pair.command()).id, reserved=ReservedEvent(slot=3)))
+    assert (await asyncio.wait_for(call, 2)).reserved.slot == 3
+    assert len([event async for event in events]) == 39
 
 
 async def test_a_dead_engine_fails_all_who_wait_and_all_who_come(pair: Pair) -> None:

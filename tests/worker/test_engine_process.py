@@ -2,161 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import json
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import Finish, Record
-from baton.engine.shared_rings import SharedRings
+from baton.engine.output_ring import Finish
 from baton.errors import ErrorKind
-from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
+from baton.v1.decode_pb2 import Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import (
     AuditCommand,
     CancelCommand,
-    EngineCommand,
-    EngineEvent,
     HandoffStateCommand,
-    PrefillCommand,
-    ReserveCommand,
     SlotEndedCommand,
 )
-from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
-from services.common.config import EngineConfig, WorkerConfig
-from services.common.engine_channel import EngineEnd
-from services.worker.engine_process import Engine
-from services.worker.launch import EngineLaunch
-from services.worker.loaded_model import load
-from tests.engine.local_engine import CONFIG
-
-SLOTS = 2
-
-
-class Turned:
-    """The engine, the front's end of its socket, and the reader of its ring."""
-
-    def __init__(self, folder: Path, **engine: Any) -> None:
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        settings = {
-            "slots": SLOTS,
-            "block_tokens": 4,
-            "kv_blocks": 33,
-            "weights": "random",
-            "chunk_tokens": 8,
-        }
-        config = WorkerConfig(
-            name="both-0",
-            role="both",
-            model=str(folder),
-            engine=EngineConfig(device="cpu", dtype="float32", **{**settings, **engine}),
-        )
-        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        ours.setblocking(False)
-        self._front = ours
-        rings = SharedRings(SLOTS)
-        memory = SharedMemory.create("turned", rings.size)
-        self.ring = rings.reader(memory)
-        launch = EngineLaunch(worker=config, incarnation="ab" * 16, channel_fd=0, memory_fd=0)
-        self.engine = Engine(launch, load(str(folder), config.engine), EngineEnd(self._theirs), memory)
-        self._ids = itertools.count(1)
-        self._buffer = b""
-        self.events: list[EngineEvent] = []
-        self.records: list[Record] = []
-        self.turn()
-
-    def turn(self, times: int = 1) -> None:
-        for _ in range(times):
-            self.engine._turn()
-            self._read()
-
-    def send(self, **command: Any) -> int:
-        number = next(self._ids)
-        payload = EngineCommand(id=number, **command).SerializeToString()
-        self._front.sendall(len(payload).to_bytes(4, "little") + payload)
-        return number
-
-    def ask(self, **command: Any) -> EngineEvent:
-        number = self.send(**command)
-        self.turn()
-        return next(event for event in self.events if event.id == number)
-
-    def of(self, number: int) -> list[str]:
-        return [event.WhichOneof("event") or "" for event in self.events if event.id == number]
-
-    def failure(self, number: int) -> tuple[ErrorKind, str]:
-        (event,) = [e for e in self.events if e.id == number and e.HasField("failed")]
-        return ErrorKind(event.failed.kind), event.failed.message
-
-    def run_out(self) -> None:
-        """Turns until nothing happens, playing the front: each finished slot is reported."""
-        for _ in range(500):
-            busy = self.engine._turn()
-            self._read()
-            for record in self.ring.read():
-                self.records.append(record)
-                if record.finish is not Finish.NONE:
-                    self.send(slot_ended=SlotEndedCommand(slot=record.slot, generation=record.generation))
-                    busy = True
-            if not busy:
-                return
-        raise AssertionError("the engine does not come to rest")
-
-    def assert_free(self) -> None:
-        audit = self.ask(audit=AuditCommand()).audit
-        assert audit.integrity_error == ""
-        assert (audit.load.free_slots, audit.load.free_blocks) == (SLOTS, audit.load.blocks)
-        assert (audit.live_tickets, audit.load.queued_prefills, audit.pinned_blocks) == (0, 0, 0)
-
-    def _read(self) -> None:
-        try:
-            self._buffer += self._front.recv(1 << 20)
-        except BlockingIOError:
-            return
-        while len(self._buffer) >= 4:
-            length = int.from_bytes(self._buffer[:4], "little")
-            if len(self._buffer) < 4 + length:
-                return
-            self.events.append(EngineEvent.FromString(self._buffer[4 : 4 + length]))
-            self._buffer = self._buffer[4 + length :]
-
-    def close(self) -> None:
-        self.engine.close()
-        self._front.close()
-        self._theirs.close()
-
-
-@pytest.fixture
-def turned(tmp_path: Path) -> Iterator[Turned]:
-    made = Turned(tmp_path)
-    yield made
-    made.close()
-
-
-def reserve(number: int = 1, *, name: bytes = b"a", tokens: int = 9, most: int = 4, ttl: int = 60_000) -> Any:
-    attempt = Attempt(request_id=name * 16, number=number)
-    request = ReserveRequest(
-        attempt=attempt, router_id=b"r" * 16, token_count=tokens, max_tokens=most, ttl_ms=ttl
-    )
-    return ReserveCommand(request=request)
-
-
-def prefill(ticket: Ticket, /, *, name: bytes = b"a", tokens: int = 9, most: int = 4, **fields: Any) -> Any:
-    request = PrefillRequest(
-        attempt=Attempt(request_id=name * 16, number=1),
-        token_ids=range(3, 3 + tokens),
-        prompt_length=tokens,
-        sampling=Sampling(temperature=0, top_p=1),
-        limits=Limits(max_tokens=most),
-        ticket=ticket,
-    )
-    request.MergeFrom(PrefillRequest(**fields))
-    return PrefillCommand(request=request)
+from tests.worker.turned import Turned, prefill, reserve
 
 
 def test_a_request_goes_its_whole_way_and_leaves_nothing(turned: Turned) -> None:

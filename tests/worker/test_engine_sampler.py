@@ -1,0 +1,166 @@
+"""The sampler through an engine's tickets, handoffs and later attempts; prompts run for their logprobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baton.errors import ErrorKind
+from baton.v1.decode_pb2 import Ticket
+from baton.v1.engine_pb2 import CancelCommand
+from baton.v1.prefill_pb2 import PrefillRequest
+from baton.v1.types_pb2 import Attempt, Limits, LogitBias, Logprobs, Sampling
+from services.common.logprobs import logprobs_message
+from tests.worker.turned import Turned, prefill, reserve
+
+PROMPT = 9
+MOST = 16
+EVERYTHING = Sampling(
+    temperature=0.9,
+    top_k=60,
+    top_p=0.99,
+    min_p=0.01,
+    seed=5,
+    repetition_penalty=1.3,
+    presence_penalty=0.4,
+    frequency_penalty=0.3,
+    logit_bias=[LogitBias(token_id=token, bias=1.5) for token in range(40)],
+    logprobs=3,
+)
+LIMITS = Limits(max_tokens=MOST, stop_token_ids=range(20, 28), min_tokens=12)
+ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
+Output = list[tuple[int, Logprobs | None]]
+
+
+def run(turned: Turned, name: bytes, emitted: list[int], sampling: Sampling) -> Output:
+    """One attempt: what its first token's message and then the ring told."""
+    turned.records.clear()
+    command = reserve(name=name, tokens=PROMPT + len(emitted), most=MOST)
+    command.request.first_number = len(emitted)
+    reserved = turned.ask(reserve=command).reserved
+    message = prefill(reserved.ticket, name=name, tokens=PROMPT)
+    message.request.token_ids.extend(emitted)
+    message.request.sampling.CopyFrom(sampling)
+    message.request.limits.CopyFrom(LIMITS)
+    number = turned.send(prefill=message)
+    turned.run_out()
+    first = next(e for e in turned.events if e.id == number).prefill.first_token
+    assert first.number == len(emitted)
+    repeat, *others = turned.records
+    assert (repeat.token, repeat.logprobs) == (first.token_id, None)
+    told = first.logprobs if first.HasField("logprobs") else None
+    return [
+        (first.token_id, told),
+        *((r.token, None if r.logprobs is None else logprobs_message(r.logprobs)) for r in others),
+    ]
+
+
+def tokens_of(output: Output) -> list[int]:
+    return [token for token, _ in output]
+
+
+def test_everything_survives_the_handoff_and_a_second_attempt(tmp_path: Path) -> None:
+    turned = Turned(tmp_path)
+    whole = run(turned, b"a", [], EVERYTHING)
+    assert len(whole) >= LIMITS.min_tokens
+    for cut in (1, 5, LIMITS.min_tokens - 2):
+        rest = run(turned, bytes([cut]), tokens_of(whole)[:cut], EVERYTHING)
+        assert tokens_of(rest) == tokens_of(whole)[cut:]
+        for (_, again), (_, before) in zip(rest, whole[cut:], strict=True):
+            assert again is not None
+            assert before is not None
+            assert again.logprob == pytest.approx(before.logprob, rel=1e-6)
+            assert [t.token_id for t in again.top] == [t.token_id for t in before.top]
+    turned.assert_free()
+    turned.close()
+
+
+@pytest.mark.parametrize(
+    "strong",
+    [
+        Sampling(top_p=1, repetition_penalty=3),
+        Sampling(top_p=1, presence_penalty=-20),
+        Sampling(top_p=1, frequency_penalty=-20),
+        Sampling(top_p=1, logit_bias=[LogitBias(token_id=50, bias=100)]),
+    ],
+    ids=lambda sampling: str(sampling).replace("\n", " "),
+)
+def test_each_matters_to_the_tokens_after_the_first(turned: Turned, strong: Sampling) -> None:
+    with_it = run(turned, b"a", [], strong)
+    assert tokens_of(with_it)[1:] != tokens_of(run(turned, b"b", [], Sampling(top_p=1)))[1:]
+    assert all(logprobs is None for _, logprobs in with_it)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 4])
+def test_a_long_prompts_logprobs_come_in_bounded_messages_before_all_else(
+    tmp_path: Path, max_tokens: int
+) -> None:
+    turned = Turned(tmp_path, kv_blocks=256, chunk_tokens=50)
+    request = PrefillRequest(
+        attempt=ATTEMPT,
+        token_ids=[n % 97 for n in range(300)],
+        prompt_length=300,
+        sampling=Sampling(top_p=1, logprobs=2),
+        limits=Limits(max_tokens=max_tokens),
+        prompt_logprobs=True,
+    )
+    if max_tokens:
+        command = reserve(tokens=300, most=max_tokens)
+        request.ticket.CopyFrom(turned.ask(reserve=command).reserved.ticket)
+    command = prefill(Ticket())
+    command.request.CopyFrom(request)
+    number = turned.send(prefill=command)
+    turned.run_out()
+    events = [event for event in turned.events if event.id == number]
+    told = [event.prefill.prompt_logprobs for event in events[:2]]
+    assert [(one.first_position, len(one.logprobs)) for one in told] == [(1, 256), (257, 43)]
+    assert all(len(one.top) == 2 and one.logprob < 0 for message in told for one in message.logprobs)
+    rest = [event.prefill.WhichOneof("event") or event.WhichOneof("event") for event in events[2:]]
+    assert rest == (["first_token", "handed_off", "prefill_ended"] if max_tokens else ["prefill_ended"])
+    assert len(turned.records) == max_tokens
+    turned.assert_free()
+    turned.close()
+
+
+def test_a_prompt_run_for_its_logprobs_can_be_cancelled(turned: Turned) -> None:
+    command = prefill(Ticket(), tokens=60, most=0, prompt_logprobs=True)
+    command.request.ClearField("ticket")
+    number = turned.send(prefill=command)
+    turned.turn(2)
+    turned.ask(cancel=CancelCommand(attempt=ATTEMPT))
+    assert turned.failure(number)[0] is ErrorKind.CONFLICT
+    turned.assert_free()
+
+
+def test_no_tokens_and_a_ticket_do_not_go_together(turned: Turned) -> None:
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    with_ticket = turned.send(prefill=prefill(ticket, most=0))
+    command = prefill(Ticket(), most=0)
+    command.request.ClearField("ticket")
+    command.request.prompt_length -= 1
+    with_output = turned.send(prefill=command)
+    turned.run_out()
+    for number in (with_ticket, with_output):
+        assert turned.failure(number)[0] is ErrorKind.INVALID
+    turned.ask(cancel=CancelCommand(attempt=ATTEMPT))
+    turned.assert_free()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(min_p=2),
+        Sampling(repetition_penalty=-1),
+        Sampling(logprobs=21),
+        Sampling(logit_bias=[LogitBias(token_id=97)]),
+    ],
+    ids=lambda sampling: str(sampling).replace("\n", " "),
+)
+def test_bad_parameters_are_refused_and_the_engine_lives_on(turned: Turned, sampling: Sampling) -> None:
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    number = turned.send(prefill=prefill(ticket, sampling=sampling))
+    turned.run_out()
+    assert turned.failure(number)[0] is ErrorKind.INVALID
+    turned.ask(cancel=CancelCommand(attempt=ATTEMPT))
+    turned.assert_free()

@@ -1,0 +1,106 @@
+"""What a worker refuses of a peer's numbers, and what it takes over."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import types_pb2
+from baton.v1.types_pb2 import LogitBias
+from services.worker.parameters import limits_of, sampling_of
+
+VOCAB = 1000
+
+
+def bias(count: int, value: float = 1.0) -> list[LogitBias]:
+    return [LogitBias(token_id=token, bias=value) for token in range(count)]
+
+
+def test_everything_is_taken_over() -> None:
+    message = types_pb2.Sampling(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.75,
+        seed=2**64 - 1,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias=[LogitBias(token_id=999, bias=-100), LogitBias(token_id=0, bias=100)],
+        logprobs=0,
+    )
+    assert sampling_of(message, VOCAB, 20) == SamplingParams(
+        0.5, 3, 0.75, 2**64 - 1, 0.25, 1.5, -2.0, 2.0, ((999, -100.0), (0, 100.0)), 0
+    )
+    limits = types_pb2.Limits(max_tokens=5, stop_token_ids=[7, 8], min_tokens=5)
+    assert limits_of(limits, VOCAB) == Limits(5, (7, 8), 5)
+    assert limits_of(types_pb2.Limits(), VOCAB, least_tokens=0) == Limits(0)
+
+
+def test_unset_is_off() -> None:
+    params = sampling_of(types_pb2.Sampling(top_p=1), VOCAB, 20)
+    assert params == SamplingParams()
+    assert not params.penalizes
+    assert params.logprobs is None
+    assert len(sampling_of(types_pb2.Sampling(top_p=1, logit_bias=bias(300)), VOCAB, 20).logit_bias) == 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": math.nan}, "top_p"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"min_p": math.nan}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty"),
+        ({"presence_penalty": math.nan}, "presence_penalty"),
+        ({"frequency_penalty": -math.inf}, "frequency_penalty"),
+        ({"logit_bias": bias(MAX_LOGIT_BIAS + 1)}, "logit_bias"),
+        ({"logit_bias": bias(1) + bias(1)}, "logit_bias"),
+        ({"logit_bias": [LogitBias(token_id=VOCAB)]}, "logit_bias"),
+        ({"logit_bias": bias(1, 100.5)}, "logit_bias"),
+        ({"logit_bias": bias(1, math.nan)}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"),
+    ],
+    ids=lambda value: str(value).replace("\n", " ")[:40],
+)
+def test_bad_sampling_is_refused_by_name(fields: dict[str, Any], names: str) -> None:
+    message = types_pb2.Sampling(top_p=1)
+    for name, value in fields.items():
+        if name == "logit_bias":
+            message.logit_bias.extend(value)
+        else:
+            setattr(message, name, value)
+    with pytest.raises(BatonError, match=names) as refused:
+        sampling_of(message, VOCAB, 20)
+    assert refused.value.kind is ErrorKind.INVALID
+
+
+def test_a_worker_without_logprobs_says_so() -> None:
+    with pytest.raises(BatonError, match="no logprobs"):
+        sampling_of(types_pb2.Sampling(top_p=1, logprobs=0), VOCAB, 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        (types_pb2.Limits(), "max_tokens"),
+        (types_pb2.Limits(max_tokens=3, min_tokens=4), "min_tokens"),
+        (types_pb2.Limits(max_tokens=3, stop_token_ids=range(9)), "stop"),
+        (types_pb2.Limits(max_tokens=3, stop_token_ids=[VOCAB]), "stop"),
+    ],
+)
+def test_bad_limits_are_refused_by_name(limits: types_pb2.Limits, names: str) -> None:
+    with pytest.raises(BatonError, match=names) as refused:
+        limits_of(limits, VOCAB)
+    assert refused.value.kind is ErrorKind.INVALID
