@@ -22,7 +22,7 @@ class BareEngine:
         rings = SharedRings(slots)
         memory = SharedMemory.create("bare-engine", rings.size)
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
-        state = SlotState(slots, widths, torch.device(model.device))
+        state = SlotState(slots, widths, model.config.vocab_size, torch.device(model.device))
         self._model = model
         self._reader = rings.reader(memory)
         self._slots = SlotPool(slots)
@@ -43,7 +43,8 @@ class BareEngine:
         assert result.token is not None
         self._decode.admit(
             Grant(slot, generation, sequence.blocks, sequence.end - 1),
-            length=prompt,
+            token_ids=sequence.token_ids,
+            prompt_length=prompt,
             last_token=result.token,
             end=sequence.end,
             sampling=sequence.sampling,

@@ -76,6 +76,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         cache=KVCache(layout, blocks, "cpu"),
         pools=BlockPools(layout, [blocks]),
         max_context_tokens=CONTEXT,
+        max_logprobs=engine.max_logprobs,
         device=torch.device("cpu"),
         fingerprint=layout.fingerprint(b"fake"),
     )

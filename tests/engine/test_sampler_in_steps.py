@@ -176,3 +176,19 @@ def test_prompt_logprobs_equal_the_reference(
         assert one.logprob == pytest.approx(chosen, abs=1e-6)
         assert [token for token, _ in one.top] == [token for token, _ in top]
         assert [value for _, value in one.top] == pytest.approx([v for _, v in top], abs=1e-6)
+
+
+@pytest.mark.parametrize("emitted", [0, 2])
+def test_a_stop_id_that_is_sure_to_come_comes_right_after_min_tokens(tmp_path: Path, emitted: int) -> None:
+    engine = engine_for(tmp_path, slots=6)
+    sure = SamplingParams(logit_bias=((9, 100.0),))
+    keys = {
+        n: engine.start(
+            (5, 6, 7), max_tokens=10, sampling=sure, stop=(9,), min_tokens=n, emitted=(11, 12)[:emitted]
+        )
+        for n in range(emitted + 1, emitted + 5)
+    }
+    for n, key in keys.items():
+        (output,) = engine.run(key)
+        assert output.index(9) == len(output) - 1 == n - emitted
+        assert engine.finish[key] is Finish.STOP
