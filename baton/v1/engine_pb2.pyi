@@ -208,12 +208,16 @@ Global___SlotEndedCommand: _TypeAlias = SlotEndedCommand  # noqa: Y015
 class AuditCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SKIP_INTEGRITY_FIELD_NUMBER: _builtins.int
+    skip_integrity: _builtins.bool
     def __init__(
         self,
+        *,
+        skip_integrity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skip_integrity", b"skip_integrity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -48,6 +48,35 @@ STAGE_DECODING: Stage.ValueType  # 6
 STAGE_ENDED: Stage.ValueType  # 7
 Global___Stage: _TypeAlias = Stage  # noqa: Y015
 
+class _WorkerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
+    WORKER_STATE_READY: _WorkerState.ValueType  # 1
+    WORKER_STATE_STARTING: _WorkerState.ValueType  # 2
+    """Nobody has answered at this address yet."""
+    WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
+    WORKER_STATE_SILENT: _WorkerState.ValueType  # 4
+    """It does not answer, or its token stream is away: no new work until that ends."""
+    WORKER_STATE_LOST: _WorkerState.ValueType  # 5
+    """Given up; whoever answers there next is a new worker."""
+
+class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper): ...
+
+WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
+WORKER_STATE_READY: WorkerState.ValueType  # 1
+WORKER_STATE_STARTING: WorkerState.ValueType  # 2
+"""Nobody has answered at this address yet."""
+WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
+WORKER_STATE_SILENT: WorkerState.ValueType  # 4
+"""It does not answer, or its token stream is away: no new work until that ends."""
+WORKER_STATE_LOST: WorkerState.ValueType  # 5
+"""Given up; whoever answers there next is a new worker."""
+Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
+
 @_typing.final
 class TokenIds(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -527,3 +556,179 @@ class AuditClusterResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AuditClusterResponse: _TypeAlias = AuditClusterResponse  # noqa: Y015
+
+@_typing.final
+class GetStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    CHECK_INTEGRITY_FIELD_NUMBER: _builtins.int
+    window_s: _builtins.int
+    """Rates and latencies are of this many seconds. Unset: 10; at most 60."""
+    check_integrity: _builtins.bool
+    """Have every worker compare its pools with their owners, which takes its engine milliseconds."""
+    def __init__(
+        self,
+        *,
+        window_s: _builtins.int = ...,
+        check_integrity: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_integrity", b"check_integrity", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUTER_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def router(self) -> Global___RouterStatus: ...
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
+        """One a configured address."""
+
+    def __init__(
+        self,
+        *,
+        router: Global___RouterStatus | None = ...,
+        workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class RouterStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SERVING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    WINDOW_S_FIELD_NUMBER: _builtins.int
+    REQUESTS_PER_S_FIELD_NUMBER: _builtins.int
+    ERRORS_PER_S_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_PER_S_FIELD_NUMBER: _builtins.int
+    TTFT_FIELD_NUMBER: _builtins.int
+    TPOT_FIELD_NUMBER: _builtins.int
+    ITL_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    serving: _builtins.bool
+    """A request would be served."""
+    running: _builtins.int
+    waiting: _builtins.int
+    """Of them, those in the queue for a slot."""
+    uptime_s: _builtins.float
+    window_s: _builtins.float
+    """What rates and latencies are of: as much of the window that was asked for as has passed."""
+    requests_per_s: _builtins.float
+    """Requests that ended, however."""
+    errors_per_s: _builtins.float
+    """Of them, those that ended in an error; a client that left is none."""
+    prompt_tokens_per_s: _builtins.float
+    completion_tokens_per_s: _builtins.float
+    @_builtins.property
+    def ttft(self) -> Global___Latency: ...
+    @_builtins.property
+    def tpot(self) -> Global___Latency: ...
+    @_builtins.property
+    def itl(self) -> Global___Latency:
+        """Gaps between two messages of a request that carry tokens."""
+
+    @_builtins.property
+    def queue(self) -> Global___Latency: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        serving: _builtins.bool = ...,
+        running: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        uptime_s: _builtins.float = ...,
+        window_s: _builtins.float = ...,
+        requests_per_s: _builtins.float = ...,
+        errors_per_s: _builtins.float = ...,
+        prompt_tokens_per_s: _builtins.float = ...,
+        completion_tokens_per_s: _builtins.float = ...,
+        ttft: Global___Latency | None = ...,
+        tpot: Global___Latency | None = ...,
+        itl: Global___Latency | None = ...,
+        queue: Global___Latency | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["itl", b"itl", "queue", b"queue", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens_per_s", b"completion_tokens_per_s", "errors_per_s", b"errors_per_s", "itl", b"itl", "model", b"model", "prompt_tokens_per_s", b"prompt_tokens_per_s", "queue", b"queue", "requests_per_s", b"requests_per_s", "running", b"running", "serving", b"serving", "tpot", b"tpot", "ttft", b"ttft", "uptime_s", b"uptime_s", "waiting", b"waiting", "window_s", b"window_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class Latency(_message.Message):
+    """Quantiles are right to 5 %; 0 where count is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    P50_MS_FIELD_NUMBER: _builtins.int
+    P99_MS_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    p50_ms: _builtins.float
+    p99_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        p50_ms: _builtins.float = ...,
+        p99_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "p50_ms", b"p50_ms", "p99_ms", b"p99_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Latency: _TypeAlias = Latency  # noqa: Y015
+
+@_typing.final
+class WorkerStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    state: Global___WorkerState.ValueType
+    queued_tokens: _builtins.int
+    """Prompt tokens that this router waits for there."""
+    metrics_address: _builtins.str
+    @_builtins.property
+    def worker(self) -> Global___WorkerAudit: ...
+    def __init__(
+        self,
+        *,
+        state: Global___WorkerState.ValueType = ...,
+        worker: Global___WorkerAudit | None = ...,
+        queued_tokens: _builtins.int = ...,
+        metrics_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics_address", b"metrics_address", "queued_tokens", b"queued_tokens", "state", b"state", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015

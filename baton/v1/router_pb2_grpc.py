@@ -50,6 +50,11 @@ class RouterServiceStub:
                 request_serializer=baton_dot_v1_dot_router__pb2.AuditClusterRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.AuditClusterResponse.FromString,
                 _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/baton.v1.RouterService/GetStatus',
+                request_serializer=baton_dot_v1_dot_router__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -76,6 +81,13 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStatus(self, request, context):
+        """How the cluster fares: whether it serves, rates and latencies of late, every worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -93,6 +105,11 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.AuditCluster,
                     request_deserializer=baton_dot_v1_dot_router__pb2.AuditClusterRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.AuditClusterResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.GetStatusRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.GetStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -177,6 +194,33 @@ class RouterService:
             '/baton.v1.RouterService/AuditCluster',
             baton_dot_v1_dot_router__pb2.AuditClusterRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.AuditClusterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.RouterService/GetStatus',
+            baton_dot_v1_dot_router__pb2.GetStatusRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

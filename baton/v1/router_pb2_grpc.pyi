@@ -38,6 +38,8 @@ class RouterServiceStub:
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
     AuditCluster: _grpc.UnaryUnaryMultiCallable[_router_pb2.AuditClusterRequest, _router_pb2.AuditClusterResponse]
     """What every worker holds and has shipped, for operators and tests."""
+    GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
+    """How the cluster fares: whether it serves, rates and latencies of late, every worker."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
@@ -49,6 +51,8 @@ class RouterServiceAsyncStub(RouterServiceStub):
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
     AuditCluster: _aio.UnaryUnaryMultiCallable[_router_pb2.AuditClusterRequest, _router_pb2.AuditClusterResponse]  # type: ignore[assignment]
     """What every worker holds and has shipped, for operators and tests."""
+    GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
+    """How the cluster fares: whether it serves, rates and latencies of late, every worker."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     """The public door."""
@@ -75,5 +79,13 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.AuditClusterResponse, _abc.Awaitable[_router_pb2.AuditClusterResponse]]:
         """What every worker holds and has shipped, for operators and tests."""
+
+    @_abc_1.abstractmethod
+    def GetStatus(
+        self,
+        request: _router_pb2.GetStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]:
+        """How the cluster fares: whether it serves, rates and latencies of late, every worker."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,6 +8,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,27 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _SlotState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SlotStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SlotState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SLOT_STATE_UNSPECIFIED: _SlotState.ValueType  # 0
+    SLOT_STATE_FREE: _SlotState.ValueType  # 1
+    SLOT_STATE_RESERVED: _SlotState.ValueType  # 2
+    """Promised by a ticket whose sequence has not come yet."""
+    SLOT_STATE_ACTIVE: _SlotState.ValueType  # 3
+
+class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper): ...
+
+SLOT_STATE_UNSPECIFIED: SlotState.ValueType  # 0
+SLOT_STATE_FREE: SlotState.ValueType  # 1
+SLOT_STATE_RESERVED: SlotState.ValueType  # 2
+"""Promised by a ticket whose sequence has not come yet."""
+SLOT_STATE_ACTIVE: SlotState.ValueType  # 3
+Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
 
 @_typing.final
 class DescribeRequest(_message.Message):
@@ -44,11 +66,14 @@ class DescribeResponse(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout, model, adapter and protocol range."""
     max_context_tokens: _builtins.int
     vocab_size: _builtins.int
     draining: _builtins.bool
+    metrics_address: _builtins.str
+    """host:port of the worker's own Prometheus endpoint; empty where it has none."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -62,10 +87,11 @@ class DescribeResponse(_message.Message):
         vocab_size: _builtins.int = ...,
         load: Global___Load | None = ...,
         draining: _builtins.bool = ...,
+        metrics_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -112,12 +138,17 @@ Global___Load: _TypeAlias = Load  # noqa: Y015
 class GetAuditRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SKIP_INTEGRITY_FIELD_NUMBER: _builtins.int
+    skip_integrity: _builtins.bool
+    """Leave integrity_error out: comparing pools with their owners takes the engine milliseconds."""
     def __init__(
         self,
+        *,
+        skip_integrity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["skip_integrity", b"skip_integrity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -172,6 +203,13 @@ class Audit(_message.Message):
     DROPPED_UNKNOWN_FIELD_NUMBER: _builtins.int
     CHECKSUM_FAILURES_FIELD_NUMBER: _builtins.int
     INTEGRITY_ERROR_FIELD_NUMBER: _builtins.int
+    LINK_FALLBACKS_FIELD_NUMBER: _builtins.int
+    LINKS_BROKEN_FIELD_NUMBER: _builtins.int
+    SLOT_STATES_FIELD_NUMBER: _builtins.int
+    RECENT_DECODE_FIELD_NUMBER: _builtins.int
+    RECENT_PREFILL_FIELD_NUMBER: _builtins.int
+    DECODE_BUSY_NS_FIELD_NUMBER: _builtins.int
+    PREFILL_BUSY_NS_FIELD_NUMBER: _builtins.int
     front_pid: _builtins.int
     """Process ids of the gRPC front and of the engine."""
     engine_pid: _builtins.int
@@ -198,6 +236,12 @@ class Audit(_message.Message):
     checksum_failures: _builtins.int
     integrity_error: _builtins.str
     """Empty where the pools agree with their owners; else the first disagreement."""
+    link_fallbacks: _builtins.int
+    """Links that had to be made over a slower transport than the one chosen first."""
+    links_broken: _builtins.int
+    decode_busy_ns: _builtins.int
+    """Time spent in steps since the start."""
+    prefill_busy_ns: _builtins.int
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
@@ -210,6 +254,14 @@ class Audit(_message.Message):
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAudit]: ...
+    @_builtins.property
+    def slot_states(self) -> _containers.RepeatedScalarFieldContainer[Global___SlotState.ValueType]:
+        """One a slot, in the order of slots; empty where the worker does not decode."""
+
+    @_builtins.property
+    def recent_decode(self) -> Global___RecentSteps: ...
+    @_builtins.property
+    def recent_prefill(self) -> Global___RecentSteps: ...
     def __init__(
         self,
         *,
@@ -238,14 +290,52 @@ class Audit(_message.Message):
         dropped_unknown: _builtins.int = ...,
         checksum_failures: _builtins.int = ...,
         integrity_error: _builtins.str = ...,
+        link_fallbacks: _builtins.int = ...,
+        links_broken: _builtins.int = ...,
+        slot_states: _abc.Iterable[Global___SlotState.ValueType] | None = ...,
+        recent_decode: Global___RecentSteps | None = ...,
+        recent_prefill: Global___RecentSteps | None = ...,
+        decode_busy_ns: _builtins.int = ...,
+        prefill_busy_ns: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "links", b"links", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "ring_full_steps", b"ring_full_steps", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Audit: _TypeAlias = Audit  # noqa: Y015
+
+@_typing.final
+class RecentSteps(_message.Message):
+    """The steps that ended within the last second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    MEAN_MS_FIELD_NUMBER: _builtins.int
+    P99_MS_FIELD_NUMBER: _builtins.int
+    steps: _builtins.int
+    tokens: _builtins.int
+    """Tokens they computed: rows of decode steps, prompt tokens of prefill steps."""
+    mean_ms: _builtins.float
+    p99_ms: _builtins.float
+    def __init__(
+        self,
+        *,
+        steps: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        mean_ms: _builtins.float = ...,
+        p99_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_ms", b"mean_ms", "p99_ms", b"p99_ms", "steps", b"steps", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecentSteps: _TypeAlias = RecentSteps  # noqa: Y015
 
 @_typing.final
 class LinkAudit(_message.Message):
