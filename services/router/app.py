@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
 
 from services.common.grpc_server import GrpcServer
 from services.common.logs import get_log
@@ -15,11 +18,15 @@ from services.router.grpc_door import SERVICE_NAME, GrpcDoor
 from services.router.http_door import HttpDoor
 from services.router.http_server import HttpServer
 from services.router.intake import Intake
+from services.router.metrics import RouterMetrics, metrics_route
 from services.router.model_info import ModelInfo
+from services.router.observations import Observations
 from services.router.placement import Placement
 from services.router.service import Service
+from services.router.status import Status
 from services.router.text_pool import TextPool
 from services.router.waiting_room import WaitingRoom
+from services.router.window import Window
 
 if TYPE_CHECKING:
     from services.common.config import RouterConfig
@@ -42,16 +49,22 @@ class Router:
         self.placement = Placement(self.directory, config.prefill_ahead_tokens)
         self.room = WaitingRoom(self.placement, config.max_waiting, config.queue_timeout_s)
         self.cancels = Cancels()
-        self.dispatcher = Dispatcher(self.room, self.cancels, config.max_attempts)
+        self.observations = Observations()
+        self.dispatcher = Dispatcher(self.room, self.cancels, config.max_attempts, self.observations)
         intake = Intake(config.served_model_name, info, self._pool, self.directory, config.request_timeout_s)
         self.service = Service(intake, self.dispatcher, self.placement)
         self.grpc = GrpcServer([SERVICE_NAME])
-        GrpcDoor(self.service, self.directory).register(self.grpc.server)
-        self.http_door = HttpDoor(self.service)
+        self._window = Window(self.observations)
+        started = time.monotonic()
+        status = Status(self.service, self.room, self.directory, self._window, started)
+        GrpcDoor(self.service, status).register(self.grpc.server)
+        registry = CollectorRegistry()
+        self._metrics(started).register(registry)
+        self.http_door = HttpDoor(self.service, [metrics_route(registry)])
         self.http = HttpServer(self.http_door.app)
         # Who waits for usable() to change.
         self._watches: set[asyncio.Event] = set()
-        self._health: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
 
     async def start(self) -> dict[str, str]:
         """Opens both doors; returns their addresses. BatonError(INVALID) where a port is taken."""
@@ -60,7 +73,7 @@ class Router:
         grpc_address = await self.grpc.start(config.host, config.grpc_port)
         await self.http.start()
         await self.directory.start()
-        self._health = asyncio.create_task(self._tell_health())
+        self._beside = [asyncio.create_task(self._tell_health()), asyncio.create_task(self._window.run())]
         return {"grpc": grpc_address, "http": http_address}
 
     async def usable(self) -> None:
@@ -71,12 +84,23 @@ class Router:
         """Drains: nothing new, running requests end within `drain_s`, the rest is cancelled."""
         await self.grpc.set_serving(False)
         await self.dispatcher.drain(drain_s)
-        if self._health is not None:
-            self._health.cancel()
+        for task in self._beside:
+            task.cancel()
         await self.http.stop()
         await self.grpc.stop(_STOP_GRACE_S)
         await self.directory.stop()
         self._pool.close()
+
+    def _metrics(self, started: float) -> RouterMetrics:
+        return RouterMetrics(
+            model=self._config.served_model_name,
+            observations=self.observations,
+            dispatcher=self.dispatcher,
+            room=self.room,
+            cancels=self.cancels,
+            directory=self.directory,
+            started=started,
+        )
 
     def _workers_changed(self) -> None:
         """Some worker came, went, or has more or less room."""

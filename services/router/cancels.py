@@ -34,6 +34,9 @@ class Cancels:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        # Since the start: all, and those given up without an answer.
+        self.sent = 0
+        self.unanswered = 0
 
     @property
     def pending(self) -> int:
@@ -42,6 +45,7 @@ class Cancels:
 
     def send(self, claim: Claim, attempt: Attempt) -> None:
         """Cancels the attempt at the claim's decode worker, then releases the claim."""
+        self.sent += 1
         task = asyncio.create_task(self._run(claim, attempt))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -60,6 +64,7 @@ class Cancels:
             async with asyncio.timeout(_GIVE_UP_S):
                 await _cancel_until_answered(claim.decode, attempt)
         except TimeoutError:
+            self.unanswered += 1
             _log.warning("cancel_unanswered", worker=claim.decode.name, request=attempt.request_id.hex())
         finally:
             claim.release()

@@ -40,12 +40,18 @@ class Directory:
         self._heartbeats: dict[str, asyncio.Task[None]] = {}
         # At most one an address.
         self._follows: dict[str, asyncio.Task[None]] = {}
+        # Open token streams that ended, whoever ended them.
+        self.follow_breaks = 0
 
     @property
     def workers(self) -> list[Worker]:
         """Every worker that is not lost, in the order of configuration."""
         known = (self._workers.get(address) for address in self._addresses)
         return [worker for worker in known if worker is not None and not worker.lost]
+
+    def at(self, address: str) -> Worker | None:
+        """The last worker found at an address, lost or not."""
+        return self._workers.get(address)
 
     @property
     def max_context_tokens(self) -> int | None:
@@ -112,8 +118,11 @@ class Directory:
         if earlier is not None:
             earlier.cancel()
         if worker.decodes:
-            self._follows[peer.address] = _loud(asyncio.create_task(follow(worker)))
+            self._follows[peer.address] = _loud(asyncio.create_task(follow(worker, self._stream_broke)))
         self._on_change()
+
+    def _stream_broke(self) -> None:
+        self.follow_breaks += 1
 
 
 def _loud(task: asyncio.Task[None]) -> asyncio.Task[None]:

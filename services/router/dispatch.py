@@ -26,6 +26,7 @@ from baton.v1.router_pb2 import RequestTrace, Stage, StageTime, Usage
 from baton.v1.types_pb2 import FinishReason
 from services.common.logs import get_log
 from services.router.attempt_calls import AttemptCalls
+from services.router.observations import CANCELLED, Ended
 from services.router.outbox import Outbox
 from services.router.request import Finish
 from services.router.sequence import Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from services.router.cancels import Cancels
+    from services.router.observations import Observations
     from services.router.output_text import OutputText
     from services.router.placement import Claim
     from services.router.request import Request
@@ -56,10 +58,13 @@ _log = get_log("dispatch")
 class Dispatcher:
     """Runs requests, each as a task of its own, so that a door that reads slowly holds up nothing."""
 
-    def __init__(self, room: WaitingRoom, cancels: Cancels, max_attempts: int) -> None:
+    def __init__(
+        self, room: WaitingRoom, cancels: Cancels, max_attempts: int, observations: Observations
+    ) -> None:
         self.room = room
         self.cancels = cancels
         self.max_attempts = max_attempts
+        self.observations = observations
         # Bounded by the waiting room and the workers' slots.
         self._lives: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -116,6 +121,10 @@ class Life:
         self._bytes_shipped = 0
         self._pair = ("", "")
         self._stages: dict[Stage.ValueType, int] = {}
+        # For the record: when a pair first had room, when tokens were last shown, how it ended.
+        self._placed_ns: int | None = None
+        self._shown_at: int | None = None
+        self._outcome = ""
         self.outbox = Outbox()
 
     async def run(self) -> None:
@@ -131,10 +140,13 @@ class Life:
             self._fail(error)
         except asyncio.CancelledError:
             self._fail(BatonError(ErrorKind.UNAVAILABLE, "the request was cancelled"))
+            self._outcome = CANCELLED
             raise
         except Exception as error:  # a fault of ours must not leave a client waiting for ever
             _log.exception("life_failed", request=self._request.id.hex())
             self._fail(BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}"))
+        finally:
+            self._owner.observations.ended(self._record())
 
     async def _attempt(self) -> bool:
         """One dispatch; False where another is due. Whatever happens, nothing of it is left behind."""
@@ -147,6 +159,8 @@ class Life:
     async def _try_pair(self, claim: Claim) -> bool:
         """Runs the attempt on this pair; False where decode had no room for it after all."""
         owner = self._owner
+        if self._placed_ns is None:
+            self._placed_ns = self._elapsed_ns()
         calls = AttemptCalls(self._request, self._sequence, claim, owner.cancels)
         self._calls = calls
         try:
@@ -206,10 +220,13 @@ class Life:
             self._mark(Stage.STAGE_HANDED_OFF)
         if sequence.decoding:
             self._mark(Stage.STAGE_DECODING)
+        before = self._shown
         while self._shown < len(sequence.emitted) and not self._text.stopped:
             token_id = sequence.emitted[self._shown]
             self._shown += 1
             self.outbox.put(token_id, self._text.push(token_id))
+        if self._shown > before:
+            self._shown_at = self._owner.observations.shown(self._shown - before, self._shown_at)
 
     async def _ended(self, calls: AttemptCalls) -> None:
         """A worker says that it is over. Prefill's word stands above decode's: a first token that
@@ -238,6 +255,7 @@ class Life:
 
     def _count_failure(self, error: BatonError) -> None:
         """Raises where another attempt would be one too many, or as useless as this one."""
+        self._owner.observations.attempt_failed(error.kind)
         if error.kind not in _WORTH_ANOTHER:
             raise error
         self._failures += 1
@@ -273,6 +291,7 @@ class Life:
 
     def _end(self, finish: Finish) -> None:
         self._over = True
+        self._outcome = finish.name.lower()
         rest = self._text.finish()
         self._mark(Stage.STAGE_ENDED)
         usage = Usage(prompt_tokens=len(self._request.prompt_ids), completion_tokens=self._shown)
@@ -293,8 +312,29 @@ class Life:
 
     def _mark(self, stage: Stage.ValueType) -> None:
         """Notes when a stage was first reached, in nanoseconds since the request arrived."""
-        self._stages.setdefault(stage, time.monotonic_ns() - self._request.arrived_ns)
+        self._stages.setdefault(stage, self._elapsed_ns())
+
+    def _elapsed_ns(self) -> int:
+        return time.monotonic_ns() - self._request.arrived_ns
+
+    def _record(self) -> Ended:
+        prefill, decode = self._pair
+        return Ended(
+            request_id=self._request.id,
+            outcome=self._outcome,
+            prompt_tokens=len(self._request.prompt_ids),
+            completion_tokens=self._shown,
+            attempts=self._sequence.attempt,
+            kv_bytes_shipped=self._bytes_shipped,
+            prefill_worker=prefill,
+            decode_worker=decode,
+            reached=self._stages,
+            placed_ns=self._placed_ns,
+            last_token_ns=None if self._shown_at is None else self._shown_at - self._request.arrived_ns,
+            ended_ns=self._elapsed_ns(),
+        )
 
     def _fail(self, error: BatonError) -> None:
+        self._outcome = error.kind.name.lower()
         error.tokens_sent = self._shown > 0
         self.outbox.fail(error)

@@ -19,6 +19,8 @@ from baton.v1.types_pb2 import Attempt
 from services.common.logs import get_log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.router.sequence import Sequence
     from services.router.worker import Worker
 
@@ -31,8 +33,8 @@ _LONGEST_PAUSE_S = 0.5
 _log = get_log("follow")
 
 
-async def follow(worker: Worker) -> None:
-    """Delivers the worker's tokens until it is lost; cancel it to stop."""
+async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
+    """Delivers the worker's tokens until it is lost; cancel it to stop. `on_break`: an open stream ended."""
     loop = asyncio.get_running_loop()
     heard = loop.time()
     pause = _FIRST_PAUSE_S
@@ -44,6 +46,7 @@ async def follow(worker: Worker) -> None:
         finally:
             if worker.following:
                 heard, pause = loop.time(), _FIRST_PAUSE_S
+                on_break()
                 worker.set_following(False)
                 _expect_replay(worker)
         if loop.time() - heard > FOLLOW_GRACE_S:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -16,24 +15,22 @@ from baton.v1.router_pb2 import (
     AuditClusterResponse,
     GenerateRequest,
     GenerateResponse,
+    GetStatusRequest,
+    GetStatusResponse,
     ListModelsRequest,
     ListModelsResponse,
     Model,
-    WorkerAudit,
 )
 from baton.v1.types_pb2 import FinishReason
-from baton.v1.worker_pb2 import GetAuditRequest
-from services.common.errors import FieldError, abort, from_grpc
+from services.common.errors import FieldError, abort
 from services.router.request import Asked, ChatTurn
 
 if TYPE_CHECKING:
-    from services.router.directory import Directory
     from services.router.request import Delta
     from services.router.service import Service
-    from services.router.worker import Peer
+    from services.router.status import Status
 
 SERVICE_NAME = DESCRIPTOR.services_by_name["RouterService"].full_name
-_AUDIT_S = 5.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 MessageT = TypeVar("MessageT", bound=Message)
@@ -42,9 +39,9 @@ MessageT = TypeVar("MessageT", bound=Message)
 class GrpcDoor:
     """Answers RouterService; parses messages itself, so that broken bytes are INVALID_ARGUMENT."""
 
-    def __init__(self, service: Service, directory: Directory) -> None:
+    def __init__(self, service: Service, status: Status) -> None:
         self._service = service
-        self._directory = directory
+        self._status = status
 
     def register(self, server: grpc.aio.Server) -> None:
         """Puts the service on a server that has not started."""
@@ -57,6 +54,9 @@ class GrpcDoor:
             ),
             "AuditCluster": grpc.unary_unary_rpc_method_handler(
                 self.audit_cluster, response_serializer=AuditClusterResponse.SerializeToString
+            ),
+            "GetStatus": grpc.unary_unary_rpc_method_handler(
+                self.get_status, response_serializer=GetStatusResponse.SerializeToString
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
@@ -93,19 +93,15 @@ class GrpcDoor:
             _parse(AuditClusterRequest, data)
         except BatonError as error:
             await abort(context, error)
-        audits = await asyncio.gather(*(self._audit(peer) for peer in self._directory.peers.values()))
-        return AuditClusterResponse(workers=audits)
+        return AuditClusterResponse(workers=await self._status.audits())
 
-    async def _audit(self, peer: Peer) -> WorkerAudit:
-        known = {worker.peer.address: worker.identity for worker in self._directory.workers}
-        audit = WorkerAudit(address=peer.address, identity=known.get(peer.address))
+    async def get_status(self, data: bytes, context: Context) -> GetStatusResponse:
+        """Rates, latencies, and every worker as it stands."""
         try:
-            response = await peer.worker.GetAudit(GetAuditRequest(), timeout=_AUDIT_S)
-        except grpc.aio.AioRpcError as error:
-            audit.error = from_grpc(error, peer.address).message
-        else:
-            audit.audit.CopyFrom(response.audit)
-        return audit
+            request = _parse(GetStatusRequest, data)
+        except BatonError as error:
+            await abort(context, error)
+        return await self._status.get(request)
 
 
 def to_asked(request: GenerateRequest) -> Asked:

@@ -27,8 +27,9 @@ from services.router.completion import Completion
 from services.router.openai_api import parse_completion
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from starlette.routing import BaseRoute
     from starlette.types import Receive, Scope, Send
 
     from services.router.service import Service
@@ -42,7 +43,7 @@ _log = get_log("http")
 class HttpDoor:
     """The ASGI application."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, more_routes: Sequence[BaseRoute] = ()) -> None:
         self._service = service
         self._created = int(time.time())
         self.app = Starlette(
@@ -51,6 +52,7 @@ class HttpDoor:
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
+                *more_routes,
             ],
             exception_handlers={
                 BatonError: _baton_error,

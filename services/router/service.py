@@ -6,6 +6,8 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+from baton.errors import BatonError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -30,7 +32,11 @@ class Service:
 
     async def admit(self, asked: Asked, remaining_s: float | None = None) -> Request:
         """Judges what was asked; see Intake.admit."""
-        return await self.intake.admit(asked, time.monotonic_ns(), remaining_s)
+        try:
+            return await self.intake.admit(asked, time.monotonic_ns(), remaining_s)
+        except BatonError as error:
+            self.dispatcher.observations.refused(error.kind)
+            raise
 
     @contextlib.asynccontextmanager
     async def run(self, request: Request) -> AsyncIterator[Outbox]:
