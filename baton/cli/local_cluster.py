@@ -108,6 +108,7 @@ def worker_configs(config: UpConfig, model: Path) -> list[WorkerConfig]:
             model=str(model),
             engine=config.engine,
             transfer=config.transfer,
+            served_model_name=config.served_model_name,
             drain_s=config.drain_s,
             log_level=config.log_level,
         )

@@ -26,6 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--host", default=WorkerConfig.model_fields["host"].default, help="address to listen on"
     )
     parser.add_argument("--port", default="0", help="0: any free port, told in the ready line on stdout")
+    parser.add_argument("--metrics-port", default="0", help="0: any free port, told in the ready line")
     settings.add_flags(parser, only="engine.")
 
 
@@ -35,6 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     require_weights(resolve_model(config.model), config.engine.weights)
     if config.port:
         require_free(config.host, config.port, "--port")
+    if config.metrics_port:
+        require_free(config.host, config.metrics_port, "--metrics-port")
     _become_worker(config)
 
 
@@ -52,6 +55,7 @@ def worker_config(arguments: argparse.Namespace) -> WorkerConfig:
             model=arguments.model,
             host=arguments.host,
             port=arguments.port,
+            metrics_port=arguments.metrics_port,
             engine=UpConfig.model_validate({"engine": engine}).engine,
         )
     except ValidationError as error:

@@ -256,7 +256,7 @@ class Audit(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAudit]: ...
     @_builtins.property
     def slot_states(self) -> _containers.RepeatedScalarFieldContainer[Global___SlotState.ValueType]:
-        """One a slot, in the order of slots; empty where the worker does not decode."""
+        """One a slot, in the order of slots."""
 
     @_builtins.property
     def recent_decode(self) -> Global___RecentSteps: ...

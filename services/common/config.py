@@ -73,6 +73,9 @@ class WorkerConfig(StrictModel):
     model: str
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
+    metrics_port: int | None = Field(0, ge=0, le=65535, description="0: any free port; null: no metrics")
+    served_model_name: str | None = Field(None, description="names it in metrics; unset: the folder's name")
+    restarts: int = Field(0, ge=0, description="how often a supervisor has started this worker again")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     drain_s: float = Field(DRAIN_S, ge=0, description="how long running sequences may take to end at a stop")

@@ -90,12 +90,11 @@ def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 class MetricsServer:
     """A small HTTP endpoint beside a process's real work; one scrape at a time, on a thread."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._app = make_wsgi_app(registry)
+    def __init__(self) -> None:
         self._server: WSGIServer | None = None
 
-    def start(self, host: str, port: int) -> str:
-        """Serves; returns `host:port`. BatonError(INVALID) where the port is taken."""
+    def start(self, registry: CollectorRegistry, host: str, port: int) -> str:
+        """Serves the registry; returns `host:port`. BatonError(INVALID) where the port is taken."""
         bound = bind_socket(host, port)
         server = WSGIServer((host, port), _Handler, bind_and_activate=False)
         server.socket.close()
@@ -104,7 +103,7 @@ class MetricsServer:
         server.server_name, server.server_port = host, bound.getsockname()[1]
         server.setup_environ()
         server.server_activate()
-        server.set_app(self._app)
+        server.set_app(make_wsgi_app(registry))
         self._server = server
         Thread(target=server.serve_forever, args=(_STOP_POLL_S,), name="metrics", daemon=True).start()
         return join_address(host, server.server_port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from baton.v1.engine_pb2 import (
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.errors import abort
+from services.common.histogram import Histogram
 from services.decode.streams import Streams
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,6 +57,8 @@ class DecodeServicer(DecodeServiceServicer):
         self._drain = drain
         self._streams = Streams()
         self._reserved = asyncio.Event()  # there is something to poll for
+        # How much later than it meant to the ring was read, in seconds.
+        self.poll_lag = Histogram()
         self._news: dict[bytes, asyncio.Event] = {}  # by router that follows
 
     @property
@@ -151,7 +155,9 @@ class DecodeServicer(DecodeServiceServicer):
                     await self._engine.tell(EngineCommand(slot_ended=ended))
             if records:
                 self._wake()
+            due = time.monotonic() + _POLL_S
             await asyncio.sleep(_POLL_S)
+            self.poll_lag.observe(time.monotonic() - due)
 
     async def _sweep(self) -> None:
         while True:

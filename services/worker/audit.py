@@ -28,8 +28,8 @@ def load(parts: Parts) -> Load:
     )
 
 
-def make(parts: Parts) -> Audit:
-    """Counts of everything a leak would show in, and whether pools and owners agree."""
+def make(parts: Parts, *, integrity: bool = True) -> Audit:
+    """Counts of everything a leak would show in, and, with `integrity`, whether pools and owners agree."""
     loop = parts.prefill.loop
     sender, receiver = parts.sender.counters, parts.receiver.counters if parts.receiver else None
     audit = Audit(
@@ -53,13 +53,21 @@ def make(parts: Parts) -> Audit:
         tombstones=parts.decode.tickets.tombstones,
         links=[*parts.sender.links, *(parts.receiver.links if parts.receiver else [])],
         dropped_unknown=sender.dropped_unknown + parts.decode.dropped_unknown,
-        integrity_error=_integrity_error(parts),
+        integrity_error=_integrity_error(parts) if integrity else "",
+        link_fallbacks=sender.link_fallbacks,
+        links_broken=sender.links_broken,
+        slot_states=parts.decode.slot_states(),
+        recent_decode=parts.decode_clock.recent(),
+        recent_prefill=parts.prefill_clock.recent(),
+        decode_busy_ns=parts.decode_clock.busy_ns,
+        prefill_busy_ns=parts.prefill_clock.busy_ns,
     )
     if receiver is not None:
         audit.blocks_received = sum(receiver.blocks_received)
         audit.bytes_received = receiver.bytes_received
         audit.dropped_unknown += receiver.dropped_unknown
         audit.checksum_failures = receiver.checksum_failures
+        audit.links_broken += receiver.links_broken
     return audit
 
 

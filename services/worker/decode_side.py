@@ -24,6 +24,7 @@ from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from baton.v1.worker_pb2 import SlotState
 from kvtransfer.events import Arrived, Committed, Withdrawn
 from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
@@ -88,6 +89,13 @@ class DecodeSide:
     def owned_blocks(self) -> list[BlockTables]:
         """The block tables that live tickets hold."""
         return [entry.grant.grant.blocks for entry in self._by_slot.values()]
+
+    def slot_states(self) -> list[SlotState.ValueType]:
+        """Of every slot, in their order."""
+        states = [SlotState.SLOT_STATE_FREE] * self._slots.total
+        for (slot, _), entry in self._by_slot.items():
+            states[slot] = SlotState.SLOT_STATE_RESERVED if entry.awaited else SlotState.SLOT_STATE_ACTIVE
+        return states
 
     def reserve(self, request: ReserveRequest) -> ReservedEvent:
         """Promises a slot and blocks. Raises BatonError: CONFLICT, OVERLOADED or INVALID."""

@@ -52,6 +52,7 @@ from services.worker.decode_side import DecodeSide
 from services.worker.launch import EngineLaunch
 from services.worker.loaded_model import LoadedModel, load
 from services.worker.prefill_side import PrefillSide
+from services.worker.step_clock import StepClock
 
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
@@ -73,6 +74,8 @@ class Parts:
     decode_loop: DecodeLoop
     sender: Sender
     receiver: Receiver | None
+    prefill_clock: StepClock
+    decode_clock: StepClock
 
 
 class Engine:
@@ -121,8 +124,8 @@ class Engine:
             self._handle(command)
         parts.decode.expire()
         linked = parts.decode.poll(_PIECES_A_TURN) | parts.prefill.poll(_PIECES_A_TURN)
-        prefilled = parts.prefill.step()
-        decoded = parts.decode_loop.step()
+        prefilled = parts.prefill_clock.timed(parts.prefill.step)
+        decoded = parts.decode_clock.timed(parts.decode_loop.step)
         return bool(commands) or linked or prefilled or decoded
 
     def _handle(self, command: EngineCommand) -> None:
@@ -155,7 +158,7 @@ class Engine:
                 parts.decode.slot_ended(command.slot_ended.slot, command.slot_ended.generation)
                 return None
             case "audit":
-                return EngineEvent(audit=audit.make(parts))
+                return EngineEvent(audit=audit.make(parts, integrity=not command.audit.skip_integrity))
             case "handoff_state":
                 attempt = command.handoff_state.attempt
                 state = parts.decode.state_of(AttemptKey(attempt.request_id, attempt.number))
@@ -197,7 +200,8 @@ class Engine:
         )
         prefill = PrefillSide(model, prefill_loop, self._identity, sender, local, self._emit)
         decode.before_free = prefill.cancel
-        return Parts(model, slots, prefill, decode, decode_loop, sender, None)
+        clocks = StepClock(lambda: prefill_loop.tokens_run), StepClock(lambda: decode_loop.tokens_decoded)
+        return Parts(model, slots, prefill, decode, decode_loop, sender, None, *clocks)
 
     def _listen(self) -> str:
         """A decode worker opens its receiver; the other roles move no bytes in."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from pathlib import Path
 from typing import Any
+
+from prometheus_client import CollectorRegistry
 
 from baton.engine.shared_rings import SharedRings
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
-from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
+from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
+from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from services.common.child import StopSignal, say_ready
 from services.common.config import WorkerConfig
@@ -24,9 +28,11 @@ from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.grpc_server import GrpcServer
 from services.common.logs import configure_logs, get_log
+from services.common.metrics import MetricsServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
 from services.worker.engine_launch import EngineHandle, start_engine
+from services.worker.metrics import WorkerMetrics
 from services.worker.worker_servicer import WorkerServicer
 
 # Reading a large checkpoint takes minutes; an engine that fails says so at once.
@@ -67,6 +73,7 @@ class _Front:
         self._engine.on_event = self._on_event
         rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
         self._decode = DecodeServicer(self._engine, rings.reader(handle.memory), self._drain)
+        self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
         """Serves until `stop`; raises the BatonError that ended the engine, where one did."""
@@ -87,6 +94,7 @@ class _Front:
         finally:
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
+            await self._metrics.stop()
             for task in (polling, stopping, engine):
                 task.cancel()
             await asyncio.gather(polling, stopping, engine, return_exceptions=True)
@@ -112,7 +120,8 @@ class _Front:
         if self._config.role in ("decode", "both"):
             names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
         server = GrpcServer(names)
-        servicer = WorkerServicer(self._engine, self._identity, ready, self._drain)
+        metrics = self._start_metrics()
+        servicer = WorkerServicer(self._engine, self._identity, ready, self._drain, metrics)
         add_WorkerServiceServicer_to_server(servicer, server.server)
         if self._config.role in ("prefill", "both"):
             add_PrefillServiceServicer_to_server(PrefillServicer(self._engine, self._drain), server.server)
@@ -120,9 +129,32 @@ class _Front:
             add_DecodeServiceServicer_to_server(self._decode, server.server)
         address = await server.start(self._config.host, self._config.port)
         await server.set_serving(True)
-        say_ready({"grpc": address, "transfer": ready.transfer_address, "device": ready.device})
-        log.info("serving", role=self._config.role, grpc=address, transfer=ready.transfer_address)
+        said = {"grpc": address, "transfer": ready.transfer_address, "device": ready.device}
+        say_ready({**said, "metrics": metrics})
+        log.info("serving", role=self._config.role, metrics=metrics, **said)
         return server
+
+    def _start_metrics(self) -> str:
+        """Opens the endpoint; its address, or "" where the configuration wants none."""
+        config = self._config
+        if config.metrics_port is None:
+            return ""
+        registry = CollectorRegistry()
+        model = config.served_model_name or Path(config.model).name
+        metrics = WorkerMetrics(
+            labels={"role": config.role, "worker": config.name, "model": model},
+            audit=self._audit,
+            loop=asyncio.get_running_loop(),
+            restarts=config.restarts,
+            poll_lag=self._decode.poll_lag,
+            live_streams=lambda: self._decode.live,
+        )
+        metrics.register(registry, self._handle.process.pid)
+        return self._metrics.start(registry, config.host, config.metrics_port)
+
+    async def _audit(self) -> Audit:
+        command = EngineCommand(audit=AuditCommand(skip_integrity=True))
+        return (await self._engine.call(command)).audit
 
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
         """Takes no new work, lets the old end, then stops the engine."""

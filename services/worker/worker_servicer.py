@@ -23,12 +23,18 @@ class WorkerServicer(WorkerServiceServicer):
     """Passes the engine's own counts on."""
 
     def __init__(
-        self, engine: EngineClient, identity: WorkerIdentity, ready: ReadyEvent, drain: Drain
+        self,
+        engine: EngineClient,
+        identity: WorkerIdentity,
+        ready: ReadyEvent,
+        drain: Drain,
+        metrics_address: str = "",
     ) -> None:
         self._engine = engine
         self._identity = identity
         self._ready = ready
         self._drain = drain
+        self._metrics_address = metrics_address
 
     async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
         try:
@@ -42,11 +48,13 @@ class WorkerServicer(WorkerServiceServicer):
             vocab_size=self._ready.vocab_size,
             load=event.load,
             draining=self._drain.started,
+            metrics_address=self._metrics_address,
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802
         try:
-            event = await self._engine.call(EngineCommand(audit=AuditCommand()))
+            command = EngineCommand(audit=AuditCommand(skip_integrity=request.skip_integrity))
+            event = await self._engine.call(command)
         except BatonError as error:
             await abort(context, error)
         event.audit.front_pid = os.getpid()

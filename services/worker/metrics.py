@@ -1,0 +1,149 @@
+"""A worker's metrics: every name, its help, and where in the engine's audit it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import TimeoutError as TookTooLongError
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.worker_pb2 import Audit, LinkAudit
+from services.common.histogram import Histogram
+from services.common.metrics import Family, ScrapedCollector, process_metrics
+
+_READ_S = 5.0
+
+Read = Callable[[Audit], float]
+
+
+def _links(audit: Audit, sending: bool) -> list[LinkAudit]:
+    return [link for link in audit.links if link.sending == sending]
+
+
+SLOTS = Family("baton_worker_slots", "Sequences that can be decoded at once.")
+FREE_SLOTS = Family("baton_worker_free_slots", "Slots that no sequence or ticket holds.")
+BLOCKS = Family("baton_worker_blocks", "KV blocks.")
+FREE_BLOCKS = Family("baton_worker_free_blocks", "KV blocks that nobody holds.")
+PINNED = Family("baton_worker_pinned_blocks", "KV blocks that a transfer still reads.")
+TICKETS = Family("baton_worker_live_tickets", "Promises that have not ended, running sequences among them.")
+TOMBSTONES = Family("baton_worker_tombstones", "Cancelled attempts that would still be refused.")
+QUEUED = Family("baton_worker_queued_prefills", "Prompts that wait, run or are handed over.")
+QUEUED_TOKENS = Family("baton_worker_queued_prefill_tokens", "Prompt tokens not computed yet.")
+PROMPTS = Family("baton_worker_prompts_total", "Prompts computed to their end.")
+PROMPT_TOKENS = Family("baton_worker_prompt_tokens_total", "Prompt tokens computed.")
+DECODE_STEPS = Family("baton_worker_decode_steps_total", "Decode steps that ran.")
+DECODED = Family("baton_worker_decoded_tokens_total", "Tokens that decode steps sampled.")
+DECODE_SECONDS = Family("baton_worker_decode_step_seconds_total", "Time spent in decode steps.")
+PREFILL_SECONDS = Family("baton_worker_prefill_step_seconds_total", "Time spent in prefill steps.")
+RING_FULL = Family(
+    "baton_worker_ring_full_steps_total", "Decode steps that advanced nobody: the output ring had no room."
+)
+HELD = Family("baton_worker_held_rows_total", "Rows that a decode step held, waiting for a block.")
+SHIPPED = Family("baton_worker_shipped_blocks_total", "KV blocks sent whole.")
+SHIPPED_BYTES = Family("baton_worker_shipped_bytes_total", "Bytes of the KV blocks sent.")
+RECEIVED = Family("baton_worker_received_blocks_total", "KV blocks that arrived whole.")
+RECEIVED_BYTES = Family("baton_worker_received_bytes_total", "Bytes that arrived and were verified.")
+COMMITTED = Family("baton_worker_handoffs_total", "Handoffs whose sequence was admitted here.")
+LOCAL = Family("baton_worker_local_handoffs_total", "Those of them from this worker's own prefill.")
+LINKS = Family("baton_worker_links", "Open links.", ("direction",))
+CREDITS = Family(
+    "baton_worker_staging_credits", "Staging pieces that may be filled; at rest all.", ("direction",)
+)
+WINDOW = Family("baton_worker_staging_pieces", "Staging pieces of all links.", ("direction",))
+QUARANTINED = Family(
+    "baton_worker_quarantined_pieces", "Staging pieces of broken links that a sender may still write."
+)
+BROKEN = Family("baton_worker_broken_links_total", "Links that broke.")
+FALLBACKS = Family("baton_worker_link_fallbacks_total", "Links made over a slower transport than the first.")
+CHECKSUMS = Family("baton_worker_checksum_failures_total", "Pieces that did not arrive as they were sent.")
+DROPPED = Family("baton_worker_dropped_unknown_total", "Messages about unknown or ended transfers and slots.")
+RESTARTS = Family("baton_worker_restarts_total", "How often its supervisor has started this worker again.")
+STREAMS = Family("baton_worker_live_streams", "Reservations and sequences whose slot may still emit.")
+POLL_LAG = Family(
+    "baton_worker_ring_poll_lag_seconds", "How much later than it meant to the front read the output ring."
+)
+
+FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+
+_READ: dict[Family, Read] = {
+    SLOTS: lambda audit: audit.load.slots,
+    FREE_SLOTS: lambda audit: audit.load.free_slots,
+    BLOCKS: lambda audit: audit.load.blocks,
+    FREE_BLOCKS: lambda audit: audit.load.free_blocks,
+    PINNED: lambda audit: audit.pinned_blocks,
+    TICKETS: lambda audit: audit.live_tickets,
+    TOMBSTONES: lambda audit: audit.tombstones,
+    QUEUED: lambda audit: audit.load.queued_prefills,
+    QUEUED_TOKENS: lambda audit: audit.load.queued_prefill_tokens,
+    PROMPTS: lambda audit: audit.prompts_run,
+    PROMPT_TOKENS: lambda audit: audit.prompt_tokens_run,
+    DECODE_STEPS: lambda audit: audit.decode_steps,
+    DECODED: lambda audit: audit.tokens_decoded,
+    DECODE_SECONDS: lambda audit: audit.decode_busy_ns / 1e9,
+    PREFILL_SECONDS: lambda audit: audit.prefill_busy_ns / 1e9,
+    RING_FULL: lambda audit: audit.ring_full_steps,
+    HELD: lambda audit: audit.held_rows,
+    SHIPPED: lambda audit: sum(audit.blocks_shipped),
+    SHIPPED_BYTES: lambda audit: audit.bytes_shipped,
+    RECEIVED: lambda audit: audit.blocks_received,
+    RECEIVED_BYTES: lambda audit: audit.bytes_received,
+    COMMITTED: lambda audit: audit.handoffs_committed,
+    LOCAL: lambda audit: audit.handoffs_local,
+    QUARANTINED: lambda audit: sum(link.quarantined_pieces for link in audit.links),
+    BROKEN: lambda audit: audit.links_broken,
+    FALLBACKS: lambda audit: audit.link_fallbacks,
+    CHECKSUMS: lambda audit: audit.checksum_failures,
+    DROPPED: lambda audit: audit.dropped_unknown,
+}
+
+_LINKS: dict[Family, Callable[[list[LinkAudit]], float]] = {
+    LINKS: len,
+    CREDITS: lambda links: sum(link.free_pieces if link.sending else link.credited_pieces for link in links),
+    WINDOW: lambda links: sum(link.window_pieces for link in links),
+}
+
+
+@dataclass(frozen=True)
+class WorkerMetrics:
+    """What is read at a scrape. `audit` asks the engine, on the loop that made this."""
+
+    labels: dict[str, str]
+    audit: Callable[[], Awaitable[Audit]]
+    loop: asyncio.AbstractEventLoop
+    restarts: int
+    poll_lag: Histogram
+    live_streams: Callable[[], int]
+
+    def register(self, registry: CollectorRegistry, engine_pid: int) -> None:
+        """Declares all of it, and the figures of both processes."""
+        registry.register(ScrapedCollector(self._read))
+        process_metrics(registry)
+        process_metrics(registry, "engine", engine_pid)
+
+    def _read(self) -> Iterator[Metric]:
+        """Runs on the scraper's thread; an engine that does not answer fails the scrape."""
+        audit = self._fetch()
+        for family, read in _READ.items():
+            yield family.metric([((), read(audit))], self.labels)
+        for family, of_links in _LINKS.items():
+            directions = (("out", _links(audit, True)), ("in", _links(audit, False)))
+            yield family.metric([((name,), of_links(links)) for name, links in directions], self.labels)
+        yield RESTARTS.metric([((), self.restarts)], self.labels)
+        yield STREAMS.metric([((), self.live_streams())], self.labels)
+        yield POLL_LAG.histograms([((), self.poll_lag)], self.labels)
+
+    def _fetch(self) -> Audit:
+        asked = asyncio.run_coroutine_threadsafe(_await(self.audit()), self.loop)
+        try:
+            return asked.result(_READ_S)
+        except TookTooLongError as error:
+            asked.cancel()
+            raise BatonError(ErrorKind.DEADLINE, f"no audit within {_READ_S} s") from error
+
+
+async def _await(asked: Awaitable[Audit]) -> Audit:
+    return await asked
