@@ -9,9 +9,9 @@ import grpc.aio
 from rich.console import Console
 
 from baton.cli.answers import Answer, Prompt, follow
-from baton.cli.audit import audit_table
 from baton.cli.demo_view import Screen, answers_table, shipped_line
 from baton.cli.local_cluster import Doors, LocalCluster, Programs
+from baton.cli.status_view import worker_table
 from baton.cli.up import STOP_MARGIN_S, StopSignals, require_free_ports
 from baton.v1 import router_pb2, router_pb2_grpc
 from services.common.config import UpConfig
@@ -27,7 +27,7 @@ PROMPTS = (
 )
 MAX_TOKENS = 64
 REQUEST_TIMEOUT_S = 120.0
-AUDIT_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 10.0
 INTERRUPTED = 130
 
 
@@ -63,8 +63,9 @@ async def _show(console: Console, config: UpConfig, doors: Doors) -> int:
         answers = [Answer(prompt, number) for number, prompt in enumerate(PROMPTS, 1)]
         with Screen(console, answers) as screen:
             await asyncio.gather(*(_ask(router, config, answer, screen) for answer in answers))
-        audit = await router.AuditCluster(router_pb2.AuditClusterRequest(), timeout=AUDIT_TIMEOUT_S)
-    console.print(answers_table(answers), "", audit_table(audit), "", shipped_line(audit), sep="\n")
+        status = await router.GetStatus(router_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
+    workers = worker_table(list(status.workers), console.width, "workers (slots and blocks: used/all)")
+    console.print(answers_table(answers), "", workers, "", shipped_line(status), sep="\n")
     for answer in answers:
         if answer.error:
             console.print(f"[red]prompt {answer.number} failed:[/] {answer.error}")

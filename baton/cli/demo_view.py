@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.answers import Answer
-from baton.cli.audit import bytes_text, plain_table
+from baton.cli.status_view import bytes_text, plain_table
 from baton.v1 import router_pb2, types_pb2
 
 
@@ -73,9 +73,9 @@ def _cells(answer: Answer) -> tuple[str, ...]:
     )
 
 
-def shipped_line(audit: router_pb2.AuditClusterResponse) -> str:
+def shipped_line(status: router_pb2.GetStatusResponse) -> str:
     """All KV bytes that crossed between workers, and that they are whole blocks."""
-    audits = [worker.audit for worker in audit.workers]
+    audits = [worker.worker.audit for worker in status.workers]
     blocks = sum(sum(each.blocks_shipped) for each in audits)
     shipped = sum(each.bytes_shipped for each in audits)
     local = sum(each.handoffs_local for each in audits)

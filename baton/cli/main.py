@@ -1,4 +1,4 @@
-"""The `baton` command: `up`, `demo`, `worker`, `audit`, `version`.
+"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `version`.
 
 Exit codes: 0 it did what was asked, 1 something failed on the way, 2 it was asked for something impossible.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from baton.cli import audit, demo, settings, worker
+from baton.cli import demo, settings, status, top, worker
 from baton.cli.messages import give_up, say
 from baton.cli.model_folder import with_model
 from baton.cli.processes import ChildError
@@ -67,7 +67,8 @@ def _parser() -> Parser:
     )
     settings.add_flags(add("demo", _demo, "the same, with a few streamed prompts and a summary"))
     worker.add_flags(add("worker", worker.run, "run one worker, which nobody supervises"))
-    audit.add_flags(add("audit", audit.run, "what every worker of a cluster holds and has shipped"))
+    status.add_flags(add("status", status.run, "whether a cluster serves, and what its workers hold"))
+    top.add_flags(add("top", top.run, "the same, drawn anew every second until q"))
     add("version", _version, "print the version")
     return parser
 

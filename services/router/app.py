@@ -59,7 +59,7 @@ class Router:
         status = Status(self.service, self.room, self.directory, self._window, started)
         GrpcDoor(self.service, status).register(self.grpc.server)
         registry = CollectorRegistry()
-        self._metrics(started).register(registry)
+        self._metrics().register(registry)
         self.http_door = HttpDoor(self.service, [metrics_route(registry)])
         self.http = HttpServer(self.http_door.app)
         # Who waits for usable() to change.
@@ -91,7 +91,7 @@ class Router:
         await self.directory.stop()
         self._pool.close()
 
-    def _metrics(self, started: float) -> RouterMetrics:
+    def _metrics(self) -> RouterMetrics:
         return RouterMetrics(
             model=self._config.served_model_name,
             observations=self.observations,
@@ -99,7 +99,6 @@ class Router:
             room=self.room,
             cancels=self.cancels,
             directory=self.directory,
-            started=started,
         )
 
     def _workers_changed(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,7 +61,6 @@ WORKERS = Family(
     ("role", "state"),
 )
 FOLLOW_BREAKS = Family("baton_router_follow_breaks_total", "Open token streams from decode that ended.")
-UPTIME = Family("baton_router_uptime_seconds", "Since the router's start.")
 
 FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 
@@ -77,7 +75,6 @@ class RouterMetrics:
     room: WaitingRoom
     cancels: Cancels
     directory: Directory
-    started: float
 
     def register(self, registry: CollectorRegistry) -> None:
         """Declares all of it, and the process's own figures."""
@@ -105,7 +102,6 @@ class RouterMetrics:
             (CANCELS, self.cancels.sent),
             (UNANSWERED, self.cancels.unanswered),
             (FOLLOW_BREAKS, self.directory.follow_breaks),
-            (UPTIME, time.monotonic() - self.started),
         ):
             yield family.metric([((), value)], labels)
 

@@ -98,7 +98,7 @@ class Observations:
     prompt_lengths: Histogram = field(default_factory=tokens_histogram)
     completion_lengths: Histogram = field(default_factory=tokens_histogram)
     # By how they ended, those refused before they ran included.
-    outcomes: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_WELL, 0)))
     errors: int = 0
     attempts: int = 0
     failed_attempts: Counter[str] = field(default_factory=Counter)

@@ -25,7 +25,7 @@ class _Counts:
     errors: int
     prompt_tokens: int
     completion_tokens: int
-    # By name, the counts of latency and stage histograms.
+    # Of ttft, tpot, itl and queue.
     histograms: dict[str, list[int]]
 
 
@@ -80,7 +80,8 @@ class Window:
             prompt_tokens=seen.prompt_tokens,
             completion_tokens=seen.completion_tokens,
             histograms={
-                name: list(histogram.counts) for name, histogram in (seen.latencies | seen.stages).items()
+                **{name: list(seen.latencies[name].counts) for name in ("ttft", "tpot", "itl")},
+                "queue": list(seen.stages["queue"].counts),
             },
         )
 

@@ -2,7 +2,7 @@
 
     python fake_child.py (worker | router) [refuse|silent|nonsense|dies|gives-up|stubborn|grandchild] …
 
-A router answers Generate with the bytes of its prompt's reverse, one a message, and AuditCluster.
+A router answers Generate with the bytes of its prompt's reverse, one a message, and GetStatus.
 """
 
 from __future__ import annotations
@@ -48,9 +48,15 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     async def AuditCluster(  # noqa: N802
         self, request: router_pb2.AuditClusterRequest, context: object
     ) -> router_pb2.AuditClusterResponse:
-        answer = router_pb2.AuditClusterResponse()
+        return router_pb2.AuditClusterResponse()
+
+    async def GetStatus(  # noqa: N802
+        self, request: router_pb2.GetStatusRequest, context: object
+    ) -> router_pb2.GetStatusResponse:
+        answer = router_pb2.GetStatusResponse()
         for address in self._workers:
-            worker = answer.workers.add(address=address)
+            worker = answer.workers.add(state=router_pb2.WORKER_STATE_READY).worker
+            worker.address = address
             worker.identity.name = "prefill-0"
             worker.identity.role = types_pb2.WORKER_ROLE_PREFILL
             worker.audit.block_bytes.append(8192)

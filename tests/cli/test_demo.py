@@ -1,4 +1,4 @@
-"""`baton demo` and `baton audit` over fake children: what a user sees."""
+"""`baton demo` over fake children: what a user sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.audit import bytes_text
+from baton.cli.status_view import bytes_text
 
 REPOSITORY = Path(__file__).parents[2]
 HARNESS = str(Path(__file__).with_name("with_fakes.py"))

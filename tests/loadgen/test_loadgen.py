@@ -81,6 +81,11 @@ class Router(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.AuditClusterResponse:
         return router_pb2.AuditClusterResponse()
 
+    async def GetStatus(  # noqa: N802
+        self, request: router_pb2.GetStatusRequest, context: object
+    ) -> router_pb2.GetStatusResponse:
+        return router_pb2.GetStatusResponse()
+
 
 @pytest.fixture
 def door() -> Iterator[str]:

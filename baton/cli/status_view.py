@@ -1,0 +1,246 @@
+"""How `baton status`, `baton top` and the demo show a cluster: tables that fit the width there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from baton.v1 import router_pb2, types_pb2, worker_pb2
+
+Workers = list[router_pb2.WorkerStatus]
+Count = Callable[[router_pb2.WorkerStatus], int]
+
+_STATE_STYLE = {"ready": "green", "starting": "yellow", "draining": "yellow", "silent": "red", "lost": "red"}
+_NONE = "·"
+
+
+def plain_table(title: str = "") -> Table:
+    """A table with a title and a rule under its headings."""
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading, a worker's cell, and all workers' together; shown from `width` terminal columns on."""
+
+    heading: str
+    cell: Callable[[router_pb2.WorkerStatus], str]
+    total: Callable[[Workers], str] = lambda workers: ""
+    width: int = 0
+    left: bool = False
+
+
+def worker_table(workers: Workers, width: int, title: str = "") -> Table:
+    """One row a worker and, where there are several, one for all; at most `width` columns wide."""
+    columns = [column for column in COLUMNS if width >= column.width]
+    table = plain_table(title)
+    for column in columns:
+        # Only a name may be cut short, so that figures never are.
+        table.add_column(
+            column.heading,
+            justify="left" if column.left else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if column.heading == "worker" else len(column.heading),
+        )
+    for worker in workers:
+        table.add_row(*(_styled(column, worker) for column in columns))
+    if len(workers) > 1:
+        table.add_section()
+        table.add_row(*(column.total(workers) for column in columns), style="dim")
+    return table
+
+
+def _styled(column: Column, worker: router_pb2.WorkerStatus) -> Text:
+    cell = column.cell(worker)
+    return Text(cell, style=_STATE_STYLE.get(cell, "") if column.heading == "state" else "")
+
+
+def name_of(worker: router_pb2.WorkerStatus) -> str:
+    """A worker's name, or its address as long as nobody has answered there."""
+    return worker.worker.identity.name or worker.worker.address
+
+
+def state_name(worker: router_pb2.WorkerStatus) -> str:
+    return router_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+
+
+def role_name(role: types_pb2.WorkerRole.ValueType) -> str:
+    name = types_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
+    return _NONE if name == "unspecified" else name
+
+
+def decodes(worker: router_pb2.WorkerStatus) -> bool:
+    return worker.worker.identity.role in (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
+
+
+def prefills(worker: router_pb2.WorkerStatus) -> bool:
+    return worker.worker.identity.role in (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
+
+
+def steps_of(worker: router_pb2.WorkerStatus) -> worker_pb2.RecentSteps:
+    """The steps of the last second that its role is about; decode's where it does both."""
+    audit = worker.worker.audit
+    return audit.recent_decode if audit.recent_decode.steps or not prefills(worker) else audit.recent_prefill
+
+
+def trouble(worker: router_pb2.WorkerStatus) -> str:
+    """Why the operator should look at this worker; empty where all is well."""
+    audit = worker.worker.audit
+    quarantined = sum(link.quarantined_pieces for link in audit.links)
+    if worker.worker.error:
+        return worker.worker.error
+    if audit.integrity_error:
+        return f"its books do not agree: {audit.integrity_error}"
+    if quarantined:
+        return f"{quarantined} staging pieces wait for the end of a broken link's sender"
+    return ""
+
+
+def _slots(worker: router_pb2.WorkerStatus) -> str:
+    load = worker.worker.audit.load
+    return f"{load.slots - load.free_slots}/{load.slots}" if decodes(worker) and load.slots else _NONE
+
+
+def _all_slots(workers: Workers) -> str:
+    loads = [worker.worker.audit.load for worker in workers if decodes(worker)]
+    return f"{sum(load.slots - load.free_slots for load in loads)}/{sum(load.slots for load in loads)}"
+
+
+def _blocks(worker: router_pb2.WorkerStatus) -> str:
+    load = worker.worker.audit.load
+    return f"{load.blocks - load.free_blocks}/{load.blocks}" if load.blocks else _NONE
+
+
+def _all_blocks(workers: Workers) -> str:
+    loads = [worker.worker.audit.load for worker in workers]
+    return f"{sum(load.blocks - load.free_blocks for load in loads)}/{sum(load.blocks for load in loads)}"
+
+
+def _queued(worker: router_pb2.WorkerStatus) -> int:
+    return max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.1f}" if value else _NONE
+
+
+def _links(worker: router_pb2.WorkerStatus) -> str:
+    links = worker.worker.audit.links
+    return str(len(links)) if links else _NONE
+
+
+def _counted(
+    count: Callable[[router_pb2.WorkerStatus], int],
+) -> tuple[Callable[..., str], Callable[..., str]]:
+    """A column of counts, and their sum."""
+    return (
+        lambda worker: short_count(count(worker)),
+        lambda workers: short_count(sum(count(worker) for worker in workers)),
+    )
+
+
+def _bytes(count: Count) -> tuple[Callable[..., str], Callable[..., str]]:
+    return (
+        lambda worker: bytes_text(count(worker)),
+        lambda workers: bytes_text(sum(count(worker) for worker in workers)),
+    )
+
+
+COLUMNS = (
+    Column("worker", name_of, lambda workers: f"{len(workers)} workers", left=True),
+    Column("role", lambda worker: role_name(worker.worker.identity.role), left=True),
+    Column("state", state_name, left=True),
+    Column("slots", _slots, _all_slots),
+    Column("blocks", _blocks, _all_blocks),
+    Column("queue", *_counted(_queued)),
+    Column("in/s", *_counted(lambda worker: worker.worker.audit.recent_prefill.tokens)),
+    Column("out/s", *_counted(lambda worker: worker.worker.audit.recent_decode.tokens)),
+    Column("step ms", lambda worker: _milliseconds(steps_of(worker).mean_ms)),
+    Column("p99", lambda worker: _milliseconds(steps_of(worker).p99_ms), width=100),
+    Column("prompts", *_counted(lambda worker: worker.worker.audit.prompts_run), width=120),
+    Column("decoded", *_counted(lambda worker: worker.worker.audit.tokens_decoded), width=120),
+    Column("KV out", *_bytes(lambda worker: worker.worker.audit.bytes_shipped), width=120),
+    Column("KV in", *_bytes(lambda worker: worker.worker.audit.bytes_received), width=120),
+    Column("links", _links, width=120),
+    Column(
+        "pids",
+        lambda worker: f"{worker.worker.audit.front_pid}+{worker.worker.audit.engine_pid}",
+        width=150,
+    ),
+    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=150),
+)
+
+
+def rates_line(router: router_pb2.RouterStatus) -> Text:
+    """What runs, and the rates of the window."""
+    line = Text.assemble(
+        f"{router.running} running, {router.waiting} waiting; last {router.window_s:.0f} s: ",
+        (f"{router.requests_per_s:.1f} req/s", "bold"),
+        f", tokens/s {short_count(router.prompt_tokens_per_s)} in ",
+        (f"{short_count(router.completion_tokens_per_s)} out", "bold"),
+    )
+    if router.errors_per_s:
+        line.append(f", {router.errors_per_s:.1f} errors/s", "red")
+    return line
+
+
+def latency_table(router: router_pb2.RouterStatus) -> Table:
+    """p50 and p99 of the window, in milliseconds."""
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(5):
+        grid.add_column(justify="right", no_wrap=True)
+    named = (("TTFT", router.ttft), ("TPOT", router.tpot), ("ITL", router.itl), ("queue", router.queue))
+    grid.add_row("", *(Text(f"{name} ms", "dim") for name, _ in named))
+    for share in ("p50", "p99"):
+        grid.add_row(Text(share, "dim"), *(_latency(latency, share) for _, latency in named))
+    return grid
+
+
+def _latency(latency: router_pb2.Latency, share: str) -> str:
+    if not latency.count:
+        return _NONE
+    value = latency.p50_ms if share == "p50" else latency.p99_ms
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
+
+
+def troubles(workers: Workers) -> Iterator[Text]:
+    """One line for each worker that needs an operator."""
+    for worker in workers:
+        if reason := trouble(worker):
+            yield Text.assemble((name_of(worker), "bold red"), ": ", reason)
+
+
+def short_count(count: float) -> str:
+    """At most five characters: 999, 12.3k, 4.5M."""
+    if 0 < count < 9.95:
+        return f"{count:.1f}" if isinstance(count, float) else str(count)
+    for divisor, unit in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
+        scaled = count / divisor
+        if scaled < 999.5:
+            return f"{scaled:.0f}{unit}" if scaled >= 99.95 or not unit else f"{scaled:.1f}{unit}"
+    return f"{count / 1e12:.0f}T"
+
+
+def bytes_text(count: int) -> str:
+    """A byte count in the unit that suits it, 1 KiB = 1024 bytes."""
+    if count < 1024:
+        return f"{count} B"
+    size, units = count / 1024, iter(("KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while size >= 1024 and unit != "TiB":
+        size, unit = size / 1024, next(units)
+    return f"{size:.1f} {unit}"
