@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.answers import Answer
-from baton.cli.status_view import bytes_text, plain_table
+from baton.cli.figures import bytes_text
+from baton.cli.status_view import plain_table
 from baton.v1 import router_pb2, types_pb2
 
 

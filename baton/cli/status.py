@@ -12,7 +12,7 @@ from rich.console import Console
 
 from baton.cli.messages import say
 from baton.cli.slow_worker import slow_worker
-from baton.cli.status_view import latency_table, rates_line, troubles, worker_table
+from baton.cli.status_view import headline, latency_table, rates_line, troubles, worker_table
 from baton.v1 import router_pb2, router_pb2_grpc
 
 TIMEOUT_S = 10.0
@@ -79,24 +79,9 @@ def fetch(address: str, window_s: int) -> router_pb2.GetStatusResponse | None:
 def show(screen: Console, answer: router_pb2.GetStatusResponse) -> None:
     """Headline, latencies, workers, and what needs an operator."""
     router = answer.router
-    verdict = "[green]serves[/]" if router.serving else "[bold red]cannot serve[/]"
-    screen.print(f"[bold]{router.model}[/] {verdict}; up {duration(router.uptime_s)}")
-    screen.print(rates_line(router))
-    screen.print(latency_table(router), "", sep="\n")
+    screen.print(headline(router), rates_line(router), latency_table(router), "", sep="\n")
     screen.print(worker_table(list(answer.workers), screen.width, "workers (slots and blocks: used/all)"))
     for line in troubles(list(answer.workers)):
         screen.print(line)
     if slow := slow_worker(list(answer.workers)):
         screen.print(slow.line())
-
-
-def duration(seconds: float) -> str:
-    """In the two units that suit it: 42s, 3m 12s, 5h 03m, 2d 07h."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02}s"
-    if whole < 86400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
-    return f"{whole // 86400}d {whole % 86400 // 3600:02}h"

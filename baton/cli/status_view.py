@@ -9,10 +9,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from baton.cli.figures import bytes_text, duration, short_count
 from baton.v1 import router_pb2, types_pb2, worker_pb2
 
 Workers = list[router_pb2.WorkerStatus]
 Count = Callable[[router_pb2.WorkerStatus], int]
+Does = Callable[[router_pb2.WorkerStatus], bool]
 
 _STATE_STYLE = {"ready": "green", "starting": "yellow", "draining": "yellow", "silent": "red", "lost": "red"}
 _NONE = "·"
@@ -52,9 +54,8 @@ def worker_table(workers: Workers, width: int, title: str = "") -> Table:
         table.add_column(
             column.heading,
             justify="left" if column.left else "right",
-            no_wrap=True,
+            no_wrap=column.heading != "worker",
             overflow="ellipsis",
-            min_width=None if column.heading == "worker" else len(column.heading),
         )
     for worker in workers:
         table.add_row(*(_styled(column, worker) for column in columns))
@@ -121,13 +122,13 @@ def _all_slots(workers: Workers) -> str:
 
 
 def _blocks(worker: router_pb2.WorkerStatus) -> str:
-    load = worker.worker.audit.load
-    return f"{load.blocks - load.free_blocks}/{load.blocks}" if load.blocks else _NONE
+    return _all_blocks([worker]) if worker.worker.audit.load.blocks else _NONE
 
 
 def _all_blocks(workers: Workers) -> str:
     loads = [worker.worker.audit.load for worker in workers]
-    return f"{sum(load.blocks - load.free_blocks for load in loads)}/{sum(load.blocks for load in loads)}"
+    used, blocks = sum(load.blocks - load.free_blocks for load in loads), sum(load.blocks for load in loads)
+    return f"{used}/{blocks}" if blocks < 1e5 else f"{short_count(used)}/{short_count(blocks)}"
 
 
 def _queued(worker: router_pb2.WorkerStatus) -> int:
@@ -143,20 +144,21 @@ def _links(worker: router_pb2.WorkerStatus) -> str:
     return str(len(links)) if links else _NONE
 
 
-def _counted(
-    count: Callable[[router_pb2.WorkerStatus], int],
+def _counted(count: Count, does: Does) -> tuple[Callable[..., str], Callable[..., str]]:
+    """A column of counts, for the workers whose role it `does`, and their sum."""
+    return _figures(count, does, short_count)
+
+
+def _bytes(count: Count, does: Does) -> tuple[Callable[..., str], Callable[..., str]]:
+    return _figures(count, does, bytes_text)
+
+
+def _figures(
+    count: Count, does: Does, text: Callable[[int], str]
 ) -> tuple[Callable[..., str], Callable[..., str]]:
-    """A column of counts, and their sum."""
     return (
-        lambda worker: short_count(count(worker)),
-        lambda workers: short_count(sum(count(worker) for worker in workers)),
-    )
-
-
-def _bytes(count: Count) -> tuple[Callable[..., str], Callable[..., str]]:
-    return (
-        lambda worker: bytes_text(count(worker)),
-        lambda workers: bytes_text(sum(count(worker) for worker in workers)),
+        lambda worker: text(count(worker)) if does(worker) else _NONE,
+        lambda workers: text(sum(count(worker) for worker in workers)),
     )
 
 
@@ -166,15 +168,15 @@ COLUMNS = (
     Column("state", state_name, left=True),
     Column("slots", _slots, _all_slots),
     Column("blocks", _blocks, _all_blocks),
-    Column("queue", *_counted(_queued)),
-    Column("in/s", *_counted(lambda worker: worker.worker.audit.recent_prefill.tokens)),
-    Column("out/s", *_counted(lambda worker: worker.worker.audit.recent_decode.tokens)),
+    Column("queue", *_counted(_queued, prefills)),
+    Column("in/s", *_counted(lambda worker: worker.worker.audit.recent_prefill.tokens, prefills)),
+    Column("out/s", *_counted(lambda worker: worker.worker.audit.recent_decode.tokens, decodes)),
     Column("step ms", lambda worker: _milliseconds(steps_of(worker).mean_ms)),
     Column("p99", lambda worker: _milliseconds(steps_of(worker).p99_ms), width=100),
-    Column("prompts", *_counted(lambda worker: worker.worker.audit.prompts_run), width=120),
-    Column("decoded", *_counted(lambda worker: worker.worker.audit.tokens_decoded), width=120),
-    Column("KV out", *_bytes(lambda worker: worker.worker.audit.bytes_shipped), width=120),
-    Column("KV in", *_bytes(lambda worker: worker.worker.audit.bytes_received), width=120),
+    Column("prompts", *_counted(lambda worker: worker.worker.audit.prompts_run, prefills), width=120),
+    Column("decoded", *_counted(lambda worker: worker.worker.audit.tokens_decoded, decodes), width=120),
+    Column("KV out", *_bytes(lambda worker: worker.worker.audit.bytes_shipped, prefills), width=120),
+    Column("KV in", *_bytes(lambda worker: worker.worker.audit.bytes_received, decodes), width=120),
     Column("links", _links, width=120),
     Column(
         "pids",
@@ -185,17 +187,24 @@ COLUMNS = (
 )
 
 
+def headline(router: router_pb2.RouterStatus) -> Text:
+    """Whether it serves, and since when."""
+    verdict = ("serves", "green") if router.serving else ("cannot serve", "bold red")
+    line = Text.assemble((router.model, "bold"), " ", verdict, f"; up {duration(router.uptime_s)}")
+    if router.errors_per_s:
+        line.append(f"; {router.errors_per_s:.2g} errors/s", "red")
+    return line
+
+
 def rates_line(router: router_pb2.RouterStatus) -> Text:
     """What runs, and the rates of the window."""
-    line = Text.assemble(
-        f"{router.running} running, {router.waiting} waiting; last {router.window_s:.0f} s: ",
-        (f"{router.requests_per_s:.1f} req/s", "bold"),
+    return Text.assemble(
+        f"{short_count(router.running)} running, {short_count(router.waiting)} waiting; ",
+        f"last {router.window_s:.0f} s: ",
+        (f"{short_count(router.requests_per_s)} req/s", "bold"),
         f", tokens/s {short_count(router.prompt_tokens_per_s)} in ",
         (f"{short_count(router.completion_tokens_per_s)} out", "bold"),
     )
-    if router.errors_per_s:
-        line.append(f", {router.errors_per_s:.1f} errors/s", "red")
-    return line
 
 
 def latency_table(router: router_pb2.RouterStatus) -> Table:
@@ -222,25 +231,3 @@ def troubles(workers: Workers) -> Iterator[Text]:
     for worker in workers:
         if reason := trouble(worker):
             yield Text.assemble((name_of(worker), "bold red"), ": ", reason)
-
-
-def short_count(count: float) -> str:
-    """At most five characters: 999, 12.3k, 4.5M."""
-    if 0 < count < 9.95:
-        return f"{count:.1f}" if isinstance(count, float) else str(count)
-    for divisor, unit in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
-        scaled = count / divisor
-        if scaled < 999.5:
-            return f"{scaled:.0f}{unit}" if scaled >= 99.95 or not unit else f"{scaled:.1f}{unit}"
-    return f"{count / 1e12:.0f}T"
-
-
-def bytes_text(count: int) -> str:
-    """A byte count in the unit that suits it, 1 KiB = 1024 bytes."""
-    if count < 1024:
-        return f"{count} B"
-    size, units = count / 1024, iter(("KiB", "MiB", "GiB", "TiB"))
-    unit = next(units)
-    while size >= 1024 and unit != "TiB":
-        size, unit = size / 1024, next(units)
-    return f"{size:.1f} {unit}"

@@ -10,8 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.slow_worker import slow_worker
-from baton.cli.status import duration
-from baton.cli.status_view import decodes, latency_table, name_of, rates_line, troubles, worker_table
+from baton.cli.status_view import (
+    decodes,
+    headline,
+    latency_table,
+    name_of,
+    rates_line,
+    troubles,
+    worker_table,
+)
 from baton.v1 import router_pb2, worker_pb2
 
 # (cell, style) of a slot; a cell that stands for several shows the busiest.
@@ -42,9 +49,9 @@ class TopView:
         """A frame at most `width` columns wide."""
         workers, router = list(answer.workers), answer.router
         self._history.append(sum(worker.worker.audit.recent_decode.tokens for worker in workers))
-        parts: list[RenderableType] = [_title(router, width), rates_line(router)]
+        parts: list[RenderableType] = [_title(router), rates_line(router)]
         latencies = latency_table(router)
-        parts.append(_beside(latencies, sparkline(list(self._history), max(10, width - 50)), width))
+        parts.append(_beside(latencies, sparkline(list(self._history), max(10, width - 60))))
         parts += ["", worker_table(workers, width)]
         parts += ["", *_slot_maps(workers, width), *troubles(workers)]
         if slow := slow_worker(workers):
@@ -57,17 +64,15 @@ def failure(address: str, reason: str) -> RenderableType:
     return Text.assemble((f"no answer from {address}", "bold red"), f": {reason}\nasking again; q quits")
 
 
-def _title(router: router_pb2.RouterStatus, width: int) -> RenderableType:
-    verdict = ("serves", "green") if router.serving else ("cannot serve", "bold red")
+def _title(router: router_pb2.RouterStatus) -> RenderableType:
     line = Table.grid(expand=True)
     line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
     line.add_column(no_wrap=True, justify="right")
-    said = Text.assemble((router.model, "bold"), " ", verdict, f"; up {duration(router.uptime_s)}")
-    line.add_row(said, Text(f"{time.strftime('%H:%M:%S')}  q quits", "dim"))
+    line.add_row(headline(router), Text(f"{time.strftime('%H:%M:%S')}  q quits", "dim"))
     return line
 
 
-def _beside(left: RenderableType, spark: Text, width: int) -> RenderableType:
+def _beside(left: RenderableType, spark: Text) -> RenderableType:
     grid = Table.grid(padding=(0, 3))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)

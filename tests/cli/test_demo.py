@@ -10,10 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from baton.cli.status_view import bytes_text
-
 REPOSITORY = Path(__file__).parents[2]
 HARNESS = str(Path(__file__).with_name("with_fakes.py"))
 
@@ -62,11 +58,3 @@ def test_a_failed_start_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 20, "1.0 MiB"), (5 << 50, "5120.0 TiB")],
-)
-def test_bytes_text(count: int, text: str) -> None:
-    assert bytes_text(count) == text

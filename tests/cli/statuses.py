@@ -1,0 +1,62 @@
+"""Statuses made by hand: clusters of any size, busy, slow or broken."""
+
+from __future__ import annotations
+
+from baton.v1 import router_pb2, types_pb2, worker_pb2
+
+READY = router_pb2.WORKER_STATE_READY
+
+
+def worker(
+    name: str,
+    role: types_pb2.WorkerRole.ValueType,
+    *,
+    step_ms: float = 5.0,
+    slots: int = 16,
+    active: int = 3,
+    queued: int = 0,
+    state: router_pb2.WorkerState.ValueType = READY,
+) -> router_pb2.WorkerStatus:
+    """A worker that had 100 steps within the last second."""
+    recent = worker_pb2.RecentSteps(steps=100, tokens=1000, mean_ms=step_ms, p99_ms=step_ms * 2)
+    states = [worker_pb2.SLOT_STATE_ACTIVE] * active + [worker_pb2.SLOT_STATE_RESERVED]
+    states += [worker_pb2.SLOT_STATE_FREE] * (slots - len(states))
+    status = router_pb2.WorkerStatus(state=state, queued_tokens=queued, metrics_address="127.0.0.1:9100")
+    status.worker.address = "127.0.0.1:50001"
+    status.worker.identity.name, status.worker.identity.role = name, role
+    audit = status.worker.audit
+    audit.load.slots, audit.load.free_slots = slots, slots - active - 1
+    audit.load.blocks, audit.load.free_blocks = 4096, 1000
+    audit.slot_states.extend(states)
+    if role != types_pb2.WORKER_ROLE_PREFILL:
+        audit.recent_decode.CopyFrom(recent)
+    if role != types_pb2.WORKER_ROLE_DECODE:
+        audit.recent_prefill.CopyFrom(recent)
+    return status
+
+
+def prefill(name: str, **fields: int | float) -> router_pb2.WorkerStatus:
+    return worker(name, types_pb2.WORKER_ROLE_PREFILL, **fields)  # type: ignore[arg-type]
+
+
+def decode(name: str, **fields: int | float) -> router_pb2.WorkerStatus:
+    return worker(name, types_pb2.WORKER_ROLE_DECODE, **fields)  # type: ignore[arg-type]
+
+
+def status(*workers: router_pb2.WorkerStatus, serving: bool = True) -> router_pb2.GetStatusResponse:
+    """A cluster with figures as wide as they come."""
+    router = router_pb2.RouterStatus(
+        model="a-model-of-some-length",
+        serving=serving,
+        running=1024,
+        waiting=1023,
+        uptime_s=9000,
+        window_s=60,
+        requests_per_s=123.4,
+        errors_per_s=0.5,
+        prompt_tokens_per_s=123456.7,
+        completion_tokens_per_s=98765.4,
+        ttft=router_pb2.Latency(count=10, p50_ms=12345.6, p99_ms=99999.9),
+        itl=router_pb2.Latency(count=10, p50_ms=0.05, p99_ms=7.25),
+    )
+    return router_pb2.GetStatusResponse(router=router, workers=workers)

@@ -1,0 +1,18 @@
+"""docs/operations.md says what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from services.router import metrics as router_metrics
+from services.worker import metrics as worker_metrics
+
+MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_the_manual_has_a_row_for_each_metric() -> None:
+    """With its labels and its very help text."""
+    rows = re.findall(r"^\| `(baton_\w+)` \| ([^|]*) \| (.*) \|$", MANUAL.read_text("utf-8"), re.MULTILINE)
+    families = (*router_metrics.FAMILIES, *worker_metrics.FAMILIES)
+    assert rows == [(family.name, ", ".join(family.labels) or "–", family.help) for family in families]
