@@ -28,7 +28,7 @@ class Service:
         """Whether a request would be served."""
         return self._placement.usable() and not self.dispatcher.draining
 
-    async def admit(self, asked: Asked, remaining_s: float | None = None) -> Request:
+    async def admit(self, asked: Asked, remaining_s: float | None = None) -> list[Request]:
         """Judges what was asked; see Intake.admit."""
         return await self.intake.admit(asked, time.monotonic_ns(), remaining_s)
 
