@@ -20,7 +20,8 @@ LEAST_LOGPROB = -9999.0
 def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[str, object]:
     """The object of text completions, for the tokens of one delta and, where it opens an echo, the prompt's.
 
-    `text_offset` counts characters of the whole text; a token within a character has that character's.
+    `text_offset` counts characters of the whole text; a token within a character has that character's,
+    and so has one that shows that bytes before it were none.
     """
     ids, offsets = list(delta.token_ids), list(delta.offsets)
     logprobs: list[Logprobs | None] = list(delta.logprobs)
