@@ -39,7 +39,7 @@ class TextPool:
 
     async def encode_text(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         """A plain prompt's ids, with whatever the tokenizer itself puts around it unless not `special`."""
-        return await self._run(lambda: self._encode(text, special=special))
+        return await self._run(lambda: self._encode(text, "prompt", special=special))
 
     async def encode_chat(self, chat: Chat) -> tuple[int, ...]:
         """A rendered conversation's ids; the template itself writes every special token."""
@@ -47,7 +47,7 @@ class TextPool:
         if template is None:
             message = "this model has no chat template: send a prompt to /v1/completions instead"
             raise FieldError(message, param="messages", code="no_chat_template")
-        return await self._run(lambda: self._encode(template.render(chat), special=False))
+        return await self._run(lambda: self._encode(template.render(chat), "messages", special=False))
 
     def vocabulary_strings(self, ids: Sequence[int]) -> list[str]:
         """Each token in the spelling of the vocabulary; empty for an id without one."""
@@ -75,7 +75,11 @@ class TextPool:
         """Ends the threads; running jobs are short."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _encode(self, text: str, *, special: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, param: str, *, special: bool) -> tuple[int, ...]:
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # JSON can spell halves of surrogate pairs, which are no characters
+            raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
         return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def _offsets(self, ids: Sequence[int], *, skip_special_tokens: bool) -> tuple[str, tuple[int, ...]]:

@@ -201,6 +201,17 @@ async def test_broken_bytes(site: SiteMaker) -> None:
             response = await client.post("/v1/completions", content=text.encode("latin-1"))
             assert response.status_code == 400, text[:50]
             assert response.json()["error"]["type"] == "invalid_request_error"
+        halves = (
+            ("/v1/completions", '{"model": "fake", "prompt": "\\ud800", "echo": true}'),
+            ("/v1/completions", '{"model": "fake", "prompt": "a", "\\ud800": 1}'),
+            (
+                "/v1/chat/completions",
+                '{"model": "fake", "messages": [{"role": "user", "content": "\\udfff"}]}',
+            ),
+            ("/tokenize", '{"prompt": "\\ud800"}'),
+        )
+        for path, text in halves:
+            assert (await client.post(path, content=text)).status_code == 400, path
         too_large = await client.post("/v1/completions", content=b" " * (16 * 2**20 + 1))
         assert too_large.status_code == 400
 
