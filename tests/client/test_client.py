@@ -124,11 +124,12 @@ async def test_errors_are_typed(site: SiteMaker, kind: str) -> None:
 
 @both
 async def test_nobody_there(kind: str) -> None:
+    connecting: Any = AsyncClient.connect("127.0.0.1:1", timeout=0.2)
+    if kind == "sync":
+        connecting.close()
+        connecting = asyncio.to_thread(Client.connect, "127.0.0.1:1", timeout=0.2)
     with pytest.raises(BatonError) as caught:
-        if kind == "async":
-            await AsyncClient.connect("127.0.0.1:1", timeout=0.2)
-        else:
-            await asyncio.to_thread(Client.connect, "127.0.0.1:1", timeout=0.2)
+        await connecting
     assert caught.value.kind is ErrorKind.UNAVAILABLE
 
 
