@@ -3,7 +3,7 @@
     BatonError(kind, message)
         kind.retryable      another attempt, elsewhere or later, may succeed
 
-`services/common/errors.py` maps a kind once to a gRPC status and once to OpenAI's error body.
+`baton/grpc_errors.py` maps a kind to a gRPC status, `services/common/errors.py` to OpenAI's error body.
 """
 
 from __future__ import annotations
@@ -43,3 +43,22 @@ class BatonError(Exception):
         self.kind = kind
         self.message = message
         self.tokens_sent = tokens_sent
+
+
+class FieldError(BatonError):
+    """A request refused because of one of its fields.
+
+    `param` is the field's name on the door it came by, `code` a machine-readable word such as OpenAI's.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: ErrorKind = ErrorKind.INVALID,
+    ) -> None:
+        super().__init__(kind, message)
+        self.param = param
+        self.code = code

@@ -1,8 +1,4 @@
-"""The two faces of an error, each stated once: a gRPC status and OpenAI's HTTP error body.
-
-A gRPC status code is coarser than our kinds, so the exact kind travels beside it as trailing
-metadata, and a peer that is not ours (or died before it could answer) is judged by code alone.
-"""
+"""The faces an error has at our doors: a gRPC status with details, and OpenAI's HTTP error body."""
 
 from __future__ import annotations
 
@@ -12,56 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FieldError
+from baton.grpc_errors import from_status, to_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-KIND_METADATA = "baton-error-kind"
-
-
-class FieldError(BatonError):
-    """A request refused because of one of its fields.
-
-    `param` is the field's name on the door it came by, `code` OpenAI's machine-readable word.
-    """
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        kind: ErrorKind = ErrorKind.INVALID,
-    ) -> None:
-        super().__init__(kind, message)
-        self.param = param
-        self.code = code
-
-
-_GRPC_CODE: dict[ErrorKind, grpc.StatusCode] = {
-    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    ErrorKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
-    ErrorKind.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ErrorKind.QUARANTINED: grpc.StatusCode.ABORTED,
-    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
-}
-
-# A status without our metadata. CANCELLED comes from a server that stops under our call: whoever
-# cancels a call of its own never asks what it answered.
-_KIND_OF_CODE: dict[grpc.StatusCode, ErrorKind] = {
-    **{code: kind for kind, code in _GRPC_CODE.items()},
-    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
-    grpc.StatusCode.CANCELLED: ErrorKind.UNAVAILABLE,
-    grpc.StatusCode.OUT_OF_RANGE: ErrorKind.INVALID,
-    grpc.StatusCode.ALREADY_EXISTS: ErrorKind.CONFLICT,
-}
 
 
 @dataclass(frozen=True)
@@ -88,33 +39,20 @@ _HTTP: dict[ErrorKind, HttpFace] = {
 }
 
 
-def grpc_code(kind: ErrorKind) -> grpc.StatusCode:
-    """The status code a peer sees for this kind."""
-    return _GRPC_CODE[kind]
-
-
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BatonError) -> NoReturn:
     """Ends a call with the error's status; never returns."""
-    metadata = ((KIND_METADATA, error.kind.name.lower()),)
-    await context.abort(grpc_code(error.kind), error.message, trailing_metadata=metadata)
+    status = to_status(error)
+    await context.abort(status.code, status.details, trailing_metadata=status.trailing_metadata)
     raise AssertionError("abort returned")
 
 
 def from_grpc(error: grpc.RpcError, peer: str) -> BatonError:
-    """What a failed call to `peer` means here."""
+    """What a failed call to `peer` means here. Never a FieldError: the field would be of our own call."""
     if not isinstance(error, grpc.aio.AioRpcError):
         return BatonError(ErrorKind.INTERNAL, f"{peer}: {error}")
     metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
-    named = _named_kind(metadata)
-    kind = named or _KIND_OF_CODE.get(error.code(), ErrorKind.INTERNAL)
-    return BatonError(kind, f"{peer}: {error.details() or error.code().name}")
-
-
-def _named_kind(metadata: Iterable[tuple[str, str | bytes]]) -> ErrorKind | None:
-    for key, value in metadata:
-        if key == KIND_METADATA and isinstance(value, str):
-            return ErrorKind.__members__.get(value.upper())
-    return None
+    meant = from_status(error.code(), error.details(), metadata)
+    return BatonError(meant.kind, f"{peer}: {meant.message}")
 
 
 def http_status(error: BatonError) -> int:

@@ -83,14 +83,7 @@ class AttemptCalls:
 
     def prefill(self, ticket: Ticket) -> None:
         """Calls Prefill and reads its answers beside the way."""
-        request = PrefillRequest(
-            attempt=self._id,
-            token_ids=[*self._request.prompt_ids, *self._sequence.emitted],
-            prompt_length=len(self._request.prompt_ids),
-            sampling=self._request.sampling,
-            limits=Limits(max_tokens=self._request.max_tokens, stop_token_ids=self._request.stop_token_ids),
-            ticket=ticket,
-        )
+        request = prefill_request(self._request, self._sequence, self._id, ticket)
         self._prefill = asyncio.create_task(self._read_prefill(request))
 
     async def went_on(self) -> bool:
@@ -156,6 +149,8 @@ class AttemptCalls:
             async for response in call:
                 if response.HasField("first_token"):
                     self._take_first(response.first_token)
+                elif response.HasField("prompt_logprobs"):
+                    self._sequence.accept_prompt(self._id.number, response.prompt_logprobs)
                 else:
                     self.handed_off = response.handed_off
         finally:
@@ -171,7 +166,31 @@ class AttemptCalls:
 
     def _take_first(self, first: FirstToken) -> None:
         self._claim.prefill_ended()
-        self._sequence.accept(self._id.number, first.number, (first.token_id,), first.finish_reason)
+        self._sequence.accept_first(self._id.number, first)
 
     def _remaining_s(self) -> float:
-        return max(0.001, self._request.deadline - asyncio.get_running_loop().time())
+        return remaining_s(self._request)
+
+
+def prefill_request(
+    request: Request, sequence: Sequence, attempt: Attempt, ticket: Ticket | None
+) -> PrefillRequest:
+    """What prefill is asked: the prompt and what earlier attempts emitted, and how to draw the next."""
+    return PrefillRequest(
+        attempt=attempt,
+        token_ids=[*request.prompt_ids, *sequence.emitted],
+        prompt_length=len(request.prompt_ids),
+        sampling=request.sampling,
+        limits=Limits(
+            max_tokens=request.max_tokens,
+            stop_token_ids=request.stop_token_ids,
+            min_tokens=request.min_tokens,
+        ),
+        ticket=ticket,
+        prompt_logprobs=not sequence.prompt_told,
+    )
+
+
+def remaining_s(request: Request) -> float:
+    """Until the request's deadline, as a call's timeout: never 0, which would mean none."""
+    return max(0.001, request.deadline - asyncio.get_running_loop().time())

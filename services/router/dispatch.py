@@ -11,7 +11,8 @@
 Steps 2 to 6 are one attempt. A worker that is lost, gives the sequence back (MOVED) or breaks a
 call costs the attempt, not the request: the next one prefills prompt and emitted ids elsewhere
 and goes on at the next number. Whatever ends an attempt early cancels its prefill call and tells
-decode, which is repeated beside the way until decode answers.
+decode, which is repeated beside the way until decode answers. A prompt of which only the logprobs
+are asked goes to prefill alone, without steps 2, 4, 5 and 6.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from services.common.logs import get_log
 from services.router.attempt_calls import AttemptCalls
 from services.router.observations import CANCELLED, Ended
 from services.router.outbox import Outbox
+from services.router.prompt_run import run_prompt
 from services.router.request import Finish
 from services.router.sequence import Sequence
 
@@ -113,7 +115,7 @@ class Life:
         # Its place in the order of arrival, kept from attempt to attempt.
         self._place_number: int | None = None
         self._calls: AttemptCalls | None = None
-        self._sequence = Sequence(request.max_tokens)
+        self._sequence = Sequence(request)
         self._shown = 0
         self._over = False
         self._failures = 0
@@ -150,8 +152,14 @@ class Life:
 
     async def _attempt(self) -> bool:
         """One dispatch; False where another is due. Whatever happens, nothing of it is left behind."""
+        if self._request.max_tokens == 0 and self._sequence.prompt_told:
+            self._end(Finish.LENGTH)
+            return True
         self._sequence.begin(self._sequence.attempt + 1)
         until = asyncio.get_running_loop().time() + self._owner.room.timeout_s
+        if self._request.max_tokens == 0:
+            await self._run_prompt(until)
+            return False
         while not await self._try_pair(await self._claim(until)):
             pass
         return self._over or self._complete()
@@ -184,12 +192,30 @@ class Life:
             self._bytes_shipped += calls.bytes_shipped
         return True
 
+    async def _run_prompt(self, until: float) -> None:
+        """An attempt at a prompt whose logprobs are all that is asked."""
+        place, fresh = self._place()
+        tokens = len(self._request.prompt_ids)
+        claim = await self._owner.room.claim_prefill(place, tokens, until, fresh=fresh)
+        self._pair = (claim.prefill.name, "")
+        self._mark(Stage.STAGE_PREFILLING)
+        try:
+            await run_prompt(self._request, self._sequence, claim)
+        except BatonError as error:
+            self._count_failure(error)
+
     async def _claim(self, until: float) -> Claim:
+        place, fresh = self._place()
         tokens = len(self._request.prompt_ids) + len(self._sequence.emitted)
         left = self._request.max_tokens - len(self._sequence.emitted)
-        place, self._place_number = self._place_number, self._place_number or self._owner.room.next_place()
-        fresh = place is None
-        return await self._owner.room.claim(self._place_number, tokens, left, until, fresh=fresh)
+        return await self._owner.room.claim(place, tokens, left, until, fresh=fresh)
+
+    def _place(self) -> tuple[int, bool]:
+        """The place in the waiting room, and whether it is a new one."""
+        if self._place_number is not None:
+            return self._place_number, False
+        self._place_number = self._owner.room.next_place()
+        return self._place_number, True
 
     async def _follow_output(self, calls: AttemptCalls) -> None:
         """Shows tokens as they come, until the output ends or the sequence was moved."""
@@ -222,9 +248,12 @@ class Life:
             self._mark(Stage.STAGE_DECODING)
         before = self._shown
         while self._shown < len(sequence.emitted) and not self._text.stopped:
-            token_id = sequence.emitted[self._shown]
+            if self._shown == 0:
+                self.outbox.put_prompt(sequence.prompt_logprobs)
+            token_id, offset = sequence.emitted[self._shown], self._text.length
+            logprobs = sequence.logprobs[self._shown] if sequence.logprobs else None
             self._shown += 1
-            self.outbox.put(token_id, self._text.push(token_id))
+            self.outbox.put(token_id, self._text.push(token_id), offset, logprobs)
         if self._shown > before:
             self._shown_at = self._owner.observations.shown(self._shown - before, self._shown_at)
 
@@ -292,6 +321,8 @@ class Life:
     def _end(self, finish: Finish) -> None:
         self._over = True
         self._outcome = finish.name.lower()
+        if self._shown == 0:
+            self.outbox.put_prompt(self._sequence.prompt_logprobs)
         rest = self._text.finish()
         self._mark(Stage.STAGE_ENDED)
         usage = Usage(prompt_tokens=len(self._request.prompt_ids), completion_tokens=self._shown)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import (
     DESCRIPTOR,
     AuditClusterRequest,
@@ -20,13 +21,15 @@ from baton.v1.router_pb2 import (
     ListModelsRequest,
     ListModelsResponse,
     Model,
+    Usage,
 )
 from baton.v1.types_pb2 import FinishReason
-from services.common.errors import FieldError, abort
-from services.router.request import Asked, ChatTurn
+from services.common.errors import abort
+from services.router.choices import merge, running
+from services.router.request import Asked, Chat, ChatTurn
 
 if TYPE_CHECKING:
-    from services.router.request import Delta
+    from services.router.request import Delta, Request
     from services.router.service import Service
     from services.router.status import Status
 
@@ -69,10 +72,20 @@ class GrpcDoor:
         """
         try:
             asked = to_asked(_parse(GenerateRequest, data))
-            request = await self._service.admit(asked, context.time_remaining())
-            async with self._service.run(request) as outbox:
-                async for delta in outbox.deltas():
-                    await context.write(to_response(request.id, delta))
+            requests = await self._service.admit(asked, context.time_remaining())
+            async with (
+                running(self._service, requests) as outboxes,
+                contextlib.aclosing(merge(outboxes)) as deltas,
+            ):
+                unfinished, tokens = len(requests), 0
+                async for index, delta in deltas:
+                    response = to_response(requests[index], delta)
+                    tokens += len(delta.token_ids)
+                    unfinished -= delta.finish is not None
+                    if not unfinished:
+                        prompt = len(requests[0].prompt_ids)
+                        response.usage.CopyFrom(Usage(prompt_tokens=prompt, completion_tokens=tokens))
+                    await context.write(response)
         except BatonError as error:
             await abort(context, error)
 
@@ -105,9 +118,7 @@ class GrpcDoor:
 
 
 def to_asked(request: GenerateRequest) -> Asked:
-    """The message in the validator's words; FieldError for what is not supported yet."""
-    if request.HasField("logprobs"):
-        raise FieldError("logprobs is not supported yet", param="logprobs")
+    """The message in the validator's words; FieldError where it has no prompt."""
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         raise FieldError("the prompt is empty", param="prompt")
@@ -116,30 +127,48 @@ def to_asked(request: GenerateRequest) -> Asked:
         model=request.model,
         text=request.text if prompt == "text" else None,
         token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
-        chat=turns if prompt == "chat" else None,
-        temperature=request.temperature if request.HasField("temperature") else None,
-        top_k=request.top_k if request.HasField("top_k") else None,
-        top_p=request.top_p if request.HasField("top_p") else None,
-        seed=request.seed if request.HasField("seed") else None,
-        max_tokens=request.max_tokens if request.HasField("max_tokens") else None,
+        chat=Chat(turns) if prompt == "chat" else None,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in request.logit_bias),
         stop_token_ids=tuple(request.stop_token_ids),
         stop=tuple(request.stop),
         ignore_eos=request.ignore_eos,
-        skip_special_tokens=request.skip_special_tokens if request.HasField("skip_special_tokens") else None,
+        echo=request.echo,
+        **{name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)},
     )
 
 
-def to_response(request_id: bytes, delta: Delta) -> GenerateResponse:
-    """One delta as a message of the stream."""
+# Fields of GenerateRequest that know whether they were set, and are called the same in Asked.
+_OPTIONAL: tuple[Any, ...] = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "skip_special_tokens",
+    "logprobs",
+    "n",
+)
+
+
+def to_response(request: Request, delta: Delta) -> GenerateResponse:
+    """One delta as a message of the stream, without the usage, which is of all outputs together."""
     reason = delta.finish.value if delta.finish is not None else FinishReason.FINISH_REASON_UNSPECIFIED
+    echoed = request.echo.text if request.echo is not None and delta.opening else ""
     return GenerateResponse(
-        request_id=request_id,
+        request_id=request.id,
         first_number=delta.first_number,
         token_ids=delta.token_ids,
-        text=delta.text,
+        text=echoed + delta.text,
+        logprobs=delta.logprobs,
+        prompt_logprobs=delta.prompt_logprobs,
         finish_reason=reason,
-        usage=delta.usage,
         trace=delta.trace,
+        index=request.choice,
     )
 
 

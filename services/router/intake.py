@@ -1,4 +1,4 @@
-"""From what a client asked to a request that may run: checked, tokenised, seeded."""
+"""From what a client asked to requests that may run: checked, tokenised, seeded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING
 
-from services.common.errors import FieldError
+from baton.errors import FieldError
 from services.router import validate
 from services.router.output_text import OutputText
-from services.router.request import Request
+from services.router.request import Echo, Request
 
 if TYPE_CHECKING:
     from services.router.directory import Directory
@@ -25,8 +25,8 @@ class Intake:
         self, served_name: str, info: ModelInfo, pool: TextPool, directory: Directory, timeout_s: float
     ) -> None:
         self.served_name = served_name
+        self.pool = pool
         self._info = info
-        self._pool = pool
         self._directory = directory
         self._timeout_s = timeout_s
 
@@ -36,51 +36,73 @@ class Intake:
         return min(self._info.max_context_tokens, self._directory.max_context_tokens or _NO_LIMIT)
 
     @property
-    def _vocab_size(self) -> int:
+    def vocab_size(self) -> int:
+        """Ids are below this: the model's limit, or the workers' where that is less."""
         return min(self._info.vocab_size, self._directory.vocab_size or _NO_LIMIT)
 
-    async def admit(self, asked: Asked, arrived_ns: int, remaining_s: float | None) -> Request:
-        """Judges and tokenises; `remaining_s` is the client's own deadline.
+    async def admit(self, asked: Asked, arrived_ns: int, remaining_s: float | None) -> list[Request]:
+        """Judges and tokenises; a request for each output, in order. `remaining_s` is the client's deadline.
 
         Raises FieldError for whatever may not run, BatonError(OVERLOADED) where too many tokenise.
         """
         life_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
         deadline = asyncio.get_running_loop().time() + life_s
         validate.check_model(asked, self.served_name)
-        vocab_size = self._vocab_size
+        vocab_size = self.vocab_size
+        choices = validate.check_choices(asked)
         sampling = validate.check_sampling(asked, vocab_size)
         stop_token_ids = validate.check_stop_ids(asked, self._info.eos_token_ids, vocab_size)
         stop = validate.check_stop_strings(asked)
-        prompt_ids = validate.check_token_ids("prompt", await self._prompt_ids(asked), vocab_size)
+        prompt_ids = await self.prompt_ids(asked)
         max_tokens = validate.check_max_tokens(asked, len(prompt_ids), self.max_context_tokens)
-        return Request(
-            id=secrets.token_bytes(16),
-            prompt_ids=prompt_ids,
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_token_ids=stop_token_ids,
-            stop=stop,
-            skip_special_tokens=asked.skip_special_tokens is not False,
-            arrived_ns=arrived_ns,
-            deadline=deadline,
-        )
+        min_tokens = validate.check_min_tokens(asked, max_tokens)
+        echo = await self._echo(asked, prompt_ids) if asked.echo else None
+        return [
+            Request(
+                id=secrets.token_bytes(16),
+                prompt_ids=prompt_ids,
+                sampling=validate.with_seed_of(sampling, choice),
+                max_tokens=max_tokens,
+                stop_token_ids=stop_token_ids,
+                stop=stop,
+                skip_special_tokens=asked.skip_special_tokens is not False,
+                arrived_ns=arrived_ns,
+                deadline=deadline,
+                min_tokens=min_tokens,
+                echo=echo,
+                choice=choice,
+            )
+            for choice in range(choices)
+        ]
+
+    async def prompt_ids(self, asked: Asked) -> tuple[int, ...]:
+        """The prompt in tokens of the vocabulary; FieldError where there is none or it is refused."""
+        return validate.check_token_ids(asked.named("prompt"), await self._tokenise(asked), self.vocab_size)
 
     def output_text(self, request: Request) -> OutputText:
         """The text side of a request's output."""
         skip = request.skip_special_tokens
-        detokenizer = self._pool.detokenizer(request.prompt_ids, skip_special_tokens=skip)
+        detokenizer = self.pool.detokenizer(request.prompt_ids, skip_special_tokens=skip)
         return OutputText(request, detokenizer)
 
-    async def _prompt_ids(self, asked: Asked) -> tuple[int, ...]:
+    async def _tokenise(self, asked: Asked) -> tuple[int, ...]:
         if asked.token_ids is not None:
             return asked.token_ids
         if asked.chat is not None:
-            if not asked.chat:
+            if not asked.chat.turns:
                 raise FieldError("messages must not be empty", param="messages")
-            return await self._pool.encode_chat(asked.chat)
+            return await self.pool.encode_chat(asked.chat)
         if not asked.text:
-            raise FieldError("the prompt is empty", param="prompt")
-        return await self._pool.encode_text(asked.text)
+            raise FieldError("the prompt is empty", param=asked.named("prompt"))
+        return await self.pool.encode_text(asked.text, special=asked.add_special_tokens)
+
+    async def _echo(self, asked: Asked, prompt_ids: tuple[int, ...]) -> Echo:
+        """The client's own text where it sent one, since tokens need not say all of it."""
+        skip = asked.skip_special_tokens is not False
+        if asked.logprobs is None:
+            return Echo(asked.text or await self.pool.decode(prompt_ids, skip_special_tokens=skip))
+        decoded, offsets = await self.pool.decode_with_offsets(prompt_ids, skip_special_tokens=skip)
+        return Echo(asked.text or decoded, offsets)
 
 
 _NO_LIMIT = 2**62

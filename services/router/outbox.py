@@ -13,9 +13,10 @@ from baton.errors import BatonError, ErrorKind
 from services.router.request import Delta, Finish
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from baton.v1.router_pb2 import RequestTrace, Usage
+    from baton.v1.types_pb2 import Logprobs
 
 
 class Outbox:
@@ -23,13 +24,20 @@ class Outbox:
 
     def __init__(self) -> None:
         self._ready = asyncio.Event()
-        self._delta = Delta(first_number=0)
+        self._delta = Delta(first_number=0, opening=True)
         self._error: BatonError | None = None
 
-    def put(self, token_id: int, text: str) -> None:
-        """Adds one token and the text it made certain."""
+    def put_prompt(self, logprobs: Sequence[Logprobs]) -> None:
+        """Adds the prompt's logprobs, before anything else; they go out with what comes next."""
+        self._delta.prompt_logprobs += logprobs
+
+    def put(self, token_id: int, text: str, offset: int = 0, logprobs: Logprobs | None = None) -> None:
+        """Adds one token, the text it made certain and, where asked for, its logprobs and its place."""
         self._delta.token_ids.append(token_id)
         self._delta.text += text
+        if logprobs is not None:
+            self._delta.logprobs.append(logprobs)
+            self._delta.offsets.append(offset)
         self._ready.set()
 
     def end(self, text: str, finish: Finish, usage: Usage, trace: RequestTrace) -> None:
@@ -49,8 +57,8 @@ class Outbox:
             await self._ready.wait()
             self._ready.clear()
             delta = self._delta
-            self._delta = Delta(delta.first_number + len(delta.token_ids))
             if delta.token_ids or delta.finish is not None:
+                self._delta = Delta(delta.first_number + len(delta.token_ids))
                 yield delta
             if delta.finish is not None:
                 return
@@ -59,10 +67,13 @@ class Outbox:
 
     async def whole(self) -> Delta:
         """Waits for the end and gives everything as one delta."""
-        whole = Delta(first_number=0)
+        whole = Delta(first_number=0, opening=True)
         async for delta in self.deltas():
             whole.token_ids += delta.token_ids
             whole.text += delta.text
+            whole.logprobs += delta.logprobs
+            whole.offsets += delta.offsets
+            whole.prompt_logprobs += delta.prompt_logprobs
             whole.finish, whole.usage, whole.trace = delta.finish, delta.usage, delta.trace
         if whole.finish is None:
             raise BatonError(ErrorKind.INTERNAL, "the output ended without a reason")

@@ -12,12 +12,18 @@ if TYPE_CHECKING:
 
 
 class OutputText:
-    """Takes a request's tokens one by one; `stopped` once a stop string was completed."""
+    """Takes a request's tokens one by one; `stopped` once a stop string was completed.
+
+    A stop string counts from `min_tokens` on: what the tokens before say cannot be part of one.
+    """
 
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
         self._stop_ids = frozenset(request.stop_token_ids)
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.stop)
+        self._unstopped = request.min_tokens
+        # Characters that are certain, whether or not a stop string still holds them back.
+        self.length = 0
 
     @property
     def stopped(self) -> bool:
@@ -28,7 +34,12 @@ class OutputText:
         """The text that became certain. A stop id has none: it ends the output, unseen."""
         if token_id in self._stop_ids:
             return ""
-        return self._stops.push(self._detokenizer.push(token_id))
+        text = self._detokenizer.push(token_id)
+        self.length += len(text)
+        if self._unstopped > 0:
+            self._unstopped -= 1
+            return text
+        return self._stops.push(text)
 
     def finish(self) -> str:
         """The rest: what was held back for a character or a stop string that did not come."""

@@ -13,19 +13,14 @@ if TYPE_CHECKING:
     from services.router.worker import Worker
 
 
-class Claim:
-    """A pair's promise in our own counters; whoever holds it calls `release` when the worker's
-    promise has ended too. Every method may be called again without effect."""
+class PrefillClaim:
+    """A prefill worker's share in our own counters, for a prompt that nothing follows. Every method
+    may be called again without effect."""
 
-    def __init__(self, prefill: Worker, decode: Worker, tokens: int, promised: int) -> None:
+    def __init__(self, prefill: Worker, tokens: int) -> None:
         self.prefill = prefill
-        self.decode = decode
         self._tokens = tokens
-        self._promised = promised
-        self._released = False
         prefill.queued_tokens += tokens
-        decode.claimed_slots += 1
-        decode.promised_tokens += promised
 
     def prefill_ended(self) -> None:
         """Prefill has computed these tokens, or never will."""
@@ -35,8 +30,25 @@ class Claim:
             self.prefill.changed()
 
     def release(self) -> None:
-        """The slot is free again."""
+        """Nothing is claimed any more."""
         self.prefill_ended()
+
+
+class Claim(PrefillClaim):
+    """A pair's promise in our own counters; whoever holds it calls `release` when the worker's
+    promise has ended too."""
+
+    def __init__(self, prefill: Worker, decode: Worker, tokens: int, promised: int) -> None:
+        super().__init__(prefill, tokens)
+        self.decode = decode
+        self._promised = promised
+        self._released = False
+        decode.claimed_slots += 1
+        decode.promised_tokens += promised
+
+    def release(self) -> None:
+        """The slot is free again."""
+        super().release()
         if not self._released:
             self._released = True
             self.decode.claimed_slots -= 1
@@ -67,6 +79,12 @@ class Placement:
                 prefill = min(idle, key=lambda worker: worker.queued_tokens)
                 return Claim(prefill, decode, tokens, tokens + max_tokens)
         return None
+
+    def pick_prefill(self, tokens: int) -> PrefillClaim | None:
+        """Claims the idlest worker that computes prompts, for a prompt of `tokens` alone."""
+        idle = [worker for worker in self._directory.workers if worker.alive and self._starts_soon(worker)]
+        able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
+        return PrefillClaim(min(able, key=lambda worker: worker.queued_tokens), tokens) if able else None
 
     def _prefills(self, decode: Worker) -> list[Worker]:
         if decode.prefills_itself:

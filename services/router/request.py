@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from baton.v1.router_pb2 import RequestTrace, Usage
-from baton.v1.types_pb2 import FinishReason, Sampling
+from baton.v1.types_pb2 import FinishReason, Logprobs, Sampling
 
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """One message of a conversation."""
+    """One message of a conversation; None is left out of what the template sees."""
 
     role: str
     content: str
+    name: str | None = None
+    tool_call_id: str | None = None
 
 
-Prompt = str | tuple[int, ...] | tuple[ChatTurn, ...]
+@dataclass(frozen=True)
+class Chat:
+    """A conversation, and how the model's template is to write it."""
+
+    turns: tuple[ChatTurn, ...]
+    add_generation_prompt: bool = True
+    # Further variables for the template; None: none.
+    template_variables: Mapping[str, object] | None = None
 
 
 @dataclass(frozen=True)
@@ -30,27 +40,60 @@ class Asked:
     model: str
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    chat: tuple[ChatTurn, ...] | None = None
+    chat: Chat | None = None
+    # Of a text prompt: whether the tokenizer adds what it puts around texts.
+    add_special_tokens: bool = True
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # (token id, bias)
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
+    # Whether an unset max_tokens means all that the context has left.
+    fills_context: bool = False
+    min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool | None = None
+    logprobs: int | None = None
+    echo: bool = False
+    n: int | None = None
+    best_of: int | None = None
+    # Our field names → what this door calls them, where it differs.
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def named(self, name: str) -> str:
+        """What the client calls our field."""
+        return self.names.get(name, name)
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt that its answer begins with."""
+
+    text: str
+    # Where each token's text begins in `text`; empty where nobody asked for logprobs.
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that may run: checked, tokenised, seeded. Immutable; attempts refer to it."""
+    """A request that may run: checked, tokenised, seeded. Immutable; attempts refer to it.
+
+    One output: a client that asks for n of them gets n requests, which share all but id, seed, choice.
+    """
 
     # 16 random bytes.
     id: bytes
     prompt_ids: tuple[int, ...]
     sampling: Sampling
-    # Of the whole output, whatever the attempts; prompt and output fit the context.
+    # Of the whole output, whatever the attempts; prompt and output fit the context. 0: only the prompt.
     max_tokens: int
     # What ends a sequence at a worker, the model's end-of-sequence ids included.
     stop_token_ids: tuple[int, ...]
@@ -59,6 +102,21 @@ class Request:
     # Monotonic clock: when the door heard it, and when nobody waits for it any more.
     arrived_ns: int
     deadline: float
+    # Output tokens before which neither a stop id nor a stop string ends it.
+    min_tokens: int = 0
+    echo: Echo | None = None
+    # Which of its prompt's outputs this is, from 0.
+    choice: int = 0
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether each token of the output comes with logprobs."""
+        return self.sampling.HasField("logprobs")
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt's tokens come with logprobs, too."""
+        return self.echo is not None and self.wants_logprobs
 
 
 class Finish(Enum):
@@ -66,6 +124,11 @@ class Finish(Enum):
 
     STOP = FinishReason.FINISH_REASON_STOP
     LENGTH = FinishReason.FINISH_REASON_LENGTH
+
+    @property
+    def word(self) -> str:
+        """OpenAI's word for it."""
+        return self.name.lower()
 
 
 @dataclass
@@ -78,6 +141,13 @@ class Delta:
     first_number: int
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    # Where asked for, one a token: its logprobs, and where its text begins in the output's.
+    logprobs: list[Logprobs] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    # On the first one, where asked for: those of the prompt's tokens from the second on.
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    # Whether it is the output's first.
+    opening: bool = False
     # Set on the last one, with usage and trace.
     finish: Finish | None = None
     usage: Usage | None = None

@@ -15,6 +15,11 @@ from baton.v1.types_pb2 import FinishReason
 if TYPE_CHECKING:
     from collections.abc import Sequence as Ids
 
+    from baton.v1.decode_pb2 import SequenceOutput
+    from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
+    from baton.v1.types_pb2 import Logprobs
+    from services.router.request import Request
+
 # What a later word does not change.
 _FINAL = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
 
@@ -25,11 +30,22 @@ class Sequence:
     `emitted` is bounded by the request's max_tokens: a longer output is an error of the worker.
     """
 
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
+    def __init__(self, request: Request) -> None:
+        self._max_tokens = request.max_tokens
+        self._with_logprobs = request.wants_logprobs
+        # How many logprobs of the prompt are due: every token but the first has some.
+        self._prompt_due = len(request.prompt_ids) - 1 if request.wants_prompt_logprobs else 0
         self._changed = asyncio.Event()
         self.emitted: list[int] = []
+        # Where asked for: one a token of `emitted`, and of the prompt from its second token on.
+        self.logprobs: list[Logprobs] = []
+        self.prompt_logprobs: list[Logprobs] = []
         self.begin(0)
+
+    @property
+    def prompt_told(self) -> bool:
+        """Whether nothing is due of the prompt's logprobs any more."""
+        return len(self.prompt_logprobs) == self._prompt_due
 
     def begin(self, attempt: int) -> None:
         """From now on listens to this attempt; what earlier ones emitted stays."""
@@ -49,8 +65,34 @@ class Sequence:
         # After a broken Follow stream a gap is dropped until the replay it asked for comes.
         self.replaying = False
 
+    def accept_first(self, attempt: int, first: FirstToken) -> None:
+        """`accept` for prefill's token."""
+        if attempt == self.attempt and not self.prompt_told:
+            return self._fail("a token came before all of the prompt's logprobs")
+        logprobs = (first.logprobs,) if first.HasField("logprobs") else ()
+        self.accept(attempt, first.number, (first.token_id,), first.finish_reason, logprobs)
+
+    def accept_prompt(self, attempt: int, run: PromptLogprobs) -> None:
+        """Takes logprobs of the prompt, in order; drops what an earlier attempt told already."""
+        if attempt != self.attempt or self.fault is not None:
+            return
+        known = len(self.prompt_logprobs)
+        # The first token has none, so the place of a position is one less.
+        first = run.first_position - 1
+        if not 0 <= first <= known:
+            return self._fail(f"the prompt's logprobs {known} to {first - 1} never came")
+        self.prompt_logprobs.extend(run.logprobs[known - first :])
+        if len(self.prompt_logprobs) > self._prompt_due:
+            return self._fail(f"more than {self._prompt_due} logprobs of the prompt came")
+        self.wake()
+
     def accept(
-        self, attempt: int, first_number: int, token_ids: Ids[int], ending: FinishReason.ValueType
+        self,
+        attempt: int,
+        first_number: int,
+        token_ids: Ids[int],
+        ending: FinishReason.ValueType,
+        logprobs: Ids[Logprobs] = (),
     ) -> None:
         """Takes numbered tokens; drops what is known, faults on a gap or a contradiction."""
         if attempt != self.attempt or self.fault is not None:
@@ -65,6 +107,11 @@ class Sequence:
         if self.emitted[first_number : first_number + repeated] != list(token_ids[:repeated]):
             self._fail(f"token {first_number} came twice and differs")
             return
+        if self._with_logprobs:
+            if len(logprobs) != len(token_ids):
+                self._fail(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
+                return
+            self.logprobs.extend(logprobs[repeated:])
         self.emitted.extend(token_ids[repeated:])
         if len(self.emitted) > self._max_tokens:
             self._fail(f"more than {self._max_tokens} tokens came")
@@ -73,16 +120,15 @@ class Sequence:
             self.ending = ending
         self.wake()
 
-    def accept_decoded(
-        self, attempt: int, first_number: int, token_ids: Ids[int], ending: FinishReason.ValueType
-    ) -> None:
+    def accept_decoded(self, output: SequenceOutput) -> None:
         """`accept` for what decode's stream says."""
+        attempt, ids, ending = output.attempt.number, output.token_ids, output.finish_reason
         if attempt == self.attempt:
             # A reservation that ended unused says so without a token.
-            self.followed |= bool(token_ids)
+            self.followed |= bool(ids)
             self.ended_by_decode |= bool(ending)
-            self.decoding |= first_number + len(token_ids) > len(self.emitted)
-        self.accept(attempt, first_number, token_ids, ending)
+            self.decoding |= output.first_number + len(ids) > len(self.emitted)
+        self.accept(attempt, output.first_number, ids, ending, output.logprobs)
 
     def lose(self, error: BatonError) -> None:
         """The worker that held the running attempt is gone."""

@@ -30,7 +30,7 @@ class Service:
         """Whether a request would be served."""
         return self._placement.usable() and not self.dispatcher.draining
 
-    async def admit(self, asked: Asked, remaining_s: float | None = None) -> Request:
+    async def admit(self, asked: Asked, remaining_s: float | None = None) -> list[Request]:
         """Judges what was asked; see Intake.admit."""
         try:
             return await self.intake.admit(asked, time.monotonic_ns(), remaining_s)

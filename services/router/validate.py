@@ -1,6 +1,7 @@
 """The one judge of parameters, for both doors: whatever passes here may run.
 
-Every refusal is a FieldError that names the field; its kind is INVALID but for an unknown model.
+Every refusal is a FieldError that names the field as its door does; its kind is INVALID but for an
+unknown model.
 """
 
 from __future__ import annotations
@@ -10,15 +11,21 @@ import secrets
 import struct
 from typing import TYPE_CHECKING
 
-from baton.errors import ErrorKind
-from baton.v1.types_pb2 import Sampling
-from services.common.errors import FieldError
+from baton.errors import ErrorKind, FieldError
+from baton.v1.types_pb2 import LogitBias, Sampling
 
 if TYPE_CHECKING:
     from services.router.request import Asked
 
 DEFAULT_MAX_TOKENS = 16
 MAX_TEMPERATURE = 100.0
+MAX_PENALTY = 2.0
+# Beyond these a logit of single precision may become infinite.
+LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 300
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
 MAX_STOP_TOKEN_IDS = 8
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -38,31 +45,72 @@ def check_model(asked: Asked, served: str) -> None:
 
 
 def check_sampling(asked: Asked, vocab_size: int) -> Sampling:
-    """How tokens are drawn; a seed is drawn here where none was given."""
-    temperature = _float32("temperature", asked.temperature, default=1.0)
-    if not 0 <= temperature <= MAX_TEMPERATURE:
-        raise FieldError(f"temperature must be from 0 to {MAX_TEMPERATURE:g}", param="temperature")
-    top_p = _float32("top_p", asked.top_p, default=1.0)
-    if not 0 < top_p <= 1:
-        raise FieldError("top_p must be above 0 and at most 1", param="top_p")
+    """How tokens are drawn; a seed is drawn here where none was given.
+
+    What asks for nothing stays unset on the wire, so that workers see at once what a request needs.
+    """
     top_k = _whole("top_k", asked.top_k, 0, _U32, default=0)
-    seed = _whole("seed", asked.seed, 0, _U64, default=secrets.randbits(64))
-    return Sampling(temperature=temperature, top_k=min(top_k, vocab_size), top_p=top_p, seed=seed)
+    sampling = Sampling(
+        temperature=_number("temperature", asked.temperature, 0.0, MAX_TEMPERATURE, default=1.0),
+        top_k=min(top_k, vocab_size),
+        top_p=_above_zero("top_p", asked.top_p),
+        min_p=_number("min_p", asked.min_p, 0.0, 1.0, default=0.0),
+        presence_penalty=_penalty("presence_penalty", asked.presence_penalty),
+        frequency_penalty=_penalty("frequency_penalty", asked.frequency_penalty),
+        logit_bias=_logit_bias(asked, vocab_size),
+        logprobs=_logprobs(asked),
+        seed=_whole("seed", asked.seed, 0, _U64, default=secrets.randbits(64)),
+    )
+    name, given = "repetition_penalty", asked.repetition_penalty
+    repetition = _number(name, given, LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY, default=1.0)
+    if repetition != 1:
+        sampling.repetition_penalty = repetition
+    return sampling
+
+
+def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
+    """The same for one of n outputs: number i draws with seed + i."""
+    if choice == 0:
+        return sampling
+    own = Sampling()
+    own.CopyFrom(sampling)
+    own.seed = (sampling.seed + choice) % 2**64
+    return own
+
+
+def check_choices(asked: Asked) -> int:
+    """How many outputs are wanted of the prompt."""
+    n = _whole("n", asked.n, 1, MAX_CHOICES, default=1)
+    if asked.best_of is not None and asked.best_of != n:
+        raise FieldError("best_of other than n is not supported", param="best_of")
+    return n
 
 
 def check_max_tokens(asked: Asked, prompt_tokens: int, context: int) -> int:
     """The output's limit: what was asked, or what the prompt leaves of the context."""
     if prompt_tokens == 0:
-        raise FieldError("the prompt is empty", param="prompt")
-    wanted = _whole("max_tokens", asked.max_tokens, 1, _U32, default=DEFAULT_MAX_TOKENS)
-    if prompt_tokens + 1 > context:
+        raise FieldError("the prompt is empty", param=asked.named("prompt"))
+    name, least = asked.named("max_tokens"), 0 if asked.echo else 1
+    default = _U32 if asked.fills_context else DEFAULT_MAX_TOKENS
+    wanted = _whole(name, asked.max_tokens, least, _U32, default=default)
+    if prompt_tokens + min(1, wanted) > context:
         raise FieldError(
             f"the prompt has {prompt_tokens} tokens; with at least one of output it must fit the model's "
             f"context of {context} tokens",
-            param="prompt",
+            param=asked.named("prompt"),
             code="context_length_exceeded",
         )
     return min(wanted, context - prompt_tokens)
+
+
+def check_min_tokens(asked: Asked, max_tokens: int) -> int:
+    """Never more than the output may have: neither than was asked for, nor than the context leaves."""
+    unset = _U32 if asked.fills_context else DEFAULT_MAX_TOKENS
+    most = unset if asked.max_tokens is None else asked.max_tokens
+    if asked.min_tokens is not None and asked.min_tokens > most:
+        message = f"min_tokens must not exceed {asked.named('max_tokens')}, which is {most}"
+        raise FieldError(message, param="min_tokens")
+    return min(max_tokens, _whole("min_tokens", asked.min_tokens, 0, _U32, default=0))
 
 
 def check_token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
@@ -93,6 +141,41 @@ def check_stop_strings(asked: Asked) -> tuple[str, ...]:
     if any(len(text) > MAX_STOP_STRING_CHARS for text in asked.stop):
         raise FieldError(f"a stop string has at most {MAX_STOP_STRING_CHARS} characters", param="stop")
     return tuple(dict.fromkeys(asked.stop))
+
+
+def _logprobs(asked: Asked) -> int | None:
+    if asked.logprobs is None:
+        return None
+    return _whole(asked.named("logprobs"), asked.logprobs, 0, MAX_LOGPROBS, default=0)
+
+
+def _logit_bias(asked: Asked, vocab_size: int) -> list[LogitBias]:
+    name, biases = "logit_bias", asked.logit_bias
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise FieldError(f"at most {MAX_LOGIT_BIASES} tokens in logit_bias; got {len(biases)}", param=name)
+    ids = check_token_ids(name, tuple(token_id for token_id, _ in biases), vocab_size)
+    if len(set(ids)) < len(ids):
+        raise FieldError("logit_bias names a token twice", param=name)
+    values = [_number(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, default=0.0) for _, bias in biases]
+    return [LogitBias(token_id=token, bias=value) for token, value in zip(ids, values, strict=True) if value]
+
+
+def _penalty(name: str, value: float | None) -> float:
+    return _number(name, value, -MAX_PENALTY, MAX_PENALTY, default=0.0)
+
+
+def _above_zero(name: str, value: float | None) -> float:
+    narrow = _float32(name, value, default=1.0)
+    if not 0 < narrow <= 1:
+        raise FieldError(f"{name} must be above 0 and at most 1", param=name)
+    return narrow
+
+
+def _number(name: str, value: float | None, least: float, most: float, default: float) -> float:
+    narrow = _float32(name, value, default)
+    if not _float32(name, least, least) <= narrow <= most:
+        raise FieldError(f"{name} must be from {least:g} to {most:g}", param=name)
+    return narrow
 
 
 def _float32(name: str, value: float | None, default: float) -> float:

@@ -9,20 +9,30 @@ from __future__ import annotations
 import asyncio
 import bisect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 
 if TYPE_CHECKING:
-    from services.router.placement import Claim, Placement
+    from collections.abc import Callable
+
+    from services.router.placement import Claim, Placement, PrefillClaim
+
+ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 
 
 @dataclass(order=True)
-class _Waiter:
+class _Waiter(Generic[ClaimT]):
     place: int
-    tokens: int = field(compare=False)
-    max_tokens: int = field(compare=False)
-    claim: asyncio.Future[Claim] = field(compare=False)
+    pick: Callable[[], ClaimT | None] = field(compare=False)
+    claim: asyncio.Future[ClaimT] = field(compare=False)
+
+    def try_place(self) -> bool:
+        """Claims what it waits for, if there is room."""
+        claim = self.pick()
+        if claim is not None:
+            self.claim.set_result(claim)
+        return claim is not None
 
 
 class WaitingRoom:
@@ -32,7 +42,7 @@ class WaitingRoom:
         self._placement = placement
         self._max_waiting = max_waiting
         self.timeout_s = timeout_s
-        self._waiting: list[_Waiter] = []
+        self._waiting: list[_Waiter[Any]] = []
         self._next_place = 0
 
     @property
@@ -46,15 +56,24 @@ class WaitingRoom:
         return self._next_place
 
     async def claim(self, place: int, tokens: int, max_tokens: int, until: float, *, fresh: bool) -> Claim:
-        """Waits for a pair with room until the loop's clock says `until`.
+        """Waits for a pair with room for prompt and output until the loop's clock says `until`.
 
         The caller owns the claim and must release it. Raises BatonError: OVERLOADED where the room
         is full (asked of `fresh` requests only) or every pair stayed so, UNAVAILABLE where there is none.
         """
+        return await self._wait(place, lambda: self._placement.pick(tokens, max_tokens), until, fresh=fresh)
+
+    async def claim_prefill(self, place: int, tokens: int, until: float, *, fresh: bool) -> PrefillClaim:
+        """The same for a prompt that nothing follows: it needs no decode worker."""
+        return await self._wait(place, lambda: self._placement.pick_prefill(tokens), until, fresh=fresh)
+
+    async def _wait(
+        self, place: int, pick: Callable[[], ClaimT | None], until: float, *, fresh: bool
+    ) -> ClaimT:
         if fresh and len(self._waiting) >= self._max_waiting:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_waiting} requests wait already")
-        claimed: asyncio.Future[Claim] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(place, tokens, max_tokens, claimed)
+        claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(place, pick, claimed)
         bisect.insort(self._waiting, waiter)
         self.place_waiting()
         try:
@@ -70,14 +89,11 @@ class WaitingRoom:
     def place_waiting(self) -> None:
         """Places from the head on; called whenever some worker may take more."""
         while self._waiting:
-            head = self._waiting[0]
-            claim = self._placement.pick(head.tokens, head.max_tokens)
-            if claim is None:
+            if not self._waiting[0].try_place():
                 return
             del self._waiting[0]
-            head.claim.set_result(claim)
 
-    def _leave(self, waiter: _Waiter) -> None:
+    def _leave(self, waiter: _Waiter[Any]) -> None:
         """Whoever stops waiting gives back what it was given meanwhile."""
         if waiter.claim.done():
             waiter.claim.result().release()

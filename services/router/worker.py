@@ -147,6 +147,4 @@ class Worker:
         for output in response.outputs:
             sequence = self.sequences.get(output.attempt.request_id)
             if sequence is not None:
-                sequence.accept_decoded(
-                    output.attempt.number, output.first_number, output.token_ids, output.finish_reason
-                )
+                sequence.accept_decoded(output)

@@ -71,7 +71,11 @@ BOTH: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"stop": ["x"] * 17}, {"stop": ["x"] * 17}, "stop"),
     ({"stop_token_ids": [VOCAB_SIZE]}, {"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
     ({"stop_token_ids": range(8)}, {"stop_token_ids": list(range(8))}, "stop_token_ids"),
-    ({"logprobs": 2}, {"logprobs": 2}, "logprobs"),
+    ({"logprobs": 21}, {"logprobs": 21}, "logprobs"),
+    ({"n": 129}, {"n": 129}, "n"),
+    ({"min_p": 1.5}, {"min_p": 1.5}, "min_p"),
+    ({"repetition_penalty": 0.0}, {"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_tokens": 20}, {"min_tokens": 20}, "min_tokens"),
 ]
 # What only one door can say.
 GRPC_ONLY: list[dict[str, Any]] = [{"temperature": float("nan")}, {"top_p": float("inf")}]
@@ -84,7 +88,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 10**40}, "max_tokens"),
     ({"seed": 2**64}, "seed"),
     ({"seed": -1}, "seed"),
-    ({"n": 2}, "n"),
+    ({"best_of": 2}, "best_of"),
     ({"unheard_of": 1}, "unheard_of"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
 ]

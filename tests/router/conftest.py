@@ -29,7 +29,8 @@ TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'refused' %}{{ raise_exception('no such role') }}{% endif %}"
     "<{{ message.role }}>{{ message.content }}\n"
-    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{% endfor %}{% if mood is defined %}[{{ mood }}]{% endif %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,15 @@ import grpc.aio
 
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.decode_pb2 import TicketState
-from baton.v1.types_pb2 import Attempt, FinishReason, WorkerIdentity, WorkerRole
+from baton.v1.types_pb2 import (
+    Attempt,
+    FinishReason,
+    Logprobs,
+    Sampling,
+    TokenLogprob,
+    WorkerIdentity,
+    WorkerRole,
+)
 from services.common.grpc_server import GrpcServer
 
 VOCAB = 320
@@ -40,6 +48,20 @@ def expected(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         ids.append(next_token(ids))
     return ids[len(prompt) :]
+
+
+def logprobs_of(token: int, others: int) -> Logprobs:
+    """What the model says of a token, whatever came before; the token itself is the likeliest."""
+    own = -(token + 1) / 8
+    top = [TokenLogprob(token_id=(token + rank) % VOCAB, logprob=own - rank) for rank in range(others)]
+    return Logprobs(logprob=own, top=top)
+
+
+def with_logprobs(sampling: Sampling, tokens: Sequence[int]) -> list[Logprobs]:
+    """Of each token, where the request asks for them."""
+    if not sampling.HasField("logprobs"):
+        return []
+    return [logprobs_of(token, sampling.logprobs) for token in tokens]
 
 
 @dataclass
@@ -69,6 +91,8 @@ class Behaviour:
     contradict: bool = False
     # Says CANCELLED of a ticket that a first token released, before prefill tells that token.
     cancelled_first: bool = False
+    # Says nothing of the prompt's last token.
+    forget_logprobs: bool = False
     draining: bool = False
     send_metadata: bool = True
 
@@ -84,6 +108,7 @@ class Ticketed:
     prompt_length: int = 0
     max_tokens: int = 0
     stop_ids: frozenset[int] = frozenset()
+    sampling: Sampling = field(default_factory=Sampling)
     # Number of the first token that the router has not been sent.
     watermark: int = 0
     ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED
@@ -260,6 +285,7 @@ class FakeWorker(
         ticket.prompt_length = request.prompt_length
         ticket.max_tokens = request.limits.max_tokens
         ticket.stop_ids = frozenset(request.limits.stop_token_ids)
+        ticket.sampling = request.sampling
         ticket.state = TicketState.TICKET_STATE_ACTIVE
         return True
 
@@ -315,7 +341,11 @@ class FakeWorker(
         ticket.watermark = len(ticket.emitted)
         ticket.ending_sent = bool(ticket.ending)
         return decode_pb2.SequenceOutput(
-            attempt=ticket.attempt, first_number=first, token_ids=ids, finish_reason=ticket.ending
+            attempt=ticket.attempt,
+            first_number=first,
+            token_ids=ids,
+            logprobs=with_logprobs(ticket.sampling, ids),
+            finish_reason=ticket.ending,
         )
 
     # PrefillService
@@ -340,6 +370,12 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
+        if request.prompt_logprobs:
+            for run in self._prompt_logprobs(request):
+                yield prefill_pb2.PrefillResponse(prompt_logprobs=run)
+        if request.limits.max_tokens == 0:
+            assert not request.HasField("ticket")
+            return
         first = next_token(request.token_ids)
         number = len(request.token_ids) - request.prompt_length
         output = [*request.token_ids[request.prompt_length :], first]
@@ -349,6 +385,8 @@ class FakeWorker(
             issuer.drop(request.attempt)
             await asyncio.sleep(0.05)
         token = prefill_pb2.FirstToken(number=number, token_id=first, finish_reason=ending)
+        if request.sampling.HasField("logprobs"):
+            token.logprobs.CopyFrom(logprobs_of(first, request.sampling.logprobs))
         yield prefill_pb2.PrefillResponse(first_token=token)
         if breaking and self.behaviour.break_at == "first":
             await context.abort(self.behaviour.break_code, "broke after the first token")
@@ -364,6 +402,13 @@ class FakeWorker(
         yield prefill_pb2.PrefillResponse(
             handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped)
         )
+
+    def _prompt_logprobs(self, request: prefill_pb2.PrefillRequest) -> Iterator[prefill_pb2.PromptLogprobs]:
+        """Runs of at most three tokens."""
+        prompt = list(request.token_ids)[: request.prompt_length - self.behaviour.forget_logprobs]
+        for start in range(1, len(prompt), 3):
+            logprobs = with_logprobs(request.sampling, prompt[start : start + 3])
+            yield prefill_pb2.PromptLogprobs(first_position=start, logprobs=logprobs)
 
 
 def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> FinishReason.ValueType:

@@ -26,6 +26,7 @@ async def test_models_and_health(site: SiteMaker) -> None:
         assert models["data"][0]["max_model_len"] == CONTEXT
         assert (await client.get(f"/v1/models/{MODEL}")).json() == models["data"][0]
         assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
         async with grpc.aio.insecure_channel(here.addresses["grpc"]) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             for service in ("", "baton.v1.RouterService"):
@@ -33,7 +34,8 @@ async def test_models_and_health(site: SiteMaker) -> None:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
         here.worker("decode-0").behaviour.draining = True
         await until(lambda: not here.router.service.usable())
-        assert (await client.get("/health")).status_code == 503
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_completion(site: SiteMaker) -> None:

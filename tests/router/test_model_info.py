@@ -11,7 +11,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from services.router.chat_template import ChatTemplate
 from services.router.model_info import ModelInfo
-from services.router.request import ChatTurn
+from services.router.request import Chat, ChatTurn
 
 CONFIG = {"vocab_size": 10, "max_position_embeddings": 20}
 
@@ -76,7 +76,7 @@ def test_templates_and_special_tokens(tmp_path: Path) -> None:
 
 
 def render(source: str, *turns: tuple[str, str]) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render([ChatTurn(*turn) for turn in turns])
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(Chat(tuple(ChatTurn(*turn) for turn in turns)))
 
 
 def test_templates_render_as_they_are_written_for() -> None:

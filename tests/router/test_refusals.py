@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from baton.v1.types_pb2 import FinishReason
+from baton.v1.types_pb2 import FinishReason, LogitBias
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, tokens_of
 from tests.router.fake_workers import VOCAB, expected
 from tests.router.http_client import complete, http
@@ -56,19 +56,35 @@ REFUSED: list[tuple[str, Any]] = [
     ("prompt", {"a": 1}),
     ("prompt", [1] * CONTEXT),
     ("prompt", ["a"] * 257),
-    ("logprobs", 0),
-    ("logprobs", 5),
-    ("echo", True),
-    ("n", 2),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("echo", 1),
+    ("n", 0),
+    ("n", 129),
     ("n", True),
     ("best_of", 3),
     ("suffix", "x"),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -1),
-    ("repetition_penalty", 1.1),
-    ("logit_bias", {"5": 1}),
-    ("min_p", 0.1),
-    ("min_tokens", 3),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", -2.1),
+    ("frequency_penalty", 3),
+    ("frequency_penalty", "1"),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1),
+    ("repetition_penalty", 101),
+    ("logit_bias", {str(VOCAB): 1}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": -100.5}),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"5": 1, "05": 1}),
+    ("logit_bias", {str(token): 1 for token in range(301)}),
+    ("logit_bias", [1]),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("response_format", {"type": "json_object"}),
     ("unheard_of", 1),
     ("stream_options", {"include_usage": True}),
     ("stream", "yes"),
@@ -116,7 +132,18 @@ GRPC_REFUSED: list[dict[str, Any]] = [
     {"ids": []},
     {"ids": [VOCAB]},
     {"ids": [1] * CONTEXT},
-    {"logprobs": 1},
+    {"logprobs": 21},
+    {"n": 0},
+    {"n": 129},
+    {"min_p": 1.5},
+    {"min_p": float("nan")},
+    {"presence_penalty": 2.5},
+    {"frequency_penalty": -3.0},
+    {"repetition_penalty": 0.0},
+    {"min_tokens": 9},
+    {"logit_bias": [LogitBias(token_id=VOCAB, bias=1)]},
+    {"logit_bias": [LogitBias(token_id=1, bias=101)]},
+    {"logit_bias": [LogitBias(token_id=1, bias=1), LogitBias(token_id=1, bias=2)]},
 ]
 
 
@@ -174,6 +201,17 @@ async def test_broken_bytes(site: SiteMaker) -> None:
             response = await client.post("/v1/completions", content=text.encode("latin-1"))
             assert response.status_code == 400, text[:50]
             assert response.json()["error"]["type"] == "invalid_request_error"
+        halves = (
+            ("/v1/completions", '{"model": "fake", "prompt": "\\ud800", "echo": true}'),
+            ("/v1/completions", '{"model": "fake", "prompt": "a", "\\ud800": 1}'),
+            (
+                "/v1/chat/completions",
+                '{"model": "fake", "messages": [{"role": "user", "content": "\\udfff"}]}',
+            ),
+            ("/tokenize", '{"prompt": "\\ud800"}'),
+        )
+        for path, text in halves:
+            assert (await client.post(path, content=text)).status_code == 400, path
         too_large = await client.post("/v1/completions", content=b" " * (16 * 2**20 + 1))
         assert too_large.status_code == 400
 

@@ -5,27 +5,61 @@ from __future__ import annotations
 import grpc
 import grpc.aio
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
-from baton.errors import BatonError, ErrorKind
-from services.common.errors import (
-    KIND_METADATA,
-    FieldError,
-    from_grpc,
-    grpc_code,
-    http_status,
-    openai_body,
-)
+from baton.errors import BatonError, ErrorKind, FieldError
+from baton.grpc_errors import DETAILS_KEY, from_status, grpc_code, to_status
+from services.common.errors import from_grpc, http_status, openai_body
 
 
-def rpc_error(code: grpc.StatusCode, details: str, *metadata: tuple[str, str]) -> grpc.aio.AioRpcError:
+def rpc_error(
+    code: grpc.StatusCode, details: str, *metadata: tuple[str, str | bytes]
+) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details, "")
 
 
+def told(error: BatonError) -> grpc.aio.AioRpcError:
+    """The error as a peer's call fails with it."""
+    status = to_status(error)
+    return rpc_error(status.code, status.details, *status.trailing_metadata)
+
+
 @pytest.mark.parametrize("kind", ErrorKind)
-def test_the_exact_kind_comes_back(kind: ErrorKind) -> None:
-    error = rpc_error(grpc_code(kind), "why", (KIND_METADATA, kind.name.lower()))
-    back = from_grpc(error, "decode-0")
+@pytest.mark.parametrize("tokens_sent", [True, False])
+def test_the_exact_kind_comes_back(kind: ErrorKind, tokens_sent: bool) -> None:
+    error = BatonError(kind, "why", tokens_sent=tokens_sent)
+    back = from_grpc(told(error), "decode-0")
     assert (back.kind, back.message) == (kind, "decode-0: why")
+    status = to_status(error)
+    whole = from_status(status.code, status.details, status.trailing_metadata)
+    assert (whole.kind, whole.message, whole.tokens_sent) == (kind, "why", tokens_sent)
+    assert type(whole) is BatonError
+
+
+def test_a_field_comes_back() -> None:
+    status = to_status(FieldError("no", param="top_p", code="odd"))
+    error = from_status(status.code, status.details, status.trailing_metadata)
+    assert isinstance(error, FieldError)
+    assert (error.kind, error.param, error.code) == (ErrorKind.INVALID, "top_p", "odd")
+    assert type(from_grpc(told(FieldError("no", param="top_p")), "x")) is BatonError
+
+
+@pytest.mark.parametrize("kind", ErrorKind)
+def test_details_are_what_gRPC_libraries_expect(kind: ErrorKind) -> None:  # noqa: N802
+    ((key, value),) = to_status(FieldError("no", param="top_p", kind=kind)).trailing_metadata
+    assert key == DETAILS_KEY
+    status = status_pb2.Status.FromString(value)
+    assert (status.code, status.message) == (grpc_code(kind).value[0], "no")
+    names = {detail.TypeName().removeprefix("google.rpc.") for detail in status.details}
+    assert names == {"BadRequest", "ErrorInfo"} | ({"RetryInfo"} if kind.retryable else set())
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in status.details)
+    assert (info.reason, info.domain) == (kind.name, "baton")
+
+
+def test_a_long_message_fits_the_metadata() -> None:
+    ((_, value),) = to_status(BatonError(ErrorKind.INTERNAL, "x" * 100_000)).trailing_metadata
+    assert len(value) < 4096
 
 
 @pytest.mark.parametrize(
@@ -42,7 +76,10 @@ def test_the_exact_kind_comes_back(kind: ErrorKind) -> None:
 )
 def test_a_strangers_status(code: grpc.StatusCode, kind: ErrorKind) -> None:
     assert from_grpc(rpc_error(code, ""), "x").kind is kind
-    assert from_grpc(rpc_error(code, "", (KIND_METADATA, "nonsense")), "x").kind is kind
+    assert from_grpc(rpc_error(code, "", (DETAILS_KEY, b"\xff\xff nonsense")), "x").kind is kind
+    other = status_pb2.Status(code=code.value[0])
+    other.details.add().Pack(error_details_pb2.ErrorInfo(reason="INVALID", domain="somebody.else"))
+    assert from_grpc(rpc_error(code, "", (DETAILS_KEY, other.SerializeToString())), "x").kind is kind
 
 
 @pytest.mark.parametrize("kind", ErrorKind)

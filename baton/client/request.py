@@ -1,0 +1,69 @@
+"""From what a caller writes to the message that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
+
+from baton.client.types import Message
+from baton.errors import BatonError, ErrorKind
+from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
+from baton.v1.types_pb2 import LogitBias
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# A text, token ids, or a conversation for the model's template.
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class Sampling(TypedDict, total=False):
+    """How to draw and when to end; what is left out is the server's default (docs of GenerateRequest)."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    skip_special_tokens: bool
+    # How many of the likeliest tokens to report at each place.
+    logprobs: int
+    echo: bool
+    n: int
+
+
+def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:
+    """The message; BatonError(INVALID) where a value does not fit its field, before anything is sent."""
+    fields: dict[str, Any] = dict(sampling)
+    biases, stop = sampling.get("logit_bias", {}), sampling.get("stop", ())
+    try:
+        fields["logit_bias"] = [LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
+        fields["stop"] = [stop] if isinstance(stop, str) else list(stop)
+        return GenerateRequest(model=model, **_prompt(prompt), **fields)
+    except (TypeError, ValueError) as error:
+        raise BatonError(ErrorKind.INVALID, f"not a request: {error}") from error
+
+
+class _PromptField(TypedDict, total=False):
+    text: str
+    token_ids: TokenIds
+    chat: ChatMessages
+
+
+def _prompt(prompt: Prompt) -> _PromptField:
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    if prompt and isinstance(prompt[0], Message):
+        messages = cast("Sequence[Message]", prompt)
+        turns = [ChatMessage(role=message.role, content=message.content) for message in messages]
+        return {"chat": ChatMessages(messages=turns)}
+    return {"token_ids": TokenIds(ids=cast("Sequence[int]", prompt))}

@@ -1,0 +1,103 @@
+"""From the server's messages to deltas, and from deltas to a whole result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import grpc
+
+from baton.client.types import Choice, Completion, Delta, FinishReason, TokenLogprob, TokenLogprobs, Usage
+from baton.errors import BatonError, ErrorKind
+from baton.grpc_errors import from_status
+from baton.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from baton.v1.router_pb2 import GenerateRequest, GenerateResponse
+
+_REASONS = {
+    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+class Reader:
+    """Turns one call's messages into deltas, and remembers what its end must be judged by."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        # What the prompt's logprobs speak of, where it was given as ids; else their ids are not known.
+        self._prompt_ids = tuple(request.token_ids.ids)
+        self._complete = False
+        self.tokens_sent = False
+
+    def read(self, response: GenerateResponse) -> Delta:
+        """The next delta."""
+        self.tokens_sent |= bool(response.token_ids)
+        usage = None
+        if response.HasField("usage"):
+            self._complete = True
+            usage = Usage(response.usage.prompt_tokens, response.usage.completion_tokens)
+        return Delta(
+            index=response.index,
+            tokens=tuple(response.token_ids),
+            text=response.text,
+            logprobs=_logprobs(response.token_ids, response.logprobs),
+            prompt_logprobs=_logprobs(self._prompt_ids[1:], response.prompt_logprobs),
+            finish_reason=_REASONS.get(response.finish_reason),
+            usage=usage,
+        )
+
+    def check_end(self) -> None:
+        """The stream is over: BatonError(UNAVAILABLE) where the output is not."""
+        if not self._complete:
+            message = "the stream ended before the output did"
+            raise BatonError(ErrorKind.UNAVAILABLE, message, tokens_sent=self.tokens_sent)
+
+    def error(self, error: grpc.RpcError) -> BatonError:
+        """What the call failed with."""
+        meant = to_error(error)
+        meant.tokens_sent |= self.tokens_sent
+        return meant
+
+
+def to_error(error: grpc.RpcError) -> BatonError:
+    """A failed call's status and details as a BatonError; sync and asyncio calls tell them alike."""
+    call = cast("grpc.Call", error)
+    metadata = cast("Iterable[tuple[str, str | bytes]]", call.trailing_metadata() or ())
+    return from_status(call.code(), call.details(), metadata)
+
+
+def to_completion(deltas: Sequence[Delta]) -> Completion:
+    """All deltas of a call that came to its end, put together."""
+    parts: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        parts.setdefault(delta.index, []).append(delta)
+    usage = deltas[-1].usage
+    assert usage is not None, "the reader judged the end"
+    return Completion(tuple(_choice(index, parts[index]) for index in sorted(parts)), usage)
+
+
+def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
+    reason = deltas[-1].finish_reason
+    if reason is None:
+        raise BatonError(ErrorKind.INTERNAL, f"output {index} ended without a reason", tokens_sent=True)
+    return Choice(
+        index=index,
+        tokens=tuple(token for delta in deltas for token in delta.tokens),
+        text="".join(delta.text for delta in deltas),
+        finish_reason=reason,
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
+        prompt_logprobs=tuple(one for delta in deltas for one in delta.prompt_logprobs),
+    )
+
+
+def _logprobs(ids: Sequence[int], logprobs: Iterable[types_pb2.Logprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(
+            ids[place] if place < len(ids) else None,
+            one.logprob,
+            tuple(TokenLogprob(other.token_id, other.logprob) for other in one.top),
+        )
+        for place, one in enumerate(logprobs)
+    )

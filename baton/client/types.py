@@ -1,0 +1,112 @@
+"""What a client sends and gets, as plain frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: str
+    content: str
+
+
+class FinishReason(StrEnum):
+    """Why an output ended."""
+
+    # A stop id, the end-of-sequence id or a stop string.
+    STOP = "stop"
+    # max_tokens or the model's context length.
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and its natural log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of one place: the token that stands there, and the likeliest ones, best first.
+
+    `token_id` is None only in the prompt, where that was no list of ids.
+    """
+
+    token_id: int | None
+    logprob: float
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call: its prompt once, and all its outputs."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        """Both together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What became certain of one output since its last delta.
+
+    The ids of an output's deltas have no gap and no repeat; text may lag behind its ids.
+    """
+
+    # Which of the n outputs.
+    index: int
+    tokens: tuple[int, ...]
+    text: str
+    # Where asked for: one a token; and with echo, on the first delta, those of the prompt's tokens from
+    # the second on.
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    # On the last delta of an output.
+    finish_reason: FinishReason | None = None
+    # On the last delta of all.
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One whole output."""
+
+    index: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The whole result of a call: its outputs in order."""
+
+    choices: tuple[Choice, ...]
+    usage: Usage
+
+    @property
+    def text(self) -> str:
+        """The first output's text."""
+        return self.choices[0].text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The first output's token ids."""
+        return self.choices[0].tokens
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Why the first output ended."""
+        return self.choices[0].finish_reason

@@ -1,0 +1,120 @@
+"""The gRPC face of an error, both ways: a status, and the details that say exactly what it is.
+
+A status code is coarser than our kinds, so a `google.rpc.Status` travels in the trailing metadata
+`grpc-status-details-bin`, as any gRPC library's users expect it:
+
+    ErrorInfo     reason = the kind's name, domain = "baton", metadata: tokens_sent, code
+    BadRequest    the field that a request was refused for
+    RetryInfo     on kinds that are worth another try
+
+A peer that is not ours (or died before it could answer) is judged by its code alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from baton.errors import BatonError, ErrorKind, FieldError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    Metadata = Iterable[tuple[str, str | bytes]]
+
+DOMAIN = "baton"
+DETAILS_KEY = "grpc-status-details-bin"
+_RETRY_DELAY_S = 1
+# Trailing metadata has a bound of 8 KiB; the message is in it beside the status itself.
+_LONGEST_MESSAGE = 1024
+
+_CODES: dict[ErrorKind, grpc.StatusCode] = {
+    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    ErrorKind.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    ErrorKind.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    ErrorKind.RATE_LIMITED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.QUARANTINED: grpc.StatusCode.ABORTED,
+    ErrorKind.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    ErrorKind.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+# A status without our details. CANCELLED comes from a server that stops under our call: whoever
+# cancels a call of its own never asks what it answered.
+_KINDS: dict[grpc.StatusCode, ErrorKind] = {
+    **{code: kind for kind, code in _CODES.items()},
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorKind.OVERLOADED,
+    grpc.StatusCode.CANCELLED: ErrorKind.UNAVAILABLE,
+    grpc.StatusCode.OUT_OF_RANGE: ErrorKind.INVALID,
+    grpc.StatusCode.ALREADY_EXISTS: ErrorKind.CONFLICT,
+}
+
+
+def grpc_code(kind: ErrorKind) -> grpc.StatusCode:
+    """The status code a peer sees for this kind."""
+    return _CODES[kind]
+
+
+def to_status(error: BatonError) -> grpc.Status:
+    """Code, message and trailing metadata with the details."""
+    status = status_pb2.Status(code=grpc_code(error.kind).value[0], message=error.message[:_LONGEST_MESSAGE])
+    info = error_details_pb2.ErrorInfo(reason=error.kind.name, domain=DOMAIN)
+    info.metadata["tokens_sent"] = str(error.tokens_sent).lower()
+    if isinstance(error, FieldError):
+        if error.code is not None:
+            info.metadata["code"] = error.code
+        if error.param is not None:
+            refused = error_details_pb2.BadRequest()
+            refused.field_violations.add(field=error.param, description=status.message)
+            status.details.add().Pack(refused)
+    status.details.add().Pack(info)
+    if error.kind.retryable:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.seconds = _RETRY_DELAY_S
+        status.details.add().Pack(retry)
+    answer: grpc.Status = rpc_status.to_status(status)
+    return answer
+
+
+def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) -> BatonError:
+    """What a failed call means: a FieldError where its details name a field."""
+    text = message or code.name
+    kind = _KINDS.get(code, ErrorKind.INTERNAL)
+    param = own_code = None
+    sent = False
+    for detail in _details(metadata):
+        if isinstance(detail, error_details_pb2.BadRequest):
+            param = next((violation.field for violation in detail.field_violations), None)
+        elif detail.domain == DOMAIN:
+            kind = ErrorKind.__members__.get(detail.reason, kind)
+            sent = detail.metadata.get("tokens_sent") == "true"
+            own_code = detail.metadata.get("code")
+    if param is not None or own_code is not None:
+        error: BatonError = FieldError(text, param=param, code=own_code, kind=kind)
+    else:
+        error = BatonError(kind, text)
+    error.tokens_sent = sent
+    return error
+
+
+def _details(metadata: Metadata) -> list[error_details_pb2.BadRequest | error_details_pb2.ErrorInfo]:
+    """Those we read; a peer's broken ones are none."""
+    found: list[error_details_pb2.BadRequest | error_details_pb2.ErrorInfo] = []
+    try:
+        for key, value in metadata:
+            if key != DETAILS_KEY or isinstance(value, str):
+                continue
+            for packed in status_pb2.Status.FromString(value).details:
+                for message in (error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()):
+                    if packed.Unpack(message):
+                        found.append(message)
+    except DecodeError:
+        return []
+    return found

@@ -1,0 +1,136 @@
+"""One answer of either completion API: its requests run side by side, each a choice with its index."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from baton.errors import BatonError
+from services.common.errors import openai_body
+from services.router.choices import merge, running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Send
+
+    from services.router.request import Delta, Request
+    from services.router.service import Service
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Words(Protocol):
+    """How one API words what came."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
+        """One choice of a whole answer."""
+        ...
+
+    def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
+        """The choices of the chunks that tell this delta, in order."""
+        ...
+
+
+class Answer:
+    """Runs admitted requests and has their output worded; cancelling it cancels them all."""
+
+    def __init__(
+        self, service: Service, requests: Sequence[Request], words: Words, *, include_usage: bool
+    ) -> None:
+        self._service = service
+        self._requests = requests
+        self._words = words
+        self._include_usage = include_usage
+        self._id = words.id_prefix + secrets.token_hex(16)
+        self._created = int(time.time())
+
+    async def whole(self) -> dict[str, object]:
+        """The answer in one body; raises what any of its requests failed with."""
+        async with running(self._service, self._requests) as outboxes:
+            deltas = await asyncio.gather(*(outbox.whole() for outbox in outboxes))
+        choices = [
+            self._words.whole(index, request, delta)
+            for index, (request, delta) in enumerate(zip(self._requests, deltas, strict=True))
+        ]
+        usage = self._usage(sum(len(delta.token_ids) for delta in deltas))
+        return {**self._head(self._words.whole_object), "choices": choices, "usage": usage}
+
+    async def stream(self, send: Send) -> None:
+        """Server-sent events, one a chunk, then usage if asked for, then [DONE].
+
+        The status goes out with the first event, so what fails before any token has its own
+        status (it is raised); what fails later ends the stream with an error event.
+        """
+        events = _Events(send)
+        tokens = 0
+        head = self._head(self._words.chunk_object)
+        usage = {"usage": None} if self._include_usage else {}
+        try:
+            async with (
+                running(self._service, self._requests) as outboxes,
+                contextlib.aclosing(merge(outboxes)) as deltas,
+            ):
+                async for index, delta in deltas:
+                    tokens += len(delta.token_ids)
+                    for choice in self._words.chunks(index, self._requests[index], delta):
+                        await events.tell({**head, "choices": [choice], **usage})
+            if self._include_usage:
+                await events.tell({**head, "choices": [], "usage": self._usage(tokens)})
+            await events.end(b"data: [DONE]\n\n")
+        except BatonError as error:
+            if not events.started:
+                raise
+            await events.tell(openai_body(error))
+            await events.end(b"")
+
+    def _head(self, kind: str) -> dict[str, object]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._service.intake.served_name,
+            "system_fingerprint": None,
+        }
+
+    def _usage(self, completion: int) -> dict[str, int]:
+        """A prompt counts once, however many outputs it has."""
+        prompt = sum(len(request.prompt_ids) for request in self._requests if request.choice == 0)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+class _Events:
+    """A stream of server-sent events; its status goes out with the first."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+
+    async def tell(self, document: object) -> None:
+        line = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        await self._start()
+        await self._body(f"data: {line}\n\n".encode(), more=True)
+
+    async def end(self, rest: bytes) -> None:
+        await self._start()
+        await self._body(rest, more=False)
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+
+    async def _body(self, body: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,51 @@
+"""Every error of the HTTP door in OpenAI's body, whoever raised it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from baton.errors import BatonError, ErrorKind
+from services.common.errors import http_status, openai_body
+from services.common.logs import get_log
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+_RETRY_AFTER_S = "1"
+
+_log = get_log("http")
+
+
+def error_response(error: BatonError) -> Response:
+    """OpenAI's error body with its status."""
+    status = http_status(error)
+    headers = {"retry-after": _RETRY_AFTER_S} if error.kind.retryable else None
+    return JSONResponse(openai_body(error), status, headers)
+
+
+async def _baton_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, BatonError)
+    return error_response(error)
+
+
+async def _http_exception(request: HttpRequest, error: Exception) -> Response:
+    """Starlette's own 404 and 405, in OpenAI's words."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        meant = BatonError(ErrorKind.NOT_FOUND, "there is nothing at this path")
+    elif error.status_code == 405:
+        meant = BatonError(ErrorKind.INVALID, f"{request.method} is not allowed here")
+    else:
+        meant = BatonError(ErrorKind.INVALID, error.detail)
+    return JSONResponse(openai_body(meant), error.status_code, error.headers)
+
+
+async def _fault(request: HttpRequest, error: Exception) -> Response:
+    _log.error("http_fault", error=type(error).__name__)
+    return error_response(BatonError(ErrorKind.INTERNAL, "the router failed"))
+
+
+HANDLERS: dict[Any, Any] = {BatonError: _baton_error, HTTPException: _http_exception, Exception: _fault}

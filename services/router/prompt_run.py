@@ -1,0 +1,47 @@
+"""Runs a prompt for its logprobs alone: prefill without a ticket, so nothing is drawn or handed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc.aio
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.types_pb2 import Attempt
+from services.common.errors import from_grpc
+from services.router.attempt_calls import prefill_request, remaining_s
+
+if TYPE_CHECKING:
+    from services.router.placement import PrefillClaim
+    from services.router.request import Request
+    from services.router.sequence import Sequence
+
+
+async def run_prompt(request: Request, sequence: Sequence, claim: PrefillClaim) -> None:
+    """One attempt; afterwards the sequence has all of the prompt's logprobs. Releases the claim.
+
+    Raises BatonError where the worker failed or broke its promise.
+    """
+    worker = claim.prefill
+    attempt = Attempt(request_id=request.id, number=sequence.attempt)
+    message = prefill_request(request, sequence, attempt, ticket=None)
+    call = worker.peer.prefill.Prefill(message, timeout=remaining_s(request))
+    try:
+        async for response in call:
+            sequence.accept_prompt(attempt.number, response.prompt_logprobs)
+            if sequence.fault is not None:
+                raise sequence.fault
+    except grpc.aio.AioRpcError as error:
+        failure = from_grpc(error, worker.name)
+        if failure.kind is ErrorKind.UNAVAILABLE:
+            worker.unreachable()
+        elif failure.kind is ErrorKind.OVERLOADED:
+            worker.refused()
+        raise failure from error
+    finally:
+        call.cancel()
+        claim.release()
+    if not sequence.prompt_told:
+        raise BatonError(
+            ErrorKind.INTERNAL, f"{worker.name}: prefill ended before all logprobs of the prompt"
+        )
