@@ -89,21 +89,21 @@ async def cut_a_crowd(cluster: Cluster, dice: random.Random) -> int:
             ids = [dice.randrange(VOCAB_SIZE) for _ in range(length)]
             request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=ids), max_tokens=800, **GREEDY)
             calls.append(stub.Generate(request, timeout=60))
-        await until_full(cluster, stub)
-        held = (await cluster.audits(stub)).values()
+        held = await until_full(cluster, stub)
         for call in calls:
             call.cancel()
         await assert_all_free(cluster, stub, 1.0)
     return sum(audit.load.queued_prefills for audit in held)
 
 
-async def until_full(cluster: Cluster, stub: RouterServiceAsyncStub) -> None:
-    """Waits until no slot is free: the router's counters know of all of them."""
+async def until_full(cluster: Cluster, stub: RouterServiceAsyncStub) -> list[Audit]:
+    """Waits until no slot is free: the router's counters know of all of them. The audits that say so."""
     deadline = time.monotonic() + 10.0
     while True:
-        audits = [audit for name, audit in (await cluster.audits(stub)).items() if decodes(name)]
+        every = await cluster.audits(stub)
+        audits = [audit for name, audit in every.items() if decodes(name)]
         if not any(audit.load.free_slots for audit in audits):
-            return
+            return list(every.values())
         assert time.monotonic() < deadline, f"slots stay empty: {audits}"
         await asyncio.sleep(0.02)
 
