@@ -35,7 +35,7 @@ from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from bench.bare_engine import BareEngine
 from bench.fake_engine import STEP_VARIABLE, VOCAB, age_ms, load, write_model
-from services.common.config import EngineConfig, RouterSettings, UpConfig
+from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -160,6 +160,7 @@ async def run(arguments: argparse.Namespace) -> None:
             served_model_name=MODEL,
             engine=EngineConfig(device="cpu", slots=max(streams)),
             router=RouterSettings(http_port=0, grpc_port=0),
+            supervision=SupervisionSettings(ray_address="none"),  # Ray is on no request's path
             log_level="error",
         )
         worker = (sys.executable, "-m", "bench.fake_engine", "worker")

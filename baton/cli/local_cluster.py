@@ -1,8 +1,8 @@
-"""The processes of `baton up` on this machine: workers first, all at once, then the router.
+"""The processes of `baton up` on this machine: one that runs the workers, and the router.
 
     cluster = LocalCluster(config, model_folder)
-    doors = await cluster.start()       every worker serves, then the router
-    await cluster.failure()             returns when one of them ends unasked
+    doors = await cluster.start()       every worker serves, and the router finds them
+    await cluster.failure()             returns when one of the two ends unasked
     await cluster.stop(within_s=25)     the router drains, then the workers; none is left
 
 Whoever calls `start` must call `stop`, whatever `start` did.
@@ -11,26 +11,31 @@ Whoever calls `start` must call `stop`, whatever `start` did.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from baton.cli.processes import Child, ChildError
 from baton.cli.race import race
-from services.common.config import Role, RouterConfig, UpConfig, WorkerConfig
+from services.common.child_process import Child, ChildError
+from services.common.config import ClusterConfig, Role, RouterConfig, UpConfig, WorkerConfig
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
 # Kept for the workers when the router takes all the time it has.
 WORKERS_STOP_S = 3.0
+# What Ray and its supervisor may take beside the workers' own start.
+SUPERVISOR_START_S = 240.0
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The commands that run a worker and the router."""
+    """The commands that run the workers' supervisor, a worker (empty: its own choice) and the router."""
 
-    worker: Sequence[str] = (sys.executable, "-m", "services.worker")
+    cluster: Sequence[str] = (sys.executable, "-m", "baton.cluster")
+    worker: Sequence[str] = ()
     router: Sequence[str] = (sys.executable, "-m", "services.router")
 
 
@@ -49,23 +54,25 @@ class LocalCluster:
         self._config = config
         self._model = model
         self._programs = programs or Programs()
-        self._workers: list[Child] = []
+        self._cluster: Child | None = None
         self._router: Child | None = None
 
     async def start(self) -> Doors:
         """Raises `BatonError` for what a child refuses, `ChildError` for one that fails."""
-        for config in worker_configs(self._config, self._model):
-            child = await Child.start(config.name, self._programs.worker, config.model_dump_json())
-            self._workers.append(child)
-        timeout_s = self._config.start_timeout_s
-        said = await asyncio.gather(*(worker.ready(timeout_s) for worker in self._workers))
-        router = router_config(self._config, self._model, [answer["grpc"] for answer in said])
-        self._router = await Child.start("router", self._programs.router, router.model_dump_json())
-        doors, failure = await race(self._router.ready(timeout_s), _first_failure(self._workers))
+        workers = cluster_config(self._config, self._model, self._programs.worker)
+        router = router_config(self._config, self._model)
+        self._cluster = await Child.start("cluster", self._programs.cluster, workers.model_dump_json())
+        self._cluster.prefix = ""  # it speaks of workers, by name
+        self._cluster.on_message = self._pass_on
+        self._router = await Child.start(
+            "router", self._programs.router, router.model_dump_json(), informed=True
+        )
+        serving = asyncio.Event()
+        doors, failure = await race(self._doors(serving), self._cluster_failure(serving))
         if doors is None:
             assert failure is not None
             raise failure
-        return Doors(http=doors["http"], grpc=doors["grpc"])
+        return doors
 
     async def failure(self) -> ChildError:
         """Waits for the first child that ends unasked."""
@@ -77,7 +84,8 @@ class LocalCluster:
         deadline = asyncio.get_running_loop().time() + within_s
         if self._router:
             await self._router.stop(deadline - WORKERS_STOP_S)
-        await asyncio.gather(*(worker.stop(deadline) for worker in self._workers))
+        if self._cluster:
+            await self._cluster.stop(deadline)
 
     def kill(self) -> None:
         """Stops everything at once; `stop` still has to be awaited."""
@@ -86,7 +94,26 @@ class LocalCluster:
 
     @property
     def _children(self) -> list[Child]:
-        return [*([self._router] if self._router else []), *self._workers]
+        return [child for child in (self._router, self._cluster) if child]
+
+    async def _doors(self, serving: asyncio.Event) -> Doors:
+        """Where the router listens, once it has found workers and every one of them serves."""
+        assert self._router is not None
+        said = await self._router.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
+        await serving.wait()
+        return Doors(http=said["http"], grpc=said["grpc"])
+
+    async def _cluster_failure(self, serving: asyncio.Event) -> ChildError:
+        """Sets `serving` once every worker does, then waits for the end of whoever runs them."""
+        assert self._cluster is not None
+        await self._cluster.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
+        serving.set()
+        return await _first_failure([self._cluster])
+
+    def _pass_on(self, message: Mapping[str, Any]) -> None:
+        """The router hears at once which workers there are."""
+        if self._router and "workers" in message:
+            self._router.tell(message)
 
 
 async def _first_failure(children: Sequence[Child]) -> ChildError:
@@ -97,6 +124,19 @@ async def _first_failure(children: Sequence[Child]) -> ChildError:
     finally:
         for end in ends:
             end.cancel()
+
+
+def cluster_config(config: UpConfig, model: Path, worker_program: Sequence[str] = ()) -> ClusterConfig:
+    """What the process that runs the workers is told; a new cluster each time."""
+    return ClusterConfig(
+        **config.supervision.model_dump(),
+        cluster_id=secrets.token_hex(4),
+        workers=tuple(worker_configs(config, model)),
+        worker_program=tuple(worker_program),
+        start_timeout_s=config.start_timeout_s,
+        drain_s=config.drain_s,
+        log_level=config.log_level,
+    )
 
 
 def worker_configs(config: UpConfig, model: Path) -> list[WorkerConfig]:
@@ -117,13 +157,12 @@ def worker_configs(config: UpConfig, model: Path) -> list[WorkerConfig]:
     ]
 
 
-def router_config(config: UpConfig, model: Path, workers: Sequence[str]) -> RouterConfig:
-    """The door's configuration once its workers' addresses are known."""
+def router_config(config: UpConfig, model: Path) -> RouterConfig:
+    """The door's configuration; it is told of workers as they come and go."""
     return RouterConfig(
         **config.router.model_dump(),
         model=str(model),
         served_model_name=config.served_model_name or model.name,
-        workers=tuple(workers),
         drain_s=config.drain_s,
         log_level=config.log_level,
     )

@@ -16,11 +16,12 @@ from typing import NoReturn
 from baton.cli import demo, settings, status, top, worker
 from baton.cli.messages import give_up, say
 from baton.cli.model_folder import with_model
-from baton.cli.processes import ChildError
 from baton.cli.up import up
-from baton.errors import BatonError
+from baton.errors import BatonError, ErrorKind
+from services.common.child_process import ChildError
 
 FAILED, REFUSED = 1, 2
+_ON_THE_WAY = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command(arguments)
     except BatonError as error:
         say(f"error: {error.message}")
-        return REFUSED
+        return FAILED if error.kind in _ON_THE_WAY else REFUSED
     except ChildError as error:
         say(f"error: {error}")
         return FAILED

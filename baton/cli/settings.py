@@ -49,6 +49,7 @@ FLAGS = (
     Flag("--dtype", "engine.dtype", "auto|bf16|fp16|fp32|fp64", "of weights and KV cache"),
     Flag("--numerics", "engine.numerics", "auto|exact", "exact: a token never depends on its neighbours"),
     Flag("--transport", "transfer.transport", "auto|grpc", "what carries KV blocks between workers"),
+    Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
     Flag("--http-port", "router.http_port", "PORT", "0: any free port"),
     Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
     Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),

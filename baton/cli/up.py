@@ -22,6 +22,7 @@ from baton.cli.messages import say, write_line
 from baton.cli.race import race
 from baton.cli.settings import invalid
 from services.common.config import UpConfig
+from services.common.process_tree import adopt_orphans, kill_descendants
 
 T = TypeVar("T")
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 STOP_MARGIN_S = 5.0
 # After a child's death there is little to wait for: its requests cannot end well.
 FAILURE_STOP_S = 10.0
+# For what a killed child has left: Ray's own processes, where its warden did not come to it.
+SWEEP_S = 5.0
 
 
 class StopSignals:
@@ -58,6 +61,7 @@ class StopSignals:
 async def up(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
     """Runs a cluster until a signal (0) or a child's unexpected end (1). Raises what `start` raises."""
     require_free_ports(config)
+    adopt_orphans()
     signals = StopSignals()
     cluster = LocalCluster(config, model, programs)
     signals.kill_on_second(cluster)
@@ -77,7 +81,14 @@ async def up(config: UpConfig, model: Path, programs: Programs | None = None) ->
         return 0
     finally:
         await cluster.stop(stop_s)
+        leave_nothing()
         say("stopped")
+
+
+def leave_nothing() -> None:
+    """The last act of a command that called `adopt_orphans` first: no process of it stays behind."""
+    if left := kill_descendants(SWEEP_S):
+        say(f"error: processes that cannot be killed: {left}")
 
 
 def _announce(doors: Doors) -> None:

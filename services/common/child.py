@@ -14,8 +14,9 @@ import asyncio
 import json
 import os
 import signal
+import stat
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,13 +24,15 @@ from baton.errors import BatonError, ErrorKind
 from baton.parent_death import die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 EXIT_REFUSED = 2
 EXIT_AT_ONCE = 130
 
 # The argument of a process that outlives whoever started it: an operator's own `baton worker`.
 DETACHED = "--detached"
+
+_LINE_BYTES = 1024 * 1024
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -73,14 +76,14 @@ def parse_config(model: type[ConfigT], text: str) -> ConfigT:
 
 
 def say_ready(addresses: Mapping[str, str]) -> None:
-    """Tells the parent where this process serves. Nothing else is ever written to stdout."""
-    _say({"ready": dict(addresses)})
+    """Tells the parent where this process serves; always the first line, where it is not an error."""
+    say({"ready": dict(addresses)})
 
 
 def say_error(error: BatonError) -> None:
     """Tells the parent why this process refuses to run, in one line."""
     message = " ".join(error.message.split())
-    _say({"error": {"kind": error.kind.name.lower(), "message": message}})
+    say({"error": {"kind": error.kind.name.lower(), "message": message}})
 
 
 def run_child(
@@ -95,13 +98,36 @@ def run_child(
     try:
         if DETACHED not in sys.argv:
             die_with_parent()
-        config = parse_config(config_model, sys.stdin.read())
+        config = parse_config(config_model, _first_line())
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_with_signals(main, config))
     except BatonError as error:
         say_error(error)
         return EXIT_REFUSED
     return 0
+
+
+def _first_line() -> str:
+    """The configuration. Unbuffered, so that what follows on stdin is left for whoever reads on."""
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        return stdin.readline().decode()
+
+
+async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects that the parent writes to stdin after the configuration, one a line, until it
+    closes it; none where stdin is no pipe. BatonError(INTERNAL) for anything else."""
+    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        return
+    reader = asyncio.StreamReader(limit=_LINE_BYTES)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while line := await reader.readline():
+            yield json.loads(line)
+    except ValueError as error:
+        raise BatonError(ErrorKind.INTERNAL, f"the parent wrote what is no JSON line: {error}") from error
+    finally:
+        transport.close()
 
 
 async def _with_signals(
@@ -112,6 +138,7 @@ async def _with_signals(
     await main(config, stop)
 
 
-def _say(document: dict[str, dict[str, str]]) -> None:
+def say(document: Mapping[str, Any]) -> None:
+    """Tells the parent one JSON line."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()

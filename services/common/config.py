@@ -38,6 +38,7 @@ class EngineConfig(StrictModel):
     """What one engine process needs; the same for every role."""
 
     device: Device = "auto"
+    device_index: int | None = Field(None, ge=0, description="which GPU of the host; unset: the first")
     dtype: DType = "auto"
     numerics: Numerics = "auto"
     weights: Weights = "file"
@@ -101,7 +102,25 @@ class RouterConfig(RouterSettings):
 
     model: str = Field(description="folder with tokenizer.json and the model's configuration")
     served_model_name: str
-    workers: tuple[str, ...] = Field(description="host:port of every worker's gRPC front")
+    workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts, until told more")
+    drain_s: float = Field(DRAIN_S, ge=0)
+    log_level: LogLevel = "info"
+
+
+class SupervisionSettings(StrictModel):
+    """What an operator may set of how workers are started and watched."""
+
+    ray_address: str = Field("local", min_length=1, description="local: a Ray of our own; none: without Ray")
+    hang_timeout_s: float = Field(5.0, gt=0, description="a worker silent for so long is killed")
+
+
+class ClusterConfig(SupervisionSettings):
+    """The process that has Ray run the workers, or runs them itself."""
+
+    cluster_id: str = Field(pattern="^[0-9a-z-]+$", description="random: two clusters never meet in one Ray")
+    workers: tuple[WorkerConfig, ...]
+    worker_program: tuple[str, ...] = Field((), description="unset: python -m services.worker")
+    start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
 
@@ -117,6 +136,7 @@ class UpConfig(StrictModel):
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterSettings = RouterSettings()
+    supervision: SupervisionSettings = SupervisionSettings()
     start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
     drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")
     log_level: LogLevel = "info"

@@ -1,4 +1,7 @@
-"""`python -m services.router`: RouterConfig as JSON on stdin, the ready line on stdout."""
+"""`python -m services.router`: RouterConfig as a JSON line on stdin, the ready line on stdout.
+
+Each later line of stdin, `{"workers": ["host:port", …]}`, names all the workers there are from then on.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import sys
 
 import uvloop
 
-from services.common.child import StopSignal, run_child, say_ready
+from services.common.child import StopSignal, messages_from_parent, run_child, say_ready
 from services.common.config import RouterConfig
-from services.common.logs import configure_logs
+from services.common.logs import configure_logs, get_log
 from services.router.app import Router
+
+_log = get_log("router")
 
 
 async def serve(config: RouterConfig, stop: StopSignal) -> None:
@@ -20,6 +25,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
     addresses = await router.start()
     stopping = asyncio.create_task(stop.wait())
     usable = asyncio.create_task(router.usable())
+    hearing = asyncio.create_task(_hear_of_workers(router))
     try:
         await asyncio.wait((stopping, usable), return_when=asyncio.FIRST_COMPLETED)
         if usable.done():
@@ -27,7 +33,17 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
         await stopping
     finally:
         usable.cancel()
+        hearing.cancel()
         await router.stop(config.drain_s)
+
+
+async def _hear_of_workers(router: Router) -> None:
+    """Follows the list of workers; when nobody tells it any more, the last one stays true."""
+    try:
+        async for message in messages_from_parent():
+            await router.directory.set_addresses(message["workers"])
+    except Exception:
+        _log.exception("address_feed_failed")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who is there: asks every configured address who it is, twice a second, and follows decoders.
+"""Who is there: asks every address it is told of who it is, twice a second, and follows decoders.
 
 A changed incarnation is a new worker; the old one is lost. An address that does not answer gets
 no new work; what runs there goes on as long as its token stream does.
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.5
 _DESCRIBE_S = 2.0
+# Cancels to a worker that was removed may still be on their way.
+_CLOSE_GRACE_S = 5.0
 
 _log = get_log("directory")
 
@@ -42,6 +44,8 @@ class Directory:
         self._follows: dict[str, asyncio.Task[None]] = {}
         # Open token streams that ended, whoever ended them.
         self.follow_breaks = 0
+        # Channels of removed addresses, until their last calls have ended.
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def workers(self) -> list[Worker]:
@@ -68,6 +72,16 @@ class Directory:
         for address in self._addresses:
             await self.add(address)
 
+    async def set_addresses(self, addresses: Sequence[str]) -> None:
+        """Watches exactly these from now on, in this order. What ran at one that is gone is lost."""
+        for address in [address for address in self._addresses if address not in addresses]:
+            self.remove(address)
+        for address in addresses:
+            if address not in self.peers:
+                await self.add(address)
+        self._addresses = dict.fromkeys(addresses)
+        self._on_change()
+
     async def add(self, address: str) -> None:
         """Watches one more address."""
         self._addresses[address] = None
@@ -75,9 +89,21 @@ class Directory:
         self.peers[address] = peer
         self._heartbeats[address] = _loud(asyncio.create_task(self._watch(peer)))
 
+    def remove(self, address: str) -> None:
+        """Forgets an address: no new work, and what runs there is lost at once."""
+        del self._addresses[address]
+        for watches in (self._heartbeats, self._follows):
+            if (watch := watches.pop(address, None)) is not None:
+                watch.cancel()
+        if (worker := self._workers.pop(address, None)) is not None:
+            worker.lose("it has ended")
+        closing = asyncio.create_task(self.peers.pop(address).channel.close(_CLOSE_GRACE_S))
+        self._closing.add(_loud(closing))
+        closing.add_done_callback(self._closing.discard)
+
     async def stop(self) -> None:
         """Ends heartbeats and streams, closes the channels."""
-        tasks = [*self._heartbeats.values(), *self._follows.values()]
+        tasks = [*self._heartbeats.values(), *self._follows.values(), *self._closing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -42,7 +42,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     config = ModelConfig.load(folder)
     if config.vocab_size > MAX_VOCAB:
         raise BatonError(ErrorKind.INVALID, f"a vocabulary of {config.vocab_size} exceeds {MAX_VOCAB}")
-    device = _device(engine.device)
+    device = _device(engine.device, engine.device_index)
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
     layout = config.layout(engine.block_tokens, dtype_name)
@@ -66,12 +66,18 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     )
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, index: int | None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise BatonError(ErrorKind.INVALID, "device cuda was asked for and torch finds none")
-    return torch.device(name)
+    if name == "cpu":
+        return torch.device(name)
+    if index is not None and index >= torch.cuda.device_count():
+        raise BatonError(
+            ErrorKind.INVALID, f"there is no GPU {index}: torch finds {torch.cuda.device_count()}"
+        )
+    return torch.device(name, index or 0)
 
 
 def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:

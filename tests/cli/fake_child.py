@@ -1,8 +1,10 @@
 """A stand-in for a worker or a router: speaks the ready protocol and notes in $FAKE_LOG what happens to it.
 
-    python fake_child.py (worker | router) [refuse|silent|nonsense|dies|gives-up|stubborn|grandchild] …
+    python fake_child.py (worker | router) [refuse|silent|nonsense|dies|dies-once|gives-up|stubborn|
+                                            grandchild] …
 
-A router answers Generate with the bytes of its prompt's reverse, one a message, and GetStatus.
+A worker dies once it was asked who it is. A router notes which workers it hears of; it answers Generate
+with the bytes of its prompt's reverse, one a message, and GetStatus.
 """
 
 from __future__ import annotations
@@ -18,12 +20,21 @@ from pathlib import Path
 
 import grpc.aio
 
-from baton.v1 import router_pb2, router_pb2_grpc, types_pb2
+from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
 
 
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
-    def __init__(self, workers: list[str]) -> None:
-        self._workers = workers
+    def __init__(self) -> None:
+        self._workers: list[str] = []
+
+    async def hear(self) -> None:
+        """Follows the list of workers on stdin."""
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while line := await reader.readline():
+            self._workers = json.loads(line)["workers"]
+            note("hears", "|".join(self._workers) or "nobody")
 
     async def Generate(  # noqa: N802
         self, request: router_pb2.GenerateRequest, context: object
@@ -65,6 +76,27 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         return answer
 
 
+class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
+    def __init__(self) -> None:
+        self.met = asyncio.Event()
+
+    async def Describe(  # noqa: N802
+        self, request: worker_pb2.DescribeRequest, context: object
+    ) -> worker_pb2.DescribeResponse:
+        self.met.set()
+        return worker_pb2.DescribeResponse(identity=types_pb2.WorkerIdentity(incarnation=b"i" * 16))
+
+    async def GetAudit(  # noqa: N802
+        self, request: worker_pb2.GetAuditRequest, context: object
+    ) -> worker_pb2.GetAuditResponse:
+        return worker_pb2.GetAuditResponse(audit=worker_pb2.Audit(front_pid=os.getpid()))
+
+
+def started_before(name: str) -> bool:
+    lines = Path(os.environ["FAKE_LOG"]).read_text(encoding="utf-8").splitlines()
+    return sum(line.startswith(f"started {name} ") for line in lines) > 1
+
+
 def note(event: str, name: str) -> None:
     with open(os.environ["FAKE_LOG"], "a", encoding="utf-8") as log:
         log.write(f"{event} {name} {os.getpid()}\n")
@@ -86,29 +118,36 @@ async def serve(kind: str, config: dict[str, object], traits: set[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     server = grpc.aio.server()
+    router, worker = FakeRouter(), FakeWorker()
     if kind == "router":
-        workers = config["workers"]
-        assert isinstance(workers, list)
-        router_pb2_grpc.add_RouterServiceServicer_to_server(FakeRouter(workers), server)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+    else:
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     ready = {"grpc": f"127.0.0.1:{port}"} | ({"http": "127.0.0.1:1"} if kind == "router" else {})
     say({"ready": ready})
     print("a stray line on stdout", flush=True)
-    if "dies" in traits:
-        await asyncio.sleep(0.2)
+    hearing = asyncio.create_task(router.hear()) if kind == "router" else None
+    if "dies" in traits or ("dies-once" in traits and not started_before(name)):
+        if kind == "worker":
+            await worker.met.wait()
+        await asyncio.sleep(0.5)  # READY is said meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
     if "gives-up" in traits:
         say({"error": {"kind": "internal", "message": "the engine ended"}})
         sys.exit(2)
     await stop.wait()
+    if hearing is not None:
+        hearing.cancel()
     await server.stop(None)
     note("ended", name)
 
 
 def main() -> None:
     kind, traits = sys.argv[1], set(sys.argv[2:])
-    config = json.load(sys.stdin)
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        config = json.loads(stdin.readline())
     note("started", str(config.get("name", kind)))
     if "grandchild" in traits:
         child = subprocess.Popen(["sleep", "600"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli import settings
-from baton.cli.local_cluster import router_config, worker_configs
+from baton.cli.local_cluster import cluster_config, router_config, worker_configs
 from baton.cli.main import main
 from services.common.config import UpConfig
 
@@ -121,12 +121,16 @@ def test_the_children_get_what_was_asked(tmp_path: Path) -> None:
         ("decode-0", "decode"),
     ]
     assert {worker.engine.slots for worker in workers} == {7}
-    router = router_config(config, tmp_path, ["127.0.0.1:1"])
-    assert (router.served_model_name, router.workers, router.log_level) == (
-        tmp_path.name,
-        ("127.0.0.1:1",),
-        "debug",
-    )
+    router = router_config(config, tmp_path)
+    assert (router.served_model_name, router.log_level) == (tmp_path.name, "debug")
+
+
+def test_who_supervises(tmp_path: Path) -> None:
+    ours = cluster_config(load("--ray-address", "10.0.0.1:6379"), tmp_path)
+    assert ours.ray_address == "10.0.0.1:6379"
+    other = cluster_config(load(), tmp_path)
+    assert other.ray_address == "local"
+    assert ours.cluster_id != other.cluster_id
 
 
 def test_every_flag_names_a_setting() -> None:

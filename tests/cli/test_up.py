@@ -134,20 +134,34 @@ def test_a_second_signal_stops_at_once(start: Start) -> None:
     wait_gone(up.pids())
 
 
-@pytest.mark.parametrize("who", ["worker", "router"])
-def test_a_death_stops_everything_and_is_named(start: Start, who: str) -> None:
-    up = start(both=1, **{who: ["dies"]})
+def test_a_routers_death_stops_everything_and_is_named(start: Start) -> None:
+    up = start(both=1, router=["dies"])
     code, _, err = up.finish()
     assert code == 1
-    name = "both-0" if who == "worker" else "router"
-    assert f"error: {name} (pid " in err
+    assert "error: router (pid " in err
     assert "was killed by SIGKILL" in err
     wait_gone(up.pids())
 
 
-def test_a_dying_childs_last_words_are_passed_on(start: Start) -> None:
-    code, _, err = start(both=1, worker=["gives-up"]).finish()
-    assert code == 1
+def test_a_worker_that_dies_is_started_again_and_the_router_hears_of_it(start: Start) -> None:
+    up = start(both=1, worker=["dies-once"])
+    assert up.ready_line().startswith("READY ")
+    deadline = time.monotonic() + PATIENCE_S
+    while len(up.order("hears")) < 3:
+        assert time.monotonic() < deadline, up.events()
+        time.sleep(0.02)
+    first, gone, second = up.order("hears")[:3]
+    assert gone == "nobody"
+    assert first != second
+    up.process.terminate()
+    assert up.finish()[0] == 0
+    assert up.order("started").count("both-0") == 2
+    wait_gone(up.pids())
+
+
+def test_a_worker_that_ends_before_all_serve_stops_everything(start: Start) -> None:
+    code, out, err = start(prefill=1, decode=1, worker=["gives-up"]).finish()
+    assert (code, out) == (1, "")
     assert "exited with code 2: the engine ended" in err
 
 

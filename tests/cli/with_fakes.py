@@ -14,11 +14,12 @@ from pathlib import Path
 from baton.cli.demo import demo
 from baton.cli.local_cluster import Programs
 from baton.cli.messages import say
-from baton.cli.processes import ChildError
 from baton.cli.up import up
-from baton.errors import BatonError
+from baton.errors import BatonError, ErrorKind
+from services.common.child_process import ChildError
 from services.common.config import UpConfig
 
+DEFAULTS = {"router": {"http_port": 0, "grpc_port": 0}, "supervision": {"ray_address": "none"}}
 FAKE = str(Path(__file__).with_name("fake_child.py"))
 
 
@@ -28,13 +29,13 @@ def main() -> int:
         worker=(sys.executable, FAKE, "worker", *traits.get("worker", ())),
         router=(sys.executable, FAKE, "router", *traits.get("router", ())),
     )
-    config = UpConfig.model_validate({"router": {"http_port": 0, "grpc_port": 0}} | settings)
+    config = UpConfig.model_validate(DEFAULTS | settings)
     run = {"up": up, "demo": demo}[command]
     try:
         return asyncio.run(run(config, Path(tempfile.gettempdir()), programs))
     except BatonError as error:
         say(f"error: {error.message}")
-        return 2
+        return 2 if error.kind is ErrorKind.INVALID else 1
     except ChildError as error:
         say(f"error: {error}")
         return 1

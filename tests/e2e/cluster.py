@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, GenerateRe
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason, WorkerRole
 from baton.v1.worker_pb2 import Audit
+from services.common.process_tree import descendants as descendants
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -133,26 +134,31 @@ async def assert_all_free(cluster: Cluster, stub: RouterServiceAsyncStub, within
         await asyncio.sleep(0.05)
 
 
+WITHOUT_RAY = os.environ.get("BATON_TEST_RAY", "none")
 BATON = (sys.executable, "-m", "baton.cli.main")
 
 
 @contextlib.contextmanager
-def baton_up(model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON) -> Iterator[Cluster]:
-    """Starts a cluster on free ports and stops it, checking that no process of it is left."""
-    with starting_up(model, *flags, config=config, program=program) as (process, log):
+def baton_up(
+    model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON, ray: str = WITHOUT_RAY
+) -> Iterator[Cluster]:
+    """Starts a cluster on free ports and stops it, checking that no process of it is left. Without Ray,
+    unless a test is about that: it is supervised alike, and ready seconds earlier."""
+    with starting_up(model, *flags, config=config, program=program, ray=ray) as (process, log):
         http, rpc = _ready(process, log)
         yield Cluster(process, rpc, http, log)
 
 
 @contextlib.contextmanager
 def starting_up(
-    model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON
+    model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON, ray: str = WITHOUT_RAY
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`baton_up` that does not wait for READY: the process, and the file that its logs go to."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         arguments = [*program, "up", "--model", str(model)]
-        arguments += ["--served-model-name", MODEL, "--http-port", "0", "--grpc-port", "0", *flags]
+        arguments += ["--served-model-name", MODEL, "--http-port", "0", "--grpc-port", "0"]
+        arguments += ["--ray-address", ray, *flags]
         if config:
             (Path(folder) / "baton.yaml").write_text(config)
             arguments += ["-c", str(Path(folder) / "baton.yaml")]
@@ -200,16 +206,6 @@ def _read_line(stream: IO[str], timeout_s: float) -> str:
         return stream.readline() if selector.select(timeout_s) else ""
 
 
-def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs."""
-    found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
-    return found
-
-
 def alive(pid: int) -> bool:
     """Whether a process runs; one that waits to be reaped does not."""
     try:
@@ -224,3 +220,30 @@ async def eventually(what: Callable[[], bool], within_s: float) -> None:
     while not what():
         assert time.monotonic() < deadline, f"not within {within_s} s"
         await asyncio.sleep(0.02)
+
+
+async def serves_again(
+    cluster: Cluster, stub: RouterServiceAsyncStub, prompt: Sequence[int], within_s: float
+) -> float:
+    """Asks until a short request is answered whole; the seconds that took."""
+    began = time.monotonic()
+    while True:
+        try:
+            request = GenerateRequest(
+                model=MODEL, token_ids=TokenIds(ids=prompt), max_tokens=3, temperature=0, ignore_eos=True
+            )
+            await _to_end(stub.Generate(request, timeout=within_s))
+            break
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise
+        assert time.monotonic() - began < within_s, f"not within {within_s} s"
+        await asyncio.sleep(0.05)
+    took = time.monotonic() - began
+    assert took < within_s
+    return took
+
+
+async def _to_end(call: AsyncIterable[object]) -> None:
+    async for _ in call:
+        pass

@@ -17,7 +17,7 @@ def test_tokens_then_a_summary_then_nothing(tmp_path: Path) -> None:
     children: set[int] = set()
     with shown.open("w") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "baton.cli.main", "demo"],
+            [sys.executable, "-m", "baton.cli.main", "demo", "--ray-address", "none"],
             stdout=out,
             stderr=err,
             start_new_session=True,
@@ -33,7 +33,7 @@ def test_tokens_then_a_summary_then_nothing(tmp_path: Path) -> None:
         process.kill()
         err.seek(0)
         assert process.wait() == 0, err.read()
-    assert len(children) == 5, "two workers of two processes, and the router"
+    assert len(children) == 6, "two workers of two processes, their supervisor, and the router"
     assert not [pid for pid in children if alive(pid)]
     text = shown.read_text()
     assert "The relay team lined up on the wet track, and" in text

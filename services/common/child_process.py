@@ -1,28 +1,29 @@
-"""One child process of `baton up`: started with its configuration on stdin, heard once on stdout.
+"""A child process as its parent sees it: started with its configuration on stdin, heard on stdout.
 
-A child writes one JSON line to its stdout, `{"ready": {…}}` or `{"error": {"kind", "message"}}`, and its
-logs to our stderr. It leads a session of its own, so that a signal to our process group reaches us alone
-and we decide the order in which children stop. The kernel kills it when we die, however we die.
+A child writes one JSON line to its stdout, `{"ready": {…}}` or `{"error": {"kind", "message"}}`, then perhaps
+more of other kinds, and its logs to our stderr. One that is kept informed hears JSON lines on its stdin. It
+leads a session of its own, so that a signal to our process group reaches us alone and we decide the order in
+which children stop. The kernel kills it when we die, however we die.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from baton.errors import BatonError, ErrorKind
+from baton.parent_death import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _READY_LINE_BYTES = 64 * 1024
+_UNREAD_BYTES = 1024 * 1024
 # How long a dead child's pipe may take to end; it does at once, unless somebody else holds it open.
 LAST_WORDS_S = 1.0
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ChildError(Exception):
@@ -38,7 +39,12 @@ class Child:
         self._stdout = stdout
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Task[None] | None = None
+        self._stdin: asyncio.WriteTransport | None = None
         self._last_words = ""
+        # Before the errors that it reports; empty for one that reports those of others.
+        self.prefix = f"{name}: "
+        # Called with each JSON object that it writes once it serves.
+        self.on_message: Callable[[Mapping[str, Any]], None] = lambda message: None
         self._watch()
 
     @property
@@ -46,9 +52,9 @@ class Child:
         return self._process.pid
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], config: str) -> Child:
-        """Starts `command` and writes `config` to its stdin. Call it from the main thread: a child
-        outlives neither its parent nor the thread that forked it."""
+    async def start(cls, name: str, command: Sequence[str], config: str, *, informed: bool = False) -> Child:
+        """Starts `command` and writes the line `config` to its stdin, which stays open for `tell` if it is
+        to be `informed`. Call it from a thread that lives as long as we: the child dies with it."""
         process = _spawn(command)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -58,9 +64,23 @@ class Child:
         child = cls(name, process, stdout)
         # A pipe holds 64 KiB, far more than a configuration, so this cannot block.
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(config.encode())
-            process.stdin.close()
+            process.stdin.write(config.encode() + b"\n")
+            process.stdin.flush()
+        if informed:
+            child._stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, process.stdin)
+        else:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
         return child
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Writes a JSON line to the stdin of a child that was started `informed`; never waits. One that
+        does not read is killed before its lines pile up."""
+        assert self._stdin is not None
+        if self._stdin.get_write_buffer_size() > _UNREAD_BYTES:
+            self.kill()
+        elif not self._stdin.is_closing():
+            self._stdin.write(json.dumps(message).encode() + b"\n")
 
     async def ready(self, timeout_s: float) -> dict[str, str]:
         """What the child says of itself once it serves.
@@ -87,7 +107,7 @@ class Child:
             message = json.loads(line)
             if "error" in message:
                 kind = ErrorKind[message["error"]["kind"].upper()]
-                raise BatonError(kind, f"{self.name}: {message['error']['message']}")
+                raise BatonError(kind, f"{self.prefix}{message['error']['message']}")
             return dict(message["ready"])
         except (ValueError, KeyError, TypeError, AttributeError):
             shown = line[:80].decode(errors="replace").strip()
@@ -126,14 +146,24 @@ class Child:
         await self.ended()
 
     async def _listen(self) -> None:
-        """Keeps the pipe empty, so that a stray print can neither block nor break the child, and the
-        last line in mind, which may be the error that it dies of."""
-        tail = b""
-        while data := await self._stdout.read(_READY_LINE_BYTES):
-            tail = (tail + data)[-_READY_LINE_BYTES:]
-        for line in tail.splitlines()[-1:]:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                self._last_words = str(json.loads(line)["error"]["message"])
+        """Keeps the pipe empty, so that a stray print can neither block nor break the child; passes its
+        messages on, and keeps in mind the last error, which may be what it dies of."""
+        while True:
+            try:
+                line = await self._stdout.readline()
+            except ValueError:  # longer than the limit: dropped
+                continue
+            if not line:
+                return
+            self._hear(line)
+
+    def _hear(self, line: bytes) -> None:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            message = json.loads(line)
+            if "error" in message:
+                self._last_words = str(message["error"]["message"])
+            elif isinstance(message, dict):
+                self.on_message(message)
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -163,7 +193,9 @@ def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
 
 def _die_with(parent: int) -> None:
     """Runs in the child between fork and exec: the kernel kills it when our thread ends."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+    try:
+        die_with_parent()
+    except OSError:
         os._exit(126)
     if os.getppid() != parent:  # the parent died before the kernel was told
         os._exit(126)

@@ -1,0 +1,132 @@
+"""A lean Ray of our own on this machine: its own folder, ports and token, and nothing of it is left.
+
+Its processes live below a warden (`baton/cluster/warden.py`), which ends them all when we close its stdin or
+die. Never `ray stop`: that would end every Ray of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from baton.errors import BatonError, ErrorKind
+
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least: nothing of ours passes through it
+_STARTED = "Ray runtime started"
+_START_S = 120.0
+_POLL_S = 0.05
+_STOP_S = 10.0
+# Socket paths end at 107 bytes, and Ray appends up to 65.
+_LONGEST_FOLDER = 40
+
+
+class LocalRay:
+    """A running head node. Made by `start`; whoever did must call `stop`. A process needs `environment` in
+    its own before it joins."""
+
+    def __init__(
+        self, folder: Path, port: int, environment: Mapping[str, str], warden: subprocess.Popen[bytes]
+    ) -> None:
+        self.folder = folder
+        self.port = port
+        self.environment = environment
+        self._warden = warden
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str], prestarted: int, on_gpu: bool) -> LocalRay:
+        """Starts it, with `environment` for all its processes, and returns at once; `prestarted` Python
+        processes will wait for actors."""
+        folder = _short_folder()
+        token = folder / "token"
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(32))
+        environment = {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_packages(), os.environ.get("PYTHONPATH"))))
+        port, client_port = _free_ports(2)
+        head = _head(folder, port, client_port, prestarted, on_gpu)
+        with (folder / "start.log").open("wb") as log:
+            warden = subprocess.Popen(
+                (sys.executable, "-m", "baton.cluster.warden", str(folder), *head),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        return cls(folder, port, environment, warden)
+
+    async def address(self) -> str:
+        """Where drivers join, once they can. BatonError(UNAVAILABLE) if it does not come up."""
+        deadline = asyncio.get_running_loop().time() + _START_S
+        while _STARTED not in (said := self._said()):
+            if self._warden.poll() is not None or asyncio.get_running_loop().time() > deadline:
+                last = next((line for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+                raise BatonError(ErrorKind.UNAVAILABLE, f"the local Ray did not start: {last.strip()}")
+            await asyncio.sleep(_POLL_S)
+        return f"{_node_address(said)}:{self.port}"
+
+    def lost(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._warden.poll() is not None
+
+    async def stop(self) -> None:
+        """Kills all of it; returns when it is gone."""
+        assert self._warden.stdin is not None
+        self._warden.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._warden.wait, _STOP_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _said(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "start.log").read_text(errors="replace")
+        return ""
+
+
+def _head(folder: Path, port: int, client_port: int, prestarted: int, on_gpu: bool) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        f"--port={port}",
+        f"--ray-client-server-port={client_port}",
+        f"--temp-dir={folder}",
+        f"--num-cpus={prestarted}",
+        f"--object-store-memory={_OBJECT_STORE_BYTES}",
+        "--include-dashboard=false",
+        "--include-log-monitor=false",
+        "--no-monitor",
+        "--disable-usage-stats",
+        "--dashboard-agent-listen-port=0",
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        *(() if on_gpu else ("--num-gpus=0",)),
+    )
+
+
+def _short_folder() -> Path:
+    base = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="baton-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp")
+    return Path(folder)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [taken.getsockname()[1] for taken in sockets]
+
+
+def _packages() -> str:
+    """The folder that holds our packages: Ray's processes need not run where we do."""
+    return str(Path(__file__).parents[2])
+
+
+def _node_address(said: str) -> str:
+    return next(line.rpartition(": ")[2] for line in said.splitlines() if "Local node IP" in line).strip()

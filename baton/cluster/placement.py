@@ -1,0 +1,60 @@
+"""Which host runs which worker, and on which of its GPUs: pure functions over hosts and roles.
+
+Prefill and decode meet on one host where they can, since KV then moves within it. GPUs are named by index:
+every worker sees all of its host's and takes the one it is told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.common.config import Role
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine that may run workers."""
+
+    id: str
+    gpus: int
+
+
+def place(
+    wanted: Sequence[tuple[str, Role]], hosts: Sequence[Host], placed: Mapping[str, str], on_gpu: bool
+) -> dict[str, str]:
+    """A host's id for each wanted (name, role), those in `placed` (name → host id) where they are.
+
+    In this order a worker prefers: a host with a GPU left for it; one where fewer of its own role than of the
+    other are, so that it completes a pair; the one with the fewest workers; the first by id.
+    Raises ValueError without hosts.
+    """
+    if not hosts:
+        raise ValueError("no hosts")
+    known = {host.id for host in hosts}
+    where = {name: placed[name] for name, _ in wanted if placed.get(name) in known}
+    roles = dict(wanted)
+    for name, role in wanted:
+        if name not in where:
+            ranked = sorted(hosts, key=lambda host: _rank(host, role, where, roles, on_gpu))
+            where[name] = ranked[0].id
+    return where
+
+
+def _rank(
+    host: Host, role: Role, where: Mapping[str, str], roles: Mapping[str, Role], on_gpu: bool
+) -> tuple[bool, bool, int, str]:
+    here = [roles[name] for name, host_id in where.items() if host_id == host.id]
+    full = on_gpu and len(here) >= host.gpus
+    partners = sum(other not in (role, "both") for other in here) if role != "both" else 0
+    completes = here.count(role) < partners
+    return full, not completes, len(here), host.id
+
+
+def free_gpu(gpus: int, used: Iterable[int]) -> int | None:
+    """The index of the host's GPU with the fewest workers; None where the host has none."""
+    counts = dict.fromkeys(range(gpus), 0)
+    for index in used:
+        if index in counts:
+            counts[index] += 1
+    return min(counts, key=lambda index: (counts[index], index), default=None)

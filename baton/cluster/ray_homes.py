@@ -1,0 +1,114 @@
+"""Homes that are Ray actors, one a worker, found by name and made where placement says."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from baton.cluster.placement import Host, free_gpu, place
+from baton.cluster.ray_calls import CREATE_S, ActorGoneError, answer, aside, find
+from baton.cluster.report import Report
+from baton.cluster.worker_actor import WorkerActor
+from services.common.config import ClusterConfig, WorkerConfig
+
+# Beyond the time a worker may take to drain.
+_STOP_MARGIN_S = 2.0
+
+
+class RayHomes:
+    """`Homes` in a namespace of Ray that is this cluster's alone."""
+
+    def __init__(self, config: ClusterConfig, namespace: str, log_door: str) -> None:
+        self._config = config
+        self._namespace = namespace
+        self._log_door = log_door
+        self._actors: dict[str, ActorHandle[Any]] = {}
+        # Where each home is, by its last report, and the GPU its worker was given.
+        self._nodes: dict[str, str] = {}
+        self._gpus: dict[str, int | None] = {}
+
+    async def report(self, name: str) -> Report | None:
+        actor = self._actors.get(name) or await find(_actor_name(name), self._namespace)
+        if actor is None:
+            return None
+        self._actors[name] = actor
+        try:
+            report = Report.model_validate(await answer(actor.report.remote()))
+        except ActorGoneError:
+            del self._actors[name]
+            return None
+        self._nodes[name], self._gpus[name] = report.node, report.device_index
+        return report
+
+    async def start(self, config: WorkerConfig, number: int) -> None:
+        hosts = await aside(_hosts)
+        if config.name not in self._actors:
+            await self._make(config.name, hosts)
+        report = await self.report(config.name)
+        if report is not None:
+            engine = config.engine.model_copy(update={"device_index": self._gpu(config, report.node, hosts)})
+            worker = config.model_copy(update={"engine": engine})
+            await answer(self._actors[config.name].start.remote(worker.model_dump_json(), number))
+
+    async def kill(self, name: str, *, home: bool) -> None:
+        actor = self._actors.get(name)
+        if actor is None:
+            return
+        if home:
+            await aside(partial(ray.kill, actor))
+        else:
+            await answer(actor.kill.remote())
+
+    async def stop(self, name: str, within_s: float) -> None:
+        actor = self._actors.pop(name, None) or await find(_actor_name(name), self._namespace)
+        if actor is None:
+            return
+        try:
+            await answer(actor.stop.remote(within_s), within_s + _STOP_MARGIN_S)
+        except ActorGoneError:
+            return
+        finally:
+            await aside(partial(ray.kill, actor))
+
+    async def _make(self, name: str, hosts: list[Host]) -> None:
+        """Makes the actor, or finds the one there is; returns when it answers."""
+        roles = [(worker.name, worker.role) for worker in self._config.workers]
+        on_gpu = self._config.workers[0].engine.device != "cpu" and any(host.gpus for host in hosts)
+        node = place(roles, hosts, self._nodes, on_gpu)[name]
+        maker: Any = ray.remote(WorkerActor).options(
+            name=_actor_name(name),
+            namespace=self._namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=16,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+        )
+        make = partial(maker.remote, self._config.model_dump_json(), name, self._namespace, self._log_door)
+        actor: ActorHandle[Any] = await aside(make, CREATE_S)
+        await answer(actor.report.remote(), CREATE_S)
+        self._actors[name] = actor
+
+    def _gpu(self, config: WorkerConfig, node: str, hosts: list[Host]) -> int | None:
+        """What the configuration says, else the least used GPU of that host."""
+        if config.engine.device == "cpu" or config.engine.device_index is not None:
+            return config.engine.device_index
+        gpus = next((host.gpus for host in hosts if host.id == node), 0)
+        here = [name for name, other in self._nodes.items() if other == node and name != config.name]
+        return free_gpu(gpus, [index for name in here if (index := self._gpus.get(name)) is not None])
+
+
+def _actor_name(worker: str) -> str:
+    return f"worker-{worker}"
+
+
+def _hosts() -> list[Host]:
+    """The live nodes; each has the GPUs that Ray found there."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return [Host(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]

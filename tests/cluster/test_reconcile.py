@@ -1,0 +1,118 @@
+"""What the supervisor decides, over virtual time."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.cluster.reconcile import (
+    HOME_PATIENCE,
+    MAX_STARTS,
+    WINDOW_S,
+    Action,
+    Kill,
+    Remove,
+    Seen,
+    Start,
+    plan,
+    start_at,
+)
+from baton.cluster.report import Phase
+
+HANG_S = 5.0
+
+
+def due(seen: Seen | None, now: float = 1000.0) -> list[Action]:
+    return plan(["w"], {"w": seen} if seen else {}, now, HANG_S)
+
+
+def test_a_worker_never_seen_is_started() -> None:
+    assert due(None) == [Start("w")]
+    assert due(Seen(Phase.EMPTY)) == [Start("w")]
+
+
+def test_a_worker_that_is_well_is_left_alone() -> None:
+    assert due(Seen(Phase.SERVING, silent_s=HANG_S)) == []
+    assert due(Seen(Phase.STARTING, silent_s=1e6)) == []
+
+
+def test_one_that_hangs_is_killed_and_its_home_only_if_that_is_silent() -> None:
+    (kill,) = due(Seen(Phase.SERVING, silent_s=HANG_S + 0.1))
+    assert isinstance(kill, Kill)
+    assert not kill.home
+    assert due(Seen(Phase.UNKNOWN, silent_s=HANG_S + 0.1)) == []
+    (kill,) = due(Seen(Phase.UNKNOWN, silent_s=HANG_S * HOME_PATIENCE + 0.1))
+    assert isinstance(kill, Kill)
+    assert kill.home
+
+
+def test_the_first_death_for_long_is_mended_at_once() -> None:
+    assert due(Seen(Phase.ENDED, starts=(10.0,)), now=1000) == [Start("w")]
+    assert due(Seen(Phase.MISSING, starts=(999.9,)), now=1000) == [Start("w")]
+
+
+def test_a_refused_configuration_is_not_tried_again() -> None:
+    assert due(Seen(Phase.ENDED, refused=True)) == []
+
+
+def test_nobody_wants_it_any_more() -> None:
+    assert plan([], {"old": Seen(Phase.SERVING)}, 0.0, HANG_S) == [Remove("old")]
+
+
+def test_pauses_double() -> None:
+    starts: tuple[float, ...] = (0.0,)
+    pauses = []
+    for _ in range(5):
+        at = start_at(starts, starts[-1])
+        pauses.append(at - starts[-1])
+        starts = (*starts, at)
+    assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0]
+
+
+PHASES = st.sampled_from(list(Phase))
+
+
+@given(
+    live=st.dictionaries(
+        st.sampled_from("abcd"),
+        st.builds(
+            Seen,
+            phase=PHASES,
+            silent_s=st.floats(0, 100),
+            refused=st.booleans(),
+            starts=st.lists(st.floats(0, 1000), max_size=9).map(lambda times: tuple(sorted(times))),
+        ),
+    ),
+    wanted=st.sets(st.sampled_from("abcd")),
+)
+def test_at_most_one_action_a_worker_and_never_a_second_process(
+    live: dict[str, Seen], wanted: set[str]
+) -> None:
+    actions = plan(wanted, live, 1000.0, HANG_S)
+    assert len({action.name for action in actions}) == len(actions)
+    for action in actions:
+        seen = live.get(action.name, Seen(Phase.MISSING))
+        match action:
+            case Start(name):
+                assert name in wanted
+                assert seen.phase in (Phase.MISSING, Phase.EMPTY, Phase.ENDED)
+            case Kill():
+                assert seen.phase in (Phase.SERVING, Phase.UNKNOWN)
+            case Remove(name):
+                assert name not in wanted
+
+
+@given(lives=st.lists(st.floats(0, 200), min_size=1, max_size=60), poll=st.floats(0.05, 2))
+def test_starts_are_bounded_in_every_window_yet_it_always_comes_back(lives: list[float], poll: float) -> None:
+    """A worker that lives for each of these times in turn."""
+    now, starts = 0.0, list[float]()
+    for life in lives:
+        waited = 0.0
+        while due(Seen(Phase.ENDED, starts=tuple(starts[-MAX_STARTS:])), now) != [Start("w")]:
+            now += poll
+            waited += poll
+            assert waited <= WINDOW_S + poll
+        starts.append(now)
+        now += life
+    for first in starts:
+        assert sum(first <= start < first + WINDOW_S - 1e-6 for start in starts) <= MAX_STARTS

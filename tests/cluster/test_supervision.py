@@ -1,0 +1,183 @@
+"""The supervisor's loop over homes of paper."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from baton.cluster.report import Failure, Phase, Report
+from baton.cluster.supervision import HomeSilentError, Supervision
+from services.common.config import ClusterConfig, WorkerConfig
+
+
+@dataclass
+class PaperHomes:
+    """Homes whose workers serve as soon as they are started, and end as the test says."""
+
+    reports: dict[str, Report] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    killed: list[tuple[str, bool]] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+
+    async def report(self, name: str) -> Report | None:
+        if name in self.silent:
+            raise HomeSilentError
+        return self.reports.get(name)
+
+    async def start(self, config: WorkerConfig, number: int) -> None:
+        self.reports[config.name] = Report(
+            phase=Phase.SERVING,
+            starts=number,
+            address=f"{config.name}:{number}",
+            incarnation=f"{number:032x}",
+        )
+
+    async def kill(self, name: str, *, home: bool) -> None:
+        self.killed.append((name, home))
+        if home:
+            del self.reports[name]
+            self.silent.discard(name)
+        else:
+            self.end(name)
+
+    async def stop(self, name: str, within_s: float) -> None:
+        self.stopped.append(name)
+
+    def end(self, name: str, kind: str = "UNAVAILABLE") -> None:
+        ended = {
+            "phase": Phase.ENDED,
+            "failure": Failure(kind=kind, message=f"{name} ended"),
+            "silent_s": 0.0,
+        }
+        self.reports[name] = self.reports[name].model_copy(update=ended)
+
+
+class Site:
+    """A supervisor, its homes, and a clock that moves when told."""
+
+    def __init__(self, homes: PaperHomes | None = None) -> None:
+        self.now = 100.0
+        self.homes = homes or PaperHomes()
+        workers = tuple(
+            WorkerConfig(name=f"{role}-0", role=role, model="m") for role in ("prefill", "decode")
+        )
+        config = ClusterConfig(cluster_id="c", workers=workers, drain_s=1)
+        self.supervision = Supervision(config, self.homes, lambda: self.now)
+
+    async def turns(self, count: int = 3, step_s: float = 0.25) -> None:
+        for _ in range(count):
+            await self.supervision.turn()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            self.now += step_s
+
+    def starts(self, name: str) -> int:
+        return self.homes.reports[name].starts
+
+
+async def test_all_are_started_and_told_of() -> None:
+    site = Site()
+    assert not site.supervision.status().settled
+    await site.turns()
+    status = site.supervision.status()
+    assert status.serving
+    assert status.addresses == ["prefill-0:1", "decode-0:1"]
+
+
+async def test_the_dead_are_started_again_and_counted() -> None:
+    site = Site()
+    await site.turns()
+    site.homes.end("decode-0")
+    await site.turns()
+    status = site.supervision.status()
+    assert status.addresses == ["prefill-0:1", "decode-0:2"]
+    assert [worker.restarts for worker in status.workers] == [0, 1]
+
+
+async def test_a_lost_home_takes_no_count_along() -> None:
+    site = Site()
+    await site.turns()
+    del site.homes.reports["decode-0"]
+    await site.turns()
+    assert site.starts("decode-0") == 2
+
+
+async def test_one_that_hangs_is_killed_and_started_again() -> None:
+    site = Site()
+    await site.turns()
+    frozen = site.homes.reports["prefill-0"].model_copy(update={"silent_s": 5.1})
+    site.homes.reports["prefill-0"] = frozen
+    await site.turns()
+    assert site.homes.killed == [("prefill-0", False)]
+    assert site.starts("prefill-0") == 2
+    assert site.starts("decode-0") == 1
+
+
+async def test_a_silent_home_keeps_its_address_until_it_is_given_up() -> None:
+    site = Site()
+    await site.turns()
+    site.homes.silent.add("decode-0")
+    await site.turns(8)
+    assert site.supervision.status().addresses == ["prefill-0:1", "decode-0:1"]
+    assert site.homes.killed == []
+    await site.turns(45)
+    assert site.homes.killed == [("decode-0", True)]
+    assert site.starts("decode-0") == 2
+
+
+async def test_a_refused_worker_stays_down() -> None:
+    site = Site()
+    await site.turns()
+    site.homes.end("decode-0", kind="INVALID")
+    await site.turns(100)
+    status = site.supervision.status()
+    assert site.starts("decode-0") == 1
+    assert status.failure is not None
+    assert status.failure.message == "decode-0 ended"
+
+
+async def test_a_successor_adopts_what_runs() -> None:
+    first = Site()
+    await first.turns()
+    first.homes.end("decode-0")
+    await first.turns()
+    second = Site(first.homes)
+    assert not second.supervision.status().settled
+    await second.turns()
+    assert second.supervision.status() == first.supervision.status()
+    assert [first.starts(name) for name in ("prefill-0", "decode-0")] == [1, 2]
+
+
+async def test_a_successor_does_not_judge_before_it_has_heard_all() -> None:
+    first = Site()
+    await first.turns()
+    first.homes.silent.add("decode-0")
+    second = Site(first.homes)
+    await second.turns(4)
+    assert not second.supervision.status().settled
+    first.homes.silent.clear()
+    await second.turns()
+    assert second.supervision.status().addresses == ["prefill-0:1", "decode-0:1"]
+    assert first.homes.killed == []
+
+
+async def test_an_action_that_fails_is_told_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+
+    async def refuse(config: WorkerConfig, number: int) -> None:
+        raise ValueError("no hosts")
+
+    monkeypatch.setattr(site.homes, "start", refuse)
+    await site.turns(1)
+    failure = site.supervision.status().failure
+    assert failure is not None
+    assert "no hosts" in failure.message
+
+
+async def test_stopping_stops_all() -> None:
+    site = Site()
+    await site.turns()
+    await site.supervision.stop(1.0)
+    assert sorted(site.homes.stopped) == ["decode-0", "prefill-0"]

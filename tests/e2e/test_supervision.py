@@ -1,0 +1,210 @@
+"""Ray's supervisor at work: whatever is killed or frozen, the cluster serves again, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.cluster.local_ray import LocalRay
+from baton.v1.worker_pb2 import Audit
+from tests.e2e.cluster import Cluster, alive, baton_up, descendants, eventually, serves_again
+from tests.support.checkpoints import make_checkpoint
+from tests.support.reference import greedy_matches, load_reference
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+PROMPT = list(range(3, 60))
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+WORKERS = ("prefill-0", "decode-0")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def cluster(model: Path) -> Iterator[Cluster]:
+    """One for all tests that leave it as they found it: serving."""
+    with baton_up(model, "--dtype", "float64", ray="local") as running:
+        yield running
+
+
+def again_s() -> float:
+    """Ten seconds where nothing else runs, as many times more as others keep the cores busy."""
+    return 10.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+def processes(cluster: Cluster) -> dict[int, str]:
+    """Every process of the cluster, with its command line."""
+    found = {}
+    for pid in descendants(cluster.process.pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def actor(cluster: Cluster, name: str) -> int:
+    """The process of the one actor whose class has this name."""
+    (pid,) = [pid for pid, command in processes(cluster).items() if command.startswith(f"ray::{name}")]
+    return pid
+
+
+async def whole_again(cluster: Cluster, stub: RouterServiceAsyncStub, within_s: float) -> dict[str, Audit]:
+    """Waits until both workers answer; their audits."""
+    async with asyncio.timeout(within_s):
+        while True:
+            with contextlib.suppress(AssertionError, grpc.aio.AioRpcError):
+                audits = await cluster.audits(stub)
+                if sorted(audits) == sorted(WORKERS):
+                    return audits
+            await asyncio.sleep(0.05)
+
+
+async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, model: Path) -> bool:
+    """One request: every token right (True), or an error that says what happened and that may be retried."""
+    try:
+        answer = await cluster.generate(stub, PROMPT, max_tokens=400, **GREEDY)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or not error.details():
+            raise
+        return False
+    assert len(answer.token_ids) == 400
+    greedy_matches(load_reference(model), PROMPT, answer.token_ids)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("prefill-0 engine", signal.SIGKILL),
+        ("decode-0 front", signal.SIGKILL),
+        ("decode-0 actor", signal.SIGKILL),
+        ("decode-0 engine", signal.SIGSTOP),
+        ("prefill-0 front", signal.SIGSTOP),
+    ],
+)
+async def test_serves_again(cluster: Cluster, model: Path, victim: str, number: signal.Signals) -> None:
+    name, part = victim.split()
+    async with cluster.stub() as stub:
+        before = await whole_again(cluster, stub, again_s())
+        front, engine = before[name].front_pid, before[name].engine_pid
+        pid = {"front": front, "engine": engine, "actor": parent(front)}[part]
+        running = [asyncio.create_task(ends_well_or_typed(cluster, stub, model)) for _ in range(3)]
+        await asyncio.sleep(0.2)
+        os.kill(pid, number)
+        # A frozen worker is killed after 5 s; nobody knows sooner that it will not go on.
+        hang_s = 8.0 if number is signal.SIGSTOP else 0.0
+        await eventually(lambda: not (alive(front) or alive(engine)), 3 + hang_s)
+        after = await whole_again(cluster, stub, again_s())
+        await serves_again(cluster, stub, PROMPT, again_s())
+        await asyncio.gather(*running)
+        other = next(worker for worker in WORKERS if worker != name)
+        assert after[other].front_pid == before[other].front_pid, "the other one was not to blame"
+        assert {after[name].front_pid, after[name].engine_pid}.isdisjoint({front, engine})
+        assert await ends_well_or_typed(cluster, stub, model)
+
+
+async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: Cluster, model: Path) -> None:
+    async with cluster.stub() as stub:
+        before = await whole_again(cluster, stub, again_s())
+        first = actor(cluster, "SupervisorActor")
+        running = asyncio.create_task(ends_well_or_typed(cluster, stub, model))
+        os.kill(first, signal.SIGKILL)
+        assert await running, "a request was lost with the supervisor"
+        assert await ends_well_or_typed(cluster, stub, model)
+        log = cluster.log
+        await eventually(lambda: log.read_text().count("event='worker_adopted'") >= 2, 15)
+        assert actor(cluster, "SupervisorActor") != first
+        after = await whole_again(cluster, stub, again_s())
+        assert {name: (audit.front_pid, audit.engine_pid) for name, audit in after.items()} == {
+            name: (audit.front_pid, audit.engine_pid) for name, audit in before.items()
+        }
+        # And it does its work: a worker that dies now is started again.
+        os.kill(after["prefill-0"].front_pid, signal.SIGKILL)
+        await eventually(lambda: not alive(after["prefill-0"].front_pid), 3)
+        await serves_again(cluster, stub, PROMPT, again_s())
+
+
+async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster, model: Path) -> None:
+    async with cluster.stub() as stub:
+        await whole_again(cluster, stub, again_s())
+        ours = {pid for pid, command in processes(cluster).items() if "services." in command}
+        with baton_up(model, "--dtype", "float64", ray="local") as second:
+            async with second.stub() as other:
+                both = await asyncio.gather(
+                    ends_well_or_typed(cluster, stub, model), ends_well_or_typed(second, other, model)
+                )
+                assert all(both)
+                assert len(await second.audits(other)) == len(await cluster.audits(stub)) == 2
+            left = processes(second)
+            assert any("raylet" in command for command in left.values()), "no Ray, or this test sees nothing"
+            folder = ray_folder(left)
+            second.process.kill()
+            await eventually(lambda: not any(alive(pid) for pid in left) and not folder.exists(), 10)
+        assert await ends_well_or_typed(cluster, stub, model)
+        assert {pid for pid, command in processes(cluster).items() if "services." in command} == ours
+
+
+async def test_whoever_is_killed_with_it_nothing_stays(model: Path) -> None:
+    """The parent and the owner of Ray at one blow: the warden sees to the rest."""
+    with baton_up(model, ray="local") as cluster:
+        left = processes(cluster)
+        (owner,) = [pid for pid, command in left.items() if command.rstrip().endswith("-m baton.cluster")]
+        cluster.process.kill()
+        os.kill(owner, signal.SIGKILL)
+        await eventually(lambda: not any(alive(pid) for pid in left), 10)
+
+
+async def test_it_comes_to_a_running_ray_as_a_guest(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told to stop, or killed, it takes its workers along and leaves the Ray as it was."""
+    theirs = LocalRay.start({}, prestarted=1, on_gpu=False)
+    try:
+        address = await theirs.address()
+        for name, value in theirs.environment.items():
+            monkeypatch.setenv(name, value)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with baton_up(model, "--dtype", "float64", ray=address) as cluster:
+                async with cluster.stub() as stub:
+                    assert await ends_well_or_typed(cluster, stub, model)
+                    audits = await cluster.audits(stub)
+                pids = [pid for audit in audits.values() for pid in (audit.front_pid, audit.engine_pid)]
+                pids += [parent(audit.front_pid) for audit in audits.values()]
+                cluster.process.send_signal(number)
+                code = await asyncio.to_thread(cluster.process.wait, 30)
+                assert code == (0 if number is signal.SIGTERM else -signal.SIGKILL)
+                await eventually(lambda pids=pids: not any(alive(pid) for pid in pids), 10)  # type: ignore[misc]
+            assert not theirs.lost()
+    finally:
+        await theirs.stop()
+
+
+async def test_a_signal_leaves_nothing(model: Path) -> None:
+    with baton_up(model, "--dtype", "float64", ray="local") as cluster:
+        left = processes(cluster)
+        folder = ray_folder(left)
+        assert (folder / "token").stat().st_mode & 0o777 == 0o600
+        cluster.process.terminate()
+        assert await asyncio.to_thread(cluster.process.wait, 30) == 0
+        assert not [pid for pid in left if alive(pid)]
+        assert not folder.exists()
+
+
+def ray_folder(commands: dict[int, str]) -> Path:
+    """The private folder of a cluster's own Ray."""
+    (warden,) = [command for command in commands.values() if "baton.cluster.warden" in command]
+    return Path(warden.split("baton.cluster.warden ")[1].split()[0])
