@@ -59,7 +59,8 @@ class WorkerHome:
             _log.debug("worker_starting", worker=config.name, start=number)
             index = config.engine.device_index
             self._report = Report(phase=Phase.STARTING, starts=number, device_index=index)
-            self._life = asyncio.create_task(self._live(config, timeout_s))
+            restarted = config.model_copy(update={"restarts": number - 1})
+            self._life = asyncio.create_task(self._live(restarted, timeout_s))
 
     def kill(self) -> None:
         """Kills both processes of the worker, stopped ones too."""
