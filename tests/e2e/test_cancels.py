@@ -34,6 +34,7 @@ FLAGS = ("--dtype", "float64", "--slots", str(SLOTS), "--chunk-tokens", "16", "-
 WAVE = 30
 SURVIVORS = 6
 LAST = 3 * SLOTS
+MORE_CROWDS = 10
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 TOPOLOGIES = {
     "1+1": ("--prefill", "1", "--decode", "1"),
@@ -123,6 +124,9 @@ async def prove(cluster: Cluster, model: Path, waves: int, seed: int) -> None:
     for _ in range(waves):
         done.append(await run_wave(cluster, dice))
         prefills_cut += await cut_a_crowd(cluster, dice)
+    # Whether a prefill runs at the very moment of the cut is luck, more so on a busy machine.
+    for _ in range(MORE_CROWDS):
+        prefills_cut = prefills_cut or await cut_a_crowd(cluster, dice)
     assert prefills_cut, "no crowd was cut while it prefilled"
     reference = load_reference(model)
     for wave in done:
