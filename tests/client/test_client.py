@@ -25,7 +25,7 @@ from baton.client import (
     Usage,
 )
 from tests.router.conftest import Site, SiteMaker, until
-from tests.router.fake_workers import expected, logprobs_of
+from tests.router.fake_model import expected, logprobs_of
 
 PROMPT = [5, 6, 7]
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}

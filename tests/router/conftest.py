@@ -20,7 +20,8 @@ from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from services.common.config import RouterConfig
 from services.router.app import Router
-from tests.router.fake_workers import VOCAB, FakeCluster, FakeWorker
+from tests.router.fake_model import VOCAB
+from tests.router.fake_workers import FakeCluster, FakeWorker
 
 EOS = 256
 SPECIAL = 257

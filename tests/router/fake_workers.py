@@ -1,7 +1,5 @@
 # ruff: noqa: N802 (gRPC names its methods so)
-"""Workers without an engine: real gRPC servers, an arithmetic model anybody can compute by hand.
-
-    next_token(ids) = (31 * sum((i + 1) * id_i) + 17) mod vocabulary
+"""Workers without an engine: real gRPC servers before the arithmetic of `fake_model`.
 
 A `FakeWorker` plays prefill, decode or both. `Behaviour` makes it fail in a chosen way, a chosen
 number of times. `ledger` counts what is held: everything in it is 0 when nothing runs.
@@ -12,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,44 +22,15 @@ from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import (
     Attempt,
     FinishReason,
-    Logprobs,
     Sampling,
-    TokenLogprob,
     WorkerIdentity,
     WorkerRole,
 )
 from services.common.grpc_server import GrpcServer
+from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, with_logprobs
 
-VOCAB = 320
 STEP_S = 0.001
 BYTES_PER_TOKEN = 64
-
-
-def next_token(ids: Sequence[int], vocab: int = VOCAB) -> int:
-    """The model."""
-    return (31 * sum((index + 1) * token for index, token in enumerate(ids)) + 17) % vocab
-
-
-def expected(prompt: Sequence[int], count: int) -> list[int]:
-    """The first `count` tokens after `prompt`."""
-    ids = list(prompt)
-    for _ in range(count):
-        ids.append(next_token(ids))
-    return ids[len(prompt) :]
-
-
-def logprobs_of(token: int, others: int) -> Logprobs:
-    """What the model says of a token, whatever came before; the token itself is the likeliest."""
-    own = -(token + 1) / 8
-    top = [TokenLogprob(token_id=(token + rank) % VOCAB, logprob=own - rank) for rank in range(others)]
-    return Logprobs(logprob=own, top=top)
-
-
-def with_logprobs(sampling: Sampling, tokens: Sequence[int]) -> list[Logprobs]:
-    """Of each token, where the request asks for them."""
-    if not sampling.HasField("logprobs"):
-        return []
-    return [logprobs_of(token, sampling.logprobs) for token in tokens]
 
 
 @dataclass
@@ -409,15 +378,6 @@ class FakeWorker(
         for start in range(1, len(prompt), 3):
             logprobs = with_logprobs(request.sampling, prompt[start : start + 3])
             yield prefill_pb2.PromptLogprobs(first_position=start, logprobs=logprobs)
-
-
-def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> FinishReason.ValueType:
-    """Why an output ends with its last token, if it does."""
-    if emitted[-1] in stop_ids:
-        return FinishReason.FINISH_REASON_STOP
-    if len(emitted) >= max_tokens:
-        return FinishReason.FINISH_REASON_LENGTH
-    return FinishReason.FINISH_REASON_UNSPECIFIED
 
 
 class FakeCluster:

@@ -10,7 +10,7 @@ import pytest
 
 from services.router.app import Router
 from tests.router.conftest import MODEL, SiteMaker
-from tests.router.fake_workers import expected, logprobs_of
+from tests.router.fake_model import expected, logprobs_of
 from tests.router.http_client import http
 
 HELLO = [{"role": "user", "content": "hi"}]

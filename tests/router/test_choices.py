@@ -10,7 +10,7 @@ import pytest
 
 from baton.v1.types_pb2 import LogitBias
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
-from tests.router.fake_workers import expected
+from tests.router.fake_model import expected
 from tests.router.http_client import complete, events, http
 
 WHOLE: dict[str, Any] = {

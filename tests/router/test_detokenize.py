@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.router.detokenize import Detokenizer
 from tests.router.conftest import EOS, SPECIAL, byte_characters, byte_tokenizer
-from tests.router.fake_workers import VOCAB
+from tests.router.fake_model import VOCAB
 
 TOKENIZER = byte_tokenizer()
 SPECIALS = frozenset({EOS, SPECIAL})

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.v1.router_pb2 import AuditClusterRequest, ChatMessage, ChatMessages, GenerateRequest
 from tests.router.conftest import MODEL, SiteMaker, ids_request, tokens_of, until
-from tests.router.fake_workers import expected
+from tests.router.fake_model import expected
 from tests.router.http_client import complete, events, http
 
 CONTEXT = 256

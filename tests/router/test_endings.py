@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.v1.types_pb2 import FinishReason
 from tests.router.conftest import EOS, SiteMaker, ids_request, tokens_of
-from tests.router.fake_workers import VOCAB, expected, next_token
+from tests.router.fake_model import VOCAB, expected, next_token
 from tests.router.http_client import complete, events, http
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from baton.v1.types_pb2 import WorkerRole
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
-from tests.router.fake_workers import FakeWorker, expected
+from tests.router.fake_model import expected
+from tests.router.fake_workers import FakeWorker
 
 PROMPT = [9, 8, 7]
 COUNT = 24

@@ -7,7 +7,8 @@ import asyncio
 from baton.v1.router_pb2 import ListModelsRequest, Stage
 from baton.v1.types_pb2 import FinishReason
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
-from tests.router.fake_workers import BYTES_PER_TOKEN, expected
+from tests.router.fake_model import expected
+from tests.router.fake_workers import BYTES_PER_TOKEN
 
 
 async def test_tokens_usage_and_trace(site: SiteMaker) -> None:

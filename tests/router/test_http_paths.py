@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from services.router.http_door import HttpDoor
 from tests.router.conftest import MODEL, SiteMaker, until
-from tests.router.fake_workers import VOCAB
+from tests.router.fake_model import VOCAB
 from tests.router.http_client import complete, http
 
 GETS = ("/health", "/ready", "/version", "/v1/models", f"/v1/models/{MODEL}")

@@ -11,7 +11,7 @@ import pytest
 from baton.v1.router_pb2 import GenerateRequest
 from baton.v1.types_pb2 import FinishReason
 from tests.router.conftest import EOS, MODEL, Site, SiteMaker, byte_tokenizer, ids_request, tokens_of
-from tests.router.fake_workers import expected, logprobs_of
+from tests.router.fake_model import expected, logprobs_of
 from tests.router.http_client import complete, events, http
 
 TOKENIZER = byte_tokenizer()

@@ -21,7 +21,8 @@ import pytest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from tests.router.conftest import MODEL, ids_request, until
-from tests.router.fake_workers import FakeCluster, FakeWorker, expected
+from tests.router.fake_model import expected
+from tests.router.fake_workers import FakeCluster, FakeWorker
 
 Process = asyncio.subprocess.Process
 

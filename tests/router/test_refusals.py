@@ -11,7 +11,7 @@ import pytest
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
 from baton.v1.types_pb2 import FinishReason, LogitBias
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, tokens_of
-from tests.router.fake_workers import VOCAB, expected
+from tests.router.fake_model import VOCAB, expected
 from tests.router.http_client import complete, http
 
 CONTEXT = 256

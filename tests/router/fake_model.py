@@ -1,0 +1,48 @@
+"""A model that anybody can compute by hand, which the fake workers run.
+
+next_token(ids) = (31 * sum((i + 1) * id_i) + 17) mod vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baton.v1.types_pb2 import FinishReason, Logprobs, Sampling, TokenLogprob
+
+VOCAB = 320
+
+
+def next_token(ids: Sequence[int], vocab: int = VOCAB) -> int:
+    """The model."""
+    return (31 * sum((index + 1) * token for index, token in enumerate(ids)) + 17) % vocab
+
+
+def expected(prompt: Sequence[int], count: int) -> list[int]:
+    """The first `count` tokens after `prompt`."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(next_token(ids))
+    return ids[len(prompt) :]
+
+
+def logprobs_of(token: int, others: int) -> Logprobs:
+    """What the model says of a token, whatever came before; the token itself is the likeliest."""
+    own = -(token + 1) / 8
+    top = [TokenLogprob(token_id=(token + rank) % VOCAB, logprob=own - rank) for rank in range(others)]
+    return Logprobs(logprob=own, top=top)
+
+
+def with_logprobs(sampling: Sampling, tokens: Sequence[int]) -> list[Logprobs]:
+    """Of each token, where the request asks for them."""
+    if not sampling.HasField("logprobs"):
+        return []
+    return [logprobs_of(token, sampling.logprobs) for token in tokens]
+
+
+def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int]) -> FinishReason.ValueType:
+    """Why an output ends with its last token, if it does."""
+    if emitted[-1] in stop_ids:
+        return FinishReason.FINISH_REASON_STOP
+    if len(emitted) >= max_tokens:
+        return FinishReason.FINISH_REASON_LENGTH
+    return FinishReason.FINISH_REASON_UNSPECIFIED
