@@ -57,10 +57,10 @@ class WorkerHome:
         goes on; it is killed if it does not serve within `timeout_s`."""
         if self._life is None or self._life.done():
             _log.debug("worker_starting", worker=config.name, start=number)
+            counted = config.model_copy(update={"restarts": number - 1})
             index = config.engine.device_index
             self._report = Report(phase=Phase.STARTING, starts=number, device_index=index)
-            restarted = config.model_copy(update={"restarts": number - 1})
-            self._life = asyncio.create_task(self._live(restarted, timeout_s))
+            self._life = asyncio.create_task(self._live(counted, timeout_s))
 
     def kill(self) -> None:
         """Kills both processes of the worker, stopped ones too."""

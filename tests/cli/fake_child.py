@@ -149,6 +149,8 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         config = json.loads(stdin.readline())
     note("started", str(config.get("name", kind)))
+    if config.get("restarts"):
+        note(f"restart-{config['restarts']}", str(config["name"]))
     if "grandchild" in traits:
         child = subprocess.Popen(["sleep", "600"])
         with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as log:

@@ -156,6 +156,7 @@ def test_a_worker_that_dies_is_started_again_and_the_router_hears_of_it(start: S
     up.process.terminate()
     assert up.finish()[0] == 0
     assert up.order("started").count("both-0") == 2
+    assert up.order("restart-1") == ["both-0"], "the worker tells its restarts as a metric"
     wait_gone(up.pids())
 
 
