@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from baton.engine.blocks import BlockTables
-from baton.engine.output_ring import GENERATIONS
+from baton.engine.output_ring import GENERATIONS, MAX_SLOTS
 from baton.errors import BatonError, ErrorKind
 
 
@@ -28,6 +28,8 @@ class SlotPool:
     """Gives out slots oldest-freed first, so that a generation takes long to come round."""
 
     def __init__(self, slots: int) -> None:
+        if not 1 <= slots <= MAX_SLOTS:
+            raise ValueError(f"{slots} slots; a word of the output ring names 1 to {MAX_SLOTS}")
         self.total = slots
         self._free = deque(range(slots))
         self._generations = [0] * slots

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from baton.engine.blocks import BlockTables
 from baton.v1.worker_pb2 import Audit, Load
-
-if TYPE_CHECKING:
-    from services.worker.engine_process import Parts
+from services.worker.parts import Parts
 
 
 def load(parts: Parts) -> Load:

@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -39,7 +38,6 @@ from baton.v1.engine_pb2 import (
     HandoffStateEvent,
     ReadyEvent,
 )
-from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
@@ -49,8 +47,9 @@ from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit
 from services.worker.decode_side import DecodeSide
-from services.worker.launch import EngineLaunch
+from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
+from services.worker.parts import Parts
 from services.worker.prefill_side import PrefillSide
 from services.worker.step_clock import StepClock
 
@@ -63,21 +62,6 @@ _RING_FULL_S = 0.001
 log = get_log(__name__)
 
 
-@dataclass(slots=True)
-class Parts:
-    """What an engine is made of; `audit` reads it."""
-
-    model: LoadedModel
-    slots: SlotPool
-    prefill: PrefillSide
-    decode: DecodeSide
-    decode_loop: DecodeLoop
-    sender: Sender
-    receiver: Receiver | None
-    prefill_clock: StepClock
-    decode_clock: StepClock
-
-
 class Engine:
     """Builds the parts and turns the loop until told to stop or left alone."""
 
@@ -88,13 +72,7 @@ class Engine:
         self._channel = channel
         self._wakeup = Wakeup()
         self._stopping = False
-        self._identity = WorkerIdentity(
-            name=self._config.name,
-            incarnation=bytes.fromhex(launch.incarnation),
-            role=WorkerRole.Value(f"WORKER_ROLE_{self._config.role.upper()}"),
-            rank=0,
-            rank_count=1,
-        )
+        self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
         self._parts = self._build(model, memory)
         address = self._listen()

@@ -19,7 +19,6 @@ from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
-from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from services.common.child import StopSignal, say_ready
@@ -32,6 +31,7 @@ from services.common.metrics import MetricsServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
 from services.worker.engine_launch import EngineHandle, start_engine
+from services.worker.launch import identity_of
 from services.worker.metrics import WorkerMetrics
 from services.worker.worker_servicer import WorkerServicer
 
@@ -60,13 +60,7 @@ class _Front:
     def __init__(self, config: WorkerConfig, incarnation: bytes, handle: EngineHandle) -> None:
         self._config = config
         self._handle = handle
-        self._identity = WorkerIdentity(
-            name=config.name,
-            incarnation=incarnation,
-            role=WorkerRole.Value(f"WORKER_ROLE_{config.role.upper()}"),
-            rank=0,
-            rank_count=1,
-        )
+        self._identity = identity_of(config, incarnation)
         self._engine = EngineClient(handle.channel)
         self._drain = Drain()
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from services.common.config import StrictModel, WorkerConfig
 
 
@@ -12,3 +13,14 @@ class EngineLaunch(StrictModel):
     incarnation: str  # 32 hex digits, shared by front and engine
     channel_fd: int
     memory_fd: int
+
+
+def identity_of(config: WorkerConfig, incarnation: bytes) -> WorkerIdentity:
+    """Who this start of this worker is; front and engine say the same."""
+    return WorkerIdentity(
+        name=config.name,
+        incarnation=incarnation,
+        role=WorkerRole.Value(f"WORKER_ROLE_{config.role.upper()}"),
+        rank=0,
+        rank_count=1,
+    )
