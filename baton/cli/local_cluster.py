@@ -163,6 +163,7 @@ def router_config(config: UpConfig, model: Path) -> RouterConfig:
         **config.router.model_dump(),
         model=str(model),
         served_model_name=config.served_model_name or model.name,
+        byte_tokenizer=config.engine.weights == "random" and not (model / "tokenizer.json").is_file(),
         drain_s=config.drain_s,
         log_level=config.log_level,
     )

@@ -23,7 +23,7 @@ def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
         folder = resolve_model(config.model).resolve()
         name = folder.name if Path(config.model).is_dir() else config.model
     require_weights(folder, config.engine.weights)
-    if not (folder / "tokenizer.json").is_file():
+    if not (folder / "tokenizer.json").is_file() and config.engine.weights == "file":
         raise invalid(f"model {folder}: tokenizer.json is missing")
     return config.model_copy(update={"served_model_name": config.served_model_name or name}), folder
 

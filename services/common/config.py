@@ -102,6 +102,7 @@ class RouterConfig(RouterSettings):
 
     model: str = Field(description="folder with tokenizer.json and the model's configuration")
     served_model_name: str
+    byte_tokenizer: bool = Field(False, description="a token a byte: no tokenizer.json")
     workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts, until told more")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

@@ -44,7 +44,9 @@ class Router:
         folder = Path(config.model)
         info = ModelInfo.load(folder)
         self._config = config
-        self._pool = TextPool(folder, info, config.tokenizer_threads, config.max_waiting)
+        self._pool = TextPool(
+            folder, info, config.tokenizer_threads, config.max_waiting, bytes_only=config.byte_tokenizer
+        )
         self.directory = Directory(config.workers, self._workers_changed)
         self.placement = Placement(self.directory, config.prefill_ahead_tokens)
         self.room = WaitingRoom(self.placement, config.max_waiting, config.queue_timeout_s)

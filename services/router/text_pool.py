@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tokenizers import Tokenizer
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.byte_tokenizer import byte_tokenizer
 from services.router.chat_template import ChatTemplate
 from services.router.detokenize import Detokenizer
 from services.router.token_texts import TokenTexts
@@ -26,9 +27,11 @@ T = TypeVar("T")
 class TextPool:
     """The model's tokenizer and chat template behind a few threads; at most `max_pending` jobs."""
 
-    def __init__(self, folder: Path, info: ModelInfo, threads: int, max_pending: int) -> None:
-        """Raises BatonError(INVALID) where tokenizer.json is missing or broken."""
-        self._tokenizer = _load_tokenizer(folder / "tokenizer.json")
+    def __init__(
+        self, folder: Path, info: ModelInfo, threads: int, max_pending: int, *, bytes_only: bool = False
+    ) -> None:
+        """Raises BatonError(INVALID) where tokenizer.json is missing or broken; `bytes_only` needs none."""
+        self._tokenizer = byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
         self._template = ChatTemplate(info.chat_template, info.special_tokens) if info.chat_template else None
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up
 from tests.e2e.completions import Choice, complete
-from tests.support.checkpoints import BEGIN_ID, END_ID, FAMILIES, VOCAB_SIZE
+from tests.support.checkpoints import BEGIN_ID, END_ID, FAMILIES, VOCAB_SIZE, make_checkpoint
 from tests.support.reference import load_reference, reference_greedy
 
 if TYPE_CHECKING:
@@ -196,3 +196,18 @@ async def test_a_stream_is_not_one_lump(cluster: Cluster, known: Known) -> None:
     async with cluster.http() as client, client.stream("POST", "/v1/completions", json=body) as response:
         events = [line async for line in response.aiter_lines() if line.startswith("data: {")]
     assert len(events) > 3
+
+
+async def test_random_weights_need_only_a_configuration(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "whole")
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
+    with baton_up(folder, "--weights", "random", "--dtype", "float32") as cluster:
+        async with cluster.stub() as stub:
+            answer = await cluster.generate(stub, [1, 2, 3], max_tokens=8, ignore_eos=True)
+        async with cluster.http() as client:
+            body = {"model": MODEL, "prompt": "héllo", "max_tokens": 4, "ignore_eos": True}
+            usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+    assert len(answer.token_ids) == 8
+    assert usage == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
