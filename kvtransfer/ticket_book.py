@@ -93,10 +93,6 @@ class TicketBook(Generic[Grant]):
         self._purge()
         return len(self._tombstones)
 
-    def entries(self) -> list[TicketEntry[Grant]]:
-        """Every live entry, the oldest first."""
-        return list(self._live.values())
-
     def find(self, key: AttemptKey) -> TicketEntry[Grant] | None:
         """The live entry of this attempt."""
         return self._live.get(key)

@@ -43,11 +43,6 @@ class StopSignal:
     def __init__(self) -> None:
         self._asked = asyncio.Event()
 
-    @property
-    def asked(self) -> bool:
-        """Whether the process was told to stop."""
-        return self._asked.is_set()
-
     async def wait(self) -> None:
         """Returns at the first SIGTERM or SIGINT."""
         await self._asked.wait()
