@@ -8,6 +8,7 @@ deadline takes its whole client out of use first and is ended only then.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -79,9 +80,10 @@ class Connection:
         self._down_since: float | None = None
 
     @property
-    def down(self) -> bool:
-        """Whether the last call that ended got no answer."""
-        return self._down_since is not None
+    def down_s(self) -> float | None:
+        """Seconds since calls began to get no answer; None where the last one that ended got one."""
+        since = self._down_since  # read once: metrics ask from a thread of their own
+        return None if since is None else time.monotonic() - since
 
     async def script(self, text: str, keys: Sequence[str], args: Sequence[Argument] = ()) -> Reply:
         """Runs a Lua script on the server that has `keys`."""
@@ -185,7 +187,7 @@ class Connection:
 
     def _answered(self) -> None:
         if self._down_since is not None:
-            seconds = asyncio.get_running_loop().time() - self._down_since
+            seconds = time.monotonic() - self._down_since
             self._down_since = None
             _log.info("redis_is_back", redis=str(self._endpoint), seconds=round(seconds, 3))
 
@@ -193,7 +195,7 @@ class Connection:
         told = _translate(error, str(self._endpoint))
         self._counters.calls_failed += 1
         if told.kind is not ErrorKind.INTERNAL and not self._closed and self._down_since is None:
-            self._down_since = asyncio.get_running_loop().time()
+            self._down_since = time.monotonic()
             self._counters.outages += 1
             _log.warning("redis_is_away", redis=str(self._endpoint), why=told.message)
         return told

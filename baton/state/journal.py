@@ -114,8 +114,8 @@ class Journal:
         entry = await self._store.read(request_id)
         if entry is None:
             return None
-        tenant, token_ids = self._seal.open(request_id, entry.body)
-        return JournalRecord(request_id, tenant, token_ids, entry.attempt)
+        tenant, token_ids, details = self._seal.open(request_id, entry.body)
+        return JournalRecord(request_id, tenant, token_ids, entry.attempt, details)
 
     async def open_ids(self, limit: int = 1000) -> list[bytes]:
         """At most `limit` open requests, the ones that end soonest first."""
@@ -214,7 +214,7 @@ class Journal:
             elif pending.expires_at <= now:
                 self._drop(pending.receipt)
             else:
-                body = self._seal.close(request_id, record.tenant, record.token_ids)
+                body = self._seal.close(request_id, record.tenant, record.token_ids, record.details)
                 ttl_s = pending.expires_at - now
                 writes.append(JournalWrite(request_id, "append", pending.attempt, body, ttl_s))
         return writes

@@ -30,6 +30,7 @@ class Member(BaseModel):
     role: MemberRole
     rank: int = Field(0, ge=0)
     rank_count: int = Field(1, ge=1)
+    model: _Word = Field("", description="what clients call it; a router takes workers of its own model")
     host: _Word = Field("", description="the machine; pairs on one host are preferred")
     addresses: dict[_Word, _Word] = Field(default_factory=dict, max_length=16)
     fingerprint: str = Field("", max_length=256, description="hex; equal where KV may pass between two")
@@ -70,6 +71,8 @@ class JournalRecord:
     tenant: str
     token_ids: tuple[int, ...]
     attempt: int = 1
+    # Whatever else the writer wants to read again, as it was written.
+    details: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Seals a request's journal entry: AES-256-GCM, bound to the request's id.
 
 sealed = version (1 byte) | nonce (12) | ciphertext and tag
-plain  = length of tenant (u32) | tenant (UTF-8) | token ids (u32 each)      little endian
+plain  = lengths of tenant and details (u32 each) | tenant (UTF-8) | details | token ids (u32 each)
+         all little endian
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from baton.errors import BatonError, ErrorKind
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 _VERSION = b"\x01"
-_LENGTH = struct.Struct("<I")
+_LENGTHS = struct.Struct("<II")
+_TOKEN_BYTES = 4
 
 
 def draw_journal_key() -> bytes:
@@ -34,15 +36,18 @@ class Seal:
         self._cipher = AESGCM(key)
         self._context = _VERSION + b"baton journal " + namespace.encode() + b" "
 
-    def close(self, request_id: bytes, tenant: str, token_ids: tuple[int, ...]) -> bytes:
+    def close(
+        self, request_id: bytes, tenant: str, token_ids: tuple[int, ...], details: bytes = b""
+    ) -> bytes:
         """The sealed entry."""
         name = tenant.encode()
-        plain = _LENGTH.pack(len(name)) + name + struct.pack(f"<{len(token_ids)}I", *token_ids)
+        head = _LENGTHS.pack(len(name), len(details))
+        plain = head + name + details + struct.pack(f"<{len(token_ids)}I", *token_ids)
         nonce = os.urandom(_NONCE_BYTES)
         return _VERSION + nonce + self._cipher.encrypt(nonce, plain, self._context + request_id)
 
-    def open(self, request_id: bytes, sealed: bytes) -> tuple[str, tuple[int, ...]]:
-        """Tenant and token ids; BatonError(INTERNAL) where it is not ours, or not this request's."""
+    def open(self, request_id: bytes, sealed: bytes) -> tuple[str, tuple[int, ...], bytes]:
+        """Tenant, token ids, details; BatonError(INTERNAL) where it is not ours, or not this request's."""
         nonce, ciphertext = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
             if sealed[:1] != _VERSION:
@@ -50,6 +55,9 @@ class Seal:
             plain = self._cipher.decrypt(nonce, ciphertext, self._context + request_id)
         except (InvalidTag, ValueError) as error:
             raise BatonError(ErrorKind.INTERNAL, "a journal entry cannot be opened with this key") from error
-        end = _LENGTH.size + _LENGTH.unpack_from(plain)[0]
-        count = (len(plain) - end) // _LENGTH.size
-        return plain[_LENGTH.size : end].decode(), struct.unpack_from(f"<{count}I", plain, end)
+        name_bytes, details_bytes = _LENGTHS.unpack_from(plain)
+        details = _LENGTHS.size + name_bytes
+        ids = details + details_bytes
+        count = (len(plain) - ids) // _TOKEN_BYTES
+        tenant = plain[_LENGTHS.size : details].decode()
+        return tenant, struct.unpack_from(f"<{count}I", plain, ids), plain[details:ids]

@@ -43,7 +43,7 @@ _log = structlog.get_logger(part="state")
 
 
 class State:
-    """`State.open(url)` or `State.in_memory()`; then `close`. Belongs to one event loop.
+    """`State.at(url)`, `State.open(url)` or `State.in_memory()`; then `close`. Belongs to one event loop.
 
     registry, load_hints, prefix_index    the stores, for whoever needs a definite answer
     journal                               accepted requests, written beside the way (to journal_store)
@@ -59,6 +59,7 @@ class State:
         seal: Seal,
         counters: Counters,
         connection: Connection | None = None,
+        address: str = "",
     ) -> None:
         self.registry = registry
         self.load_hints = load_hints
@@ -66,6 +67,8 @@ class State:
         self.journal_store = journal_store
         self.journal = Journal(journal_store, seal, counters, time.monotonic)
         self.counters = counters
+        # Where Redis is, without name and password.
+        self.address = address
         self._connection = connection
         self._leases: list[Lease] = []
         self._holders: list[str] = []
@@ -74,21 +77,27 @@ class State:
 
     @classmethod
     async def open(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
-        """The state in the Redis at `url`, which need not be there yet.
-
-        Raises BatonError(INVALID) for a wrong URL, key or namespace and BatonError(UNAUTHENTICATED)
-        where Redis refuses the password. Without `journal_key` one is drawn: then only this `State`
-        can read what it writes.
-        """
-        counters, keys = Counters(), Keys(namespace)
-        seal = Seal(draw_journal_key() if journal_key is None else journal_key, namespace)
-        connection = Connection(parse_url(url), counters)
+        """`at`, once Redis has answered or seems to be away; BatonError(UNAUTHENTICATED) where it refuses
+        the password."""
+        state = cls.at(url, namespace=namespace, journal_key=journal_key)
         try:
-            await connection.ping()
+            await state.check()
         except BatonError as error:
             if error.kind is not ErrorKind.UNAVAILABLE:
-                await connection.close(CLOSE_S)
+                await state.close()
                 raise
+        return state
+
+    @classmethod
+    def at(cls, url: str, *, namespace: str = NAMESPACE, journal_key: bytes | None = None) -> State:
+        """The state in the Redis at `url`, of which nothing is asked yet. Call from a running loop.
+
+        Raises BatonError(INVALID) for a wrong URL, key or namespace. Without `journal_key` one is
+        drawn: then only this `State` can read what it writes.
+        """
+        counters, keys, endpoint = Counters(), Keys(namespace), parse_url(url)
+        seal = Seal(draw_journal_key() if journal_key is None else journal_key, namespace)
+        connection = Connection(endpoint, counters)
         return cls(
             RedisRegistry(connection, keys, counters),
             RedisLoadHints(connection, keys, counters),
@@ -97,6 +106,7 @@ class State:
             seal,
             counters,
             connection,
+            str(endpoint),
         )
 
     @classmethod
@@ -115,7 +125,22 @@ class State:
     @property
     def away(self) -> bool:
         """Whether Redis did not answer the last call."""
-        return self._connection is not None and self._connection.down
+        return self.away_s is not None
+
+    @property
+    def away_s(self) -> float | None:
+        """For how many seconds Redis has not answered; None where it did last."""
+        return self._connection.down_s if self._connection is not None else None
+
+    async def refusal(self) -> BatonError:
+        """Why Redis does not let us in, as its first answer; never returns where it does or is away."""
+        try:
+            await self.check()
+        except BatonError as error:
+            if error.kind is not ErrorKind.UNAVAILABLE:
+                return error
+        never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def check(self) -> None:
         """Returns once Redis answered; BatonError(UNAVAILABLE or UNAUTHENTICATED) else."""

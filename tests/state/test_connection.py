@@ -126,10 +126,10 @@ async def test_a_silent_or_dripping_server_ends_no_later_than_the_deadline(
         async with asyncio.timeout(2):
             assert await _ask(connection, 1) == "UNAVAILABLE"
         assert counters.clients_dropped == 1
-        assert connection.down
+        assert connection.down_s is not None
         between.delay_s, between.piece = lambda: 0.0, None
         assert await _ask(connection, 2) == "right"
-        assert not connection.down
+        assert connection.down_s is None
         assert counters.outages == 1
 
 
@@ -156,7 +156,7 @@ async def test_a_refused_command_is_no_outage(redis_url: str) -> None:
         with pytest.raises(BatonError) as refused:
             await connection.script("return redis.call('GET')", ["{k}"])
         assert refused.value.kind is ErrorKind.INTERNAL
-        assert (counters.outages, connection.down) == (0, False)
+        assert (counters.outages, connection.down_s) == (0, None)
 
 
 async def test_closing_ends_what_still_runs(redis_url: str) -> None:

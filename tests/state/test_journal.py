@@ -132,7 +132,7 @@ async def test_every_key_ends_by_itself(redis_url: str) -> None:
 def test_a_sealed_entry_is_of_its_request_cluster_and_key() -> None:
     key, one, two = draw_journal_key(), os.urandom(16), os.urandom(16)
     sealed = Seal(key, "ours").close(one, TENANT, TOKENS)
-    assert Seal(key, "ours").open(one, sealed) == (TENANT, TOKENS)
+    assert Seal(key, "ours").open(one, sealed) == (TENANT, TOKENS, b"")
     assert Seal(key, "ours").close(one, TENANT, TOKENS) != sealed
     broken = sealed[:-1] + bytes([sealed[-1] ^ 1])
     for seal, request_id, body in (
