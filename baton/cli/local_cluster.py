@@ -1,9 +1,9 @@
-"""The processes of `baton up` on this machine: one that runs the workers, and the router.
+"""The processes of `baton up` on this machine: one that runs the workers, the router, a Redis of their own.
 
     cluster = LocalCluster(config, model_folder)
     doors = await cluster.start()       every worker serves, and the router finds them
     await cluster.failure()             returns when one of the two ends unasked
-    await cluster.stop(within_s=25)     the router drains, then the workers; none is left
+    await cluster.stop(within_s=25)     the router drains, then the workers, then Redis; none is left
 
 Whoever calls `start` must call `stop`, whatever `start` did.
 """
@@ -18,9 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.cli.own_redis import OwnRedis
 from baton.cli.race import race
 from services.common.child_process import Child, ChildError
-from services.common.config import ClusterConfig, Role, RouterConfig, UpConfig, WorkerConfig
+from services.common.config import (
+    NO_STATE,
+    ClusterConfig,
+    Role,
+    RouterConfig,
+    StateConfig,
+    UpConfig,
+    WorkerConfig,
+)
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
@@ -56,11 +65,17 @@ class LocalCluster:
         self._programs = programs or Programs()
         self._cluster: Child | None = None
         self._router: Child | None = None
+        self._redis: OwnRedis | None = None
 
     async def start(self) -> Doors:
         """Raises `BatonError` for what a child refuses, `ChildError` for one that fails."""
-        workers = cluster_config(self._config, self._model, self._programs.worker)
-        router = router_config(self._config, self._model)
+        if self._config.state.redis_url is None:
+            self._redis = OwnRedis()
+            self._redis.on_restart = self._tell_restarts
+        cluster_id = secrets.token_hex(4)
+        state = state_config(self._config, cluster_id, self._redis)
+        workers = cluster_config(self._config, self._model, cluster_id, state, self._programs.worker)
+        router = router_config(self._config, self._model, state)
         self._cluster = await Child.start("cluster", self._programs.cluster, workers.model_dump_json())
         self._cluster.prefix = ""  # it speaks of workers, by name
         self._cluster.on_message = self._pass_on
@@ -86,6 +101,8 @@ class LocalCluster:
             await self._router.stop(deadline - WORKERS_STOP_S)
         if self._cluster:
             await self._cluster.stop(deadline)
+        if self._redis:
+            await self._redis.stop()
 
     def kill(self) -> None:
         """Stops everything at once; `stop` still has to be awaited."""
@@ -99,6 +116,8 @@ class LocalCluster:
     async def _doors(self, serving: asyncio.Event) -> Doors:
         """Where the router listens, once it has found workers and every one of them serves."""
         assert self._router is not None
+        if self._redis:
+            await self._redis.start()
         said = await self._router.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
         await serving.wait()
         return Doors(http=said["http"], grpc=said["grpc"])
@@ -115,6 +134,10 @@ class LocalCluster:
         if self._router and "workers" in message:
             self._router.tell(message)
 
+    def _tell_restarts(self, restarts: int) -> None:
+        if self._router:
+            self._router.tell({"store_restarts": restarts})
+
 
 async def _first_failure(children: Sequence[Child]) -> ChildError:
     ends = {asyncio.create_task(child.ended()): child for child in children}
@@ -126,12 +149,32 @@ async def _first_failure(children: Sequence[Child]) -> ChildError:
             end.cancel()
 
 
-def cluster_config(config: UpConfig, model: Path, worker_program: Sequence[str] = ()) -> ClusterConfig:
-    """What the process that runs the workers is told; a new cluster each time."""
+def state_config(config: UpConfig, cluster_id: str, redis: OwnRedis | None) -> StateConfig | None:
+    """Where router and workers keep their soft state; None where they shall keep none."""
+    url = redis.url if redis else config.state.redis_url
+    if url is None or url == NO_STATE:
+        return None
+    return StateConfig(
+        redis_url=url,
+        namespace=config.state.namespace or f"baton-{cluster_id}",
+        cluster_id=cluster_id,
+        embedded=redis is not None,
+        journal_key=secrets.token_hex(32),
+    )
+
+
+def cluster_config(
+    config: UpConfig,
+    model: Path,
+    cluster_id: str,
+    state: StateConfig | None = None,
+    worker_program: Sequence[str] = (),
+) -> ClusterConfig:
+    """What the process that runs the workers is told."""
     return ClusterConfig(
         **config.supervision.model_dump(),
-        cluster_id=secrets.token_hex(4),
-        workers=tuple(worker_configs(config, model)),
+        cluster_id=cluster_id,
+        workers=tuple(worker_configs(config, model, state)),
         worker_program=tuple(worker_program),
         start_timeout_s=config.start_timeout_s,
         drain_s=config.drain_s,
@@ -139,8 +182,12 @@ def cluster_config(config: UpConfig, model: Path, worker_program: Sequence[str] 
     )
 
 
-def worker_configs(config: UpConfig, model: Path) -> list[WorkerConfig]:
+def worker_configs(config: UpConfig, model: Path, state: StateConfig | None = None) -> list[WorkerConfig]:
     """One a worker, named by role and index: prefill-0, decode-0, …"""
+    if state is not None:
+        # On the machines of another Ray our own Redis is out of reach; and the journal is the router's.
+        away = state.embedded and config.supervision.ray_address not in ("local", "none")
+        state = None if away else state.model_copy(update={"journal_key": ""})
     return [
         WorkerConfig(
             name=f"{role}-{index}",
@@ -148,6 +195,7 @@ def worker_configs(config: UpConfig, model: Path) -> list[WorkerConfig]:
             model=str(model),
             engine=config.engine,
             transfer=config.transfer,
+            state=state,
             served_model_name=config.served_model_name,
             drain_s=config.drain_s,
             log_level=config.log_level,
@@ -157,13 +205,14 @@ def worker_configs(config: UpConfig, model: Path) -> list[WorkerConfig]:
     ]
 
 
-def router_config(config: UpConfig, model: Path) -> RouterConfig:
+def router_config(config: UpConfig, model: Path, state: StateConfig | None = None) -> RouterConfig:
     """The door's configuration; it is told of workers as they come and go."""
     return RouterConfig(
         **config.router.model_dump(),
         model=str(model),
         served_model_name=config.served_model_name or model.name,
         byte_tokenizer=config.engine.weights == "random" and not (model / "tokenizer.json").is_file(),
+        state=state,
         drain_s=config.drain_s,
         log_level=config.log_level,
     )

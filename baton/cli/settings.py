@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config import UpConfig
+from services.common.config import NO_STATE, StateSettings, UpConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,15 @@ FLAGS = (
     Flag("--numerics", "engine.numerics", "auto|exact", "exact: a token never depends on its neighbours"),
     Flag("--transport", "transfer.transport", "auto|grpc", "what carries KV blocks between workers"),
     Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
+    Flag(
+        "--redis-url", "state.redis_url", "URL|none", "where soft state is kept (default: a Redis of its own)"
+    ),
+    Flag(
+        "--redis-namespace",
+        "state.namespace",
+        "NAME",
+        "what shares it is one cluster (default: a random one)",
+    ),
     Flag("--http-port", "router.http_port", "PORT", "0: any free port"),
     Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
     Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),
@@ -61,12 +70,12 @@ FLAGS = (
 )
 
 
-def add_flags(parser: argparse.ArgumentParser, *, only: str = "") -> None:
-    """Adds `-c` and the flags to a parser; `only` keeps those whose path starts with it."""
+def add_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] = ()) -> None:
+    """Adds `-c` and the flags to a parser; `only` keeps those whose path starts with one of them."""
     if not only:
         parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings")
     for flag in FLAGS:
-        if flag.path.startswith(only):
+        if flag.path.startswith(only or ""):
             default = _default(flag.path)
             text = flag.help if default is None else f"{flag.help} (default {default})"
             parser.add_argument(flag.name, dest=flag.key, metavar=flag.metavar, help=text)
@@ -82,16 +91,32 @@ def load(
     values = _read_file(arguments.config) if arguments.config else {}
     for path, value in (defaults or {}).items():
         _set(values, path, value, keep=True)
-    for flag in FLAGS:
-        given = getattr(arguments, flag.key)
-        if given is None:
-            given = environment.get(flag.variable)
-        if given is not None:
-            _set(values, flag.path, given)
+    take_flags(values, arguments, environment)
     try:
-        return UpConfig.model_validate(values)
+        config = UpConfig.model_validate(values)
     except ValidationError as error:
         raise invalid(first_line(error)) from None
+    check_redis_url(config.state)
+    return config
+
+
+def take_flags(values: dict[str, Any], arguments: argparse.Namespace, environment: Mapping[str, str]) -> None:
+    """Puts what this command's flags, or their variables, say over `values`."""
+    for flag in FLAGS:
+        if flag.key in arguments:
+            given = getattr(arguments, flag.key)
+            if given is None:
+                given = environment.get(flag.variable)
+            if given is not None:
+                _set(values, flag.path, given)
+
+
+def check_redis_url(state: StateSettings) -> None:
+    """`BatonError(INVALID)`, with nothing secret in it, where the URL cannot be one of Redis."""
+    if state.redis_url is not None and state.redis_url != NO_STATE:
+        from baton.state.connect import parse_url  # only for those who name one: its imports take time
+
+        parse_url(state.redis_url)
 
 
 def invalid(message: str) -> BatonError:
@@ -135,6 +160,8 @@ def first_line(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     flag = next((flag.name for flag in FLAGS if flag.path == path), None)
     place = f"{path} ({flag})" if flag else path
+    if path.startswith("state"):  # it may hold a password
+        return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
     return f"{place} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 
 

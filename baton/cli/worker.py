@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import sys
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from pydantic import ValidationError
@@ -15,24 +17,30 @@ from baton.cli.model_folder import require_weights
 from baton.cli.up import require_free
 from baton.engine.model_source import resolve_model
 from services.common.child import DETACHED
-from services.common.config import UpConfig, WorkerConfig
+from services.common.config import NO_STATE, StateConfig, StateSettings, UpConfig, WorkerConfig
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=ROLES, required=True)
     parser.add_argument("--model", required=True, metavar="DIR", help="checkpoint to serve")
-    parser.add_argument("--name", help="stable name within the cluster (default: the role)")
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="what clients call it (default: the folder's)"
+    )
+    parser.add_argument(
+        "--name",
+        help="stable name within the cluster (default: the role, with --redis-url and a random word)",
+    )
     parser.add_argument(
         "--host", default=WorkerConfig.model_fields["host"].default, help="address to listen on"
     )
     parser.add_argument("--port", default="0", help="0: any free port, told in the ready line on stdout")
     parser.add_argument("--metrics-port", default="0", help="0: any free port, told in the ready line")
-    settings.add_flags(parser, only="engine.")
+    settings.add_flags(parser, only=("engine.", "state."))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes `python -m services.worker`, which reads its configuration from stdin."""
-    config = worker_config(arguments)
+    config = worker_config(arguments, os.environ)
     require_weights(resolve_model(config.model), config.engine.weights)
     if config.port:
         require_free(config.host, config.port, "--port")
@@ -41,25 +49,43 @@ def run(arguments: argparse.Namespace) -> int:
     _become_worker(config)
 
 
-def worker_config(arguments: argparse.Namespace) -> WorkerConfig:
+def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> WorkerConfig:
     """`BatonError(INVALID)` with one line for a bad flag."""
-    engine: dict[str, Any] = {
-        flag.path.removeprefix("engine."): getattr(arguments, flag.key)
-        for flag in settings.FLAGS
-        if flag.path.startswith("engine.") and getattr(arguments, flag.key) is not None
-    }
+    values: dict[str, Any] = {}
+    settings.take_flags(values, arguments, environment)
     try:
+        common = UpConfig.model_validate(values)
+        state = state_config(common.state, arguments.host)
         return WorkerConfig(
-            name=arguments.name or arguments.role,
+            name=arguments.name or default_name(arguments.role, state),
             role=arguments.role,
             model=arguments.model,
             host=arguments.host,
             port=arguments.port,
             metrics_port=arguments.metrics_port,
-            engine=UpConfig.model_validate({"engine": engine}).engine,
+            served_model_name=common.served_model_name,
+            engine=common.engine,
+            state=state,
         )
     except ValidationError as error:
         raise settings.invalid(settings.first_line(error)) from None
+
+
+def state_config(given: StateSettings, host: str) -> StateConfig | None:
+    """The registry that the worker is to join, if one is named."""
+    if given.redis_url is None or given.redis_url == NO_STATE:
+        return None
+    settings.check_redis_url(given)
+    if given.namespace is None:
+        raise settings.invalid("--redis-url needs --redis-namespace, that of the cluster to join")
+    if host in ("0.0.0.0", "::"):
+        raise settings.invalid(f"--host {host} is no address that others could call; --redis-url needs one")
+    return StateConfig(redis_url=given.redis_url, namespace=given.namespace)
+
+
+def default_name(role: str, state: StateConfig | None) -> str:
+    """In a registry a name is one worker's, and the newest start of it has it."""
+    return role if state is None else f"{role}-{secrets.token_hex(4)}"
 
 
 def _become_worker(config: WorkerConfig) -> NoReturn:

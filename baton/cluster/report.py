@@ -27,8 +27,9 @@ class Failure(StrictModel):
 
     @property
     def final(self) -> bool:
-        """The configuration is wrong, so that another start would fail like this one."""
-        return ErrorKind[self.kind] is ErrorKind.INVALID
+        """Another start would fail like this one, since the configuration is wrong, or would take the name
+        back from a newer start of the same worker elsewhere."""
+        return ErrorKind[self.kind] in (ErrorKind.INVALID, ErrorKind.CONFLICT)
 
     def error(self) -> BatonError:
         return BatonError(ErrorKind[self.kind], self.message)

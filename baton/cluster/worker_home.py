@@ -143,4 +143,7 @@ class WorkerHome:
 def _told(error: BatonError | ChildError | None) -> Failure | None:
     if isinstance(error, BatonError):
         return Failure(kind=error.kind.name, message=error.message)
-    return Failure(kind=ErrorKind.UNAVAILABLE.name, message=str(error)) if error else None
+    if error is None:
+        return None
+    kind = ErrorKind.CONFLICT if error.replaced else ErrorKind.UNAVAILABLE
+    return Failure(kind=kind.name, message=str(error))

@@ -389,6 +389,7 @@ class GenerateResponse(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.bytes
     first_number: _builtins.int
     """Index in the output of token_ids[0]; the numbers of a stream have no gap and no repeat."""
@@ -398,6 +399,8 @@ class GenerateResponse(_message.Message):
     """Set on the last message, with usage and trace."""
     index: _builtins.int
     """Which of the n outputs this message belongs to."""
+    resumable: _builtins.bool
+    """The journal has this output's request: its prompt and all that decides its tokens outlive this router."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -425,10 +428,11 @@ class GenerateResponse(_message.Message):
         trace: Global___RequestTrace | None = ...,
         index: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[_types_pb2.Logprobs] | None = ...,
+        resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trace", b"trace", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "first_number", b"first_number", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "text", b"text", "token_ids", b"token_ids", "trace", b"trace", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "first_number", b"first_number", "index", b"index", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "resumable", b"resumable", "text", b"text", "token_ids", b"token_ids", "trace", b"trace", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -542,16 +546,22 @@ class AuditClusterResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAudit]: ...
+    @_builtins.property
+    def store(self) -> Global___StoreStatus:
+        """Unset where the router keeps no state."""
+
     def __init__(
         self,
         *,
         workers: _abc.Iterable[Global___WorkerAudit] | None = ...,
+        store: Global___StoreStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["store", b"store", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,6 +635,7 @@ class RouterStatus(_message.Message):
     TPOT_FIELD_NUMBER: _builtins.int
     ITL_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     serving: _builtins.bool
     """A request would be served."""
@@ -650,6 +661,10 @@ class RouterStatus(_message.Message):
 
     @_builtins.property
     def queue(self) -> Global___Latency: ...
+    @_builtins.property
+    def store(self) -> Global___StoreStatus:
+        """Unset where it keeps no state."""
+
     def __init__(
         self,
         *,
@@ -667,14 +682,75 @@ class RouterStatus(_message.Message):
         tpot: Global___Latency | None = ...,
         itl: Global___Latency | None = ...,
         queue: Global___Latency | None = ...,
+        store: Global___StoreStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["itl", b"itl", "queue", b"queue", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["itl", b"itl", "queue", b"queue", "store", b"store", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens_per_s", b"completion_tokens_per_s", "errors_per_s", b"errors_per_s", "itl", b"itl", "model", b"model", "prompt_tokens_per_s", b"prompt_tokens_per_s", "queue", b"queue", "requests_per_s", b"requests_per_s", "running", b"running", "serving", b"serving", "tpot", b"tpot", "ttft", b"ttft", "uptime_s", b"uptime_s", "waiting", b"waiting", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens_per_s", b"completion_tokens_per_s", "errors_per_s", b"errors_per_s", "itl", b"itl", "model", b"model", "prompt_tokens_per_s", b"prompt_tokens_per_s", "queue", b"queue", "requests_per_s", b"requests_per_s", "running", b"running", "serving", b"serving", "store", b"store", "tpot", b"tpot", "ttft", b"ttft", "uptime_s", b"uptime_s", "waiting", b"waiting", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
+
+@_typing.final
+class StoreStatus(_message.Message):
+    """The Redis that has registry and journal, as this router knows it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    EMBEDDED_FIELD_NUMBER: _builtins.int
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    AWAY_S_FIELD_NUMBER: _builtins.int
+    REGISTERED_WORKERS_FIELD_NUMBER: _builtins.int
+    JOURNAL_OPEN_FIELD_NUMBER: _builtins.int
+    JOURNAL_PENDING_FIELD_NUMBER: _builtins.int
+    JOURNAL_DROPPED_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port, without user name and password."""
+    namespace: _builtins.str
+    """What shares it is one cluster."""
+    embedded: _builtins.bool
+    """A server of this cluster's own, and how often it has been started again."""
+    restarts: _builtins.int
+    away_s: _builtins.float
+    """For how long it has not answered; unset where it did last."""
+    registered_workers: _builtins.int
+    """Workers the registry was last seen to have."""
+    journal_open: _builtins.int
+    """Requests the journal has as open, asked just now; unset where Redis does not answer."""
+    journal_pending: _builtins.int
+    """Requests of which it has yet to be told something."""
+    journal_dropped: _builtins.int
+    """Entries and marks that it never got."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        namespace: _builtins.str = ...,
+        embedded: _builtins.bool = ...,
+        restarts: _builtins.int = ...,
+        away_s: _builtins.float | None = ...,
+        registered_workers: _builtins.int = ...,
+        journal_open: _builtins.int | None = ...,
+        journal_pending: _builtins.int = ...,
+        journal_dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "away_s", b"away_s", "journal_open", b"journal_open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "address", b"address", "away_s", b"away_s", "embedded", b"embedded", "journal_dropped", b"journal_dropped", "journal_open", b"journal_open", "journal_pending", b"journal_pending", "namespace", b"namespace", "registered_workers", b"registered_workers", "restarts", b"restarts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__away_s: _TypeAlias = _typing.Literal["away_s"]  # noqa: Y015
+    _WhichOneofArgType__away_s: _TypeAlias = _typing.Literal["_away_s", b"_away_s"]  # noqa: Y015
+    _WhichOneofReturnType__journal_open: _TypeAlias = _typing.Literal["journal_open"]  # noqa: Y015
+    _WhichOneofArgType__journal_open: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__away_s) -> _WhichOneofReturnType__away_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__journal_open) -> _WhichOneofReturnType__journal_open | None: ...
+
+Global___StoreStatus: _TypeAlias = StoreStatus  # noqa: Y015
 
 @_typing.final
 class Latency(_message.Message):

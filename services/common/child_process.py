@@ -27,7 +27,12 @@ LAST_WORDS_S = 1.0
 
 
 class ChildError(Exception):
-    """A child ended unasked, or never said that it serves; the message names it and says how."""
+    """A child ended unasked, or never said that it serves; the message names it and says how. `replaced`:
+    since a newer start of the same worker has its name."""
+
+    def __init__(self, message: str, *, replaced: bool = False) -> None:
+        super().__init__(message)
+        self.replaced = replaced
 
 
 class Child:
@@ -41,6 +46,7 @@ class Child:
         self._listening: asyncio.Task[None] | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._last_words = ""
+        self._replaced = False
         # Before the errors that it reports; empty for one that reports those of others.
         self.prefix = f"{name}: "
         # Called with each JSON object that it writes once it serves.
@@ -124,7 +130,7 @@ class Child:
         status = self._ended.result()
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with code {status}"
         why = f": {self._last_words}" if self._last_words else ""
-        return ChildError(f"{self.name} (pid {self.pid}) {how}{why}")
+        return ChildError(f"{self.name} (pid {self.pid}) {how}{why}", replaced=self._replaced)
 
     def terminate(self) -> None:
         """Asks it to drain; a second time: to stop at once."""
@@ -162,6 +168,7 @@ class Child:
             message = json.loads(line)
             if "error" in message:
                 self._last_words = str(message["error"]["message"])
+                self._replaced = message["error"]["kind"] == ErrorKind.CONFLICT.name.lower()
             elif isinstance(message, dict):
                 self.on_message(message)
 

@@ -25,13 +25,16 @@ Transport = Literal["auto", "grpc"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+# In place of Redis's URL: neither registry nor journal.
+NO_STATE = "none"
+
 DRAIN_S = 20.0  # how long running requests may take to end at a stop
 
 
 class StrictModel(BaseModel):
-    """Frozen, and an unknown key is an error."""
+    """Frozen, and an unknown key is an error. What is wrong is never repeated in an error's text."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class EngineConfig(StrictModel):
@@ -66,10 +69,33 @@ class TransferConfig(StrictModel):
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
 
 
+class StateSettings(StrictModel):
+    """What an operator may set of where soft state is kept."""
+
+    redis_url: str | None = Field(
+        None, repr=False, description="unset: a server of our own, which needs nothing; none: no state"
+    )
+    namespace: str | None = Field(
+        None,
+        pattern="^[A-Za-z0-9_-]{1,64}$",
+        description="what shares it is one cluster; unset: this one's alone",
+    )
+
+
+class StateConfig(StrictModel):
+    """Where a process finds the cluster's soft state. Its text form shows no secret."""
+
+    redis_url: str = Field(repr=False)
+    namespace: str
+    cluster_id: str = Field("", description="goes before the names of its workers in the registry")
+    embedded: bool = Field(False, description="a server of `baton up`'s own")
+    journal_key: str = Field("", repr=False, description="hex; empty: what is written is for nobody else")
+
+
 class WorkerConfig(StrictModel):
     """One worker: a gRPC front process and one engine process."""
 
-    name: str
+    name: str = Field(pattern="^[A-Za-z0-9._-]{1,96}$")
     role: Role
     model: str
     host: str = "127.0.0.1"
@@ -79,6 +105,7 @@ class WorkerConfig(StrictModel):
     restarts: int = Field(0, ge=0, description="how often a supervisor has started this worker again")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
+    state: StateConfig | None = Field(None, description="unset: it is in no registry")
     drain_s: float = Field(DRAIN_S, ge=0, description="how long running sequences may take to end at a stop")
     log_level: LogLevel = "info"
 
@@ -104,6 +131,7 @@ class RouterConfig(RouterSettings):
     served_model_name: str
     byte_tokenizer: bool = Field(False, description="a token a byte: no tokenizer.json")
     workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts, until told more")
+    state: StateConfig | None = Field(None, description="unset: neither registry nor journal")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
 
@@ -138,6 +166,7 @@ class UpConfig(StrictModel):
     transfer: TransferConfig = TransferConfig()
     router: RouterSettings = RouterSettings()
     supervision: SupervisionSettings = SupervisionSettings()
+    state: StateSettings = StateSettings()
     start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
     drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")
     log_level: LogLevel = "info"

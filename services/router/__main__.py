@@ -1,6 +1,7 @@
 """`python -m services.router`: RouterConfig as a JSON line on stdin, the ready line on stdout.
 
-Each later line of stdin, `{"workers": ["host:port", …]}`, names all the workers there are from then on.
+Later lines of stdin tell of what the parent runs: `{"workers": ["host:port", …]}` names all its workers from
+then on, `{"store_restarts": n}` how often it has started the embedded Redis again.
 """
 
 from __future__ import annotations
@@ -25,23 +26,28 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
     addresses = await router.start()
     stopping = asyncio.create_task(stop.wait())
     usable = asyncio.create_task(router.usable())
-    hearing = asyncio.create_task(_hear_of_workers(router))
+    refused = asyncio.create_task(router.store.refusal())
+    hearing = asyncio.create_task(_hear(router))
     try:
-        await asyncio.wait((stopping, usable), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((stopping, usable, refused), return_when=asyncio.FIRST_COMPLETED)
         if usable.done():
             say_ready(addresses)
+        elif refused.done():
+            raise refused.result()
         await stopping
     finally:
-        usable.cancel()
-        hearing.cancel()
+        for task in (usable, refused, hearing):
+            task.cancel()
         await router.stop(config.drain_s)
 
 
-async def _hear_of_workers(router: Router) -> None:
-    """Follows the list of workers; when nobody tells it any more, the last one stays true."""
+async def _hear(router: Router) -> None:
+    """Follows what the parent tells; when it tells nothing any more, its last word stays true."""
     try:
         async for message in messages_from_parent():
-            await router.directory.set_addresses(message["workers"])
+            if "workers" in message:
+                router.discovery.tell(message["workers"])
+            router.store.restarts = message.get("store_restarts", router.store.restarts)
     except Exception:
         _log.exception("address_feed_failed")
 

@@ -13,6 +13,7 @@ from services.common.grpc_server import GrpcServer
 from services.common.logs import get_log
 from services.router.cancels import Cancels
 from services.router.directory import Directory
+from services.router.discovery import Discovery
 from services.router.dispatch import Dispatcher
 from services.router.grpc_door import SERVICE_NAME, GrpcDoor
 from services.router.http_door import HttpDoor
@@ -24,6 +25,7 @@ from services.router.observations import Observations
 from services.router.placement import Placement
 from services.router.service import Service
 from services.router.status import Status
+from services.router.store import Store
 from services.router.text_pool import TextPool
 from services.router.waiting_room import WaitingRoom
 from services.router.window import Window
@@ -37,28 +39,32 @@ _log = get_log("router")
 
 
 class Router:
-    """The door. `start`, wait until `usable`, serve, `stop`."""
+    """The door. `start`, wait until `usable`, serve, `stop`. Make it from a running loop."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Reads the model folder; BatonError(INVALID) where it lacks something."""
+        """Reads the model folder; BatonError(INVALID) where it lacks something, or Redis's URL is wrong."""
         folder = Path(config.model)
         info = ModelInfo.load(folder)
         self._config = config
+        self.store = Store(config.state)
         self._pool = TextPool(
             folder, info, config.tokenizer_threads, config.max_waiting, bytes_only=config.byte_tokenizer
         )
         self.directory = Directory(config.workers, self._workers_changed)
+        self.discovery = Discovery(self.directory, config.served_model_name, config.workers)
         self.placement = Placement(self.directory, config.prefill_ahead_tokens)
         self.room = WaitingRoom(self.placement, config.max_waiting, config.queue_timeout_s)
         self.cancels = Cancels()
         self.observations = Observations()
-        self.dispatcher = Dispatcher(self.room, self.cancels, config.max_attempts, self.observations)
+        self.dispatcher = Dispatcher(
+            self.room, self.cancels, config.max_attempts, self.observations, self.store.journal
+        )
         intake = Intake(config.served_model_name, info, self._pool, self.directory, config.request_timeout_s)
         self.service = Service(intake, self.dispatcher, self.placement)
         self.grpc = GrpcServer([SERVICE_NAME])
         self._window = Window(self.observations)
         started = time.monotonic()
-        status = Status(self.service, self.room, self.directory, self._window, started)
+        status = Status(self.service, self.room, self.directory, self.store, self._window, started)
         GrpcDoor(self.service, status).register(self.grpc.server)
         registry = CollectorRegistry()
         self._metrics().register(registry)
@@ -74,7 +80,8 @@ class Router:
         http_address = self.http.bind(config.host, config.http_port)
         grpc_address = await self.grpc.start(config.host, config.grpc_port)
         await self.http.start()
-        await self.directory.start()
+        self.directory.start()
+        self.store.watch(lambda members: self.discovery.take(members.values()))
         self._beside = [asyncio.create_task(self._tell_health()), asyncio.create_task(self._window.run())]
         return {"grpc": grpc_address, "http": http_address}
 
@@ -88,8 +95,7 @@ class Router:
         await self.dispatcher.drain(drain_s)
         for task in self._beside:
             task.cancel()
-        await self.http.stop()
-        await self.grpc.stop(_STOP_GRACE_S)
+        await asyncio.gather(self.http.stop(), self.grpc.stop(_STOP_GRACE_S), self.store.close())
         await self.directory.stop()
         self._pool.close()
 
@@ -101,6 +107,7 @@ class Router:
             room=self.room,
             cancels=self.cancels,
             directory=self.directory,
+            store=self.store,
         )
 
     def _workers_changed(self) -> None:

@@ -15,7 +15,7 @@ import grpc.aio
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest
-from baton.v1.types_pb2 import Attempt, Limits
+from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
 from services.common.logs import get_log
 from services.router.follow import attach
@@ -181,11 +181,7 @@ def prefill_request(
         token_ids=[*request.prompt_ids, *sequence.emitted],
         prompt_length=len(request.prompt_ids),
         sampling=request.sampling,
-        limits=Limits(
-            max_tokens=request.max_tokens,
-            stop_token_ids=request.stop_token_ids,
-            min_tokens=request.min_tokens,
-        ),
+        limits=request.limits,
         ticket=ticket,
         prompt_logprobs=not sequence.prompt_told,
     )

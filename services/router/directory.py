@@ -44,6 +44,8 @@ class Directory:
         self._follows: dict[str, asyncio.Task[None]] = {}
         # Open token streams that ended, whoever ended them.
         self.follow_breaks = 0
+        # Watched only for as long as they answer.
+        self._lapsed: frozenset[str] = frozenset()
         # Channels of removed addresses, until their last calls have ended.
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -67,22 +69,24 @@ class Directory:
         """The smallest vocabulary of the live workers."""
         return min((worker.described.vocab_size for worker in self.workers), default=None)
 
-    async def start(self) -> None:
-        """Opens the channels and begins the heartbeats."""
+    def start(self) -> None:
+        """Opens the channels and begins the heartbeats; call from a running loop."""
         for address in self._addresses:
-            await self.add(address)
+            self.add(address)
 
-    async def set_addresses(self, addresses: Sequence[str]) -> None:
-        """Watches exactly these from now on, in this order. What ran at one that is gone is lost."""
+    def set_addresses(self, addresses: Sequence[str], lapsed: Sequence[str] = ()) -> None:
+        """Watches exactly these from now on, in this order. What ran at one that is gone is lost; one of
+        the `lapsed` among them goes once it does not answer."""
         for address in [address for address in self._addresses if address not in addresses]:
             self.remove(address)
         for address in addresses:
             if address not in self.peers:
-                await self.add(address)
+                self.add(address)
         self._addresses = dict.fromkeys(addresses)
+        self._lapsed = frozenset(lapsed)
         self._on_change()
 
-    async def add(self, address: str) -> None:
+    def add(self, address: str) -> None:
         """Watches one more address."""
         self._addresses[address] = None
         peer = Peer(address, grpc.aio.insecure_channel(address, options=channel_options()))
@@ -117,15 +121,18 @@ class Directory:
             try:
                 described = await peer.worker.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
             except grpc.aio.AioRpcError as error:
-                self._missed(worker, error)
+                self._missed(peer, error)
             else:
                 self._heard(peer, described, claimed)
             await asyncio.sleep(HEARTBEAT_S)
 
-    def _missed(self, worker: Worker | None, error: grpc.aio.AioRpcError) -> None:
+    def _missed(self, peer: Peer, error: grpc.aio.AioRpcError) -> None:
+        worker = self._workers.get(peer.address)
         if worker is not None and worker.reachable:
             _log.warning("worker_silent", worker=worker.name, status=error.code().name)
             worker.unreachable()
+        if peer.address in self._lapsed and not (worker is not None and worker.following):
+            self.remove(peer.address)
 
     def _heard(self, peer: Peer, described: DescribeResponse, claimed: int) -> None:
         worker = self._workers.get(peer.address)

@@ -27,6 +27,7 @@ from baton.v1.router_pb2 import RequestTrace, Stage, StageTime, Usage
 from baton.v1.types_pb2 import FinishReason
 from services.common.logs import get_log
 from services.router.attempt_calls import AttemptCalls
+from services.router.journal_entry import JournalEntry
 from services.router.observations import CANCELLED, Ended
 from services.router.outbox import Outbox
 from services.router.prompt_run import run_prompt
@@ -36,6 +37,7 @@ from services.router.sequence import Sequence
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from baton.state import Journal
     from services.router.cancels import Cancels
     from services.router.observations import Observations
     from services.router.output_text import OutputText
@@ -61,12 +63,18 @@ class Dispatcher:
     """Runs requests, each as a task of its own, so that a door that reads slowly holds up nothing."""
 
     def __init__(
-        self, room: WaitingRoom, cancels: Cancels, max_attempts: int, observations: Observations
+        self,
+        room: WaitingRoom,
+        cancels: Cancels,
+        max_attempts: int,
+        observations: Observations,
+        journal: Journal | None = None,
     ) -> None:
         self.room = room
         self.cancels = cancels
         self.max_attempts = max_attempts
         self.observations = observations
+        self.journal = journal
         # Bounded by the waiting room and the workers' slots.
         self._lives: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -132,9 +140,11 @@ class Life:
     async def run(self) -> None:
         """Attempts until one comes to the output's end."""
         self._mark(Stage.STAGE_ADMITTED)
+        entry = JournalEntry(self._owner.journal, self._request)
+        self.outbox.receipt = entry.receipt
         try:
             async with asyncio.timeout_at(self._request.deadline):
-                while not await self._attempt():
+                while not await self._attempt(entry):
                     pass
         except TimeoutError:
             self._fail(BatonError(ErrorKind.DEADLINE, "the request's deadline passed"))
@@ -148,14 +158,16 @@ class Life:
             _log.exception("life_failed", request=self._request.id.hex())
             self._fail(BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}"))
         finally:
+            entry.close()
             self._owner.observations.ended(self._record())
 
-    async def _attempt(self) -> bool:
+    async def _attempt(self, entry: JournalEntry) -> bool:
         """One dispatch; False where another is due. Whatever happens, nothing of it is left behind."""
         if self._request.max_tokens == 0 and self._sequence.prompt_told:
             self._end(Finish.LENGTH)
             return True
         self._sequence.begin(self._sequence.attempt + 1)
+        entry.attempt(self._sequence.attempt)
         until = asyncio.get_running_loop().time() + self._owner.room.timeout_s
         if self._request.max_tokens == 0:
             await self._run_prompt(until)

@@ -106,7 +106,7 @@ class GrpcDoor:
             _parse(AuditClusterRequest, data)
         except BatonError as error:
             await abort(context, error)
-        return AuditClusterResponse(workers=await self._status.audits())
+        return await self._status.audit()
 
     async def get_status(self, data: bytes, context: Context) -> GetStatusResponse:
         """Rates, latencies, and every worker as it stands."""
@@ -169,6 +169,7 @@ def to_response(request: Request, delta: Delta) -> GenerateResponse:
         finish_reason=reason,
         trace=delta.trace,
         index=request.choice,
+        resumable=delta.resumable,
     )
 
 

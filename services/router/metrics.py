@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from services.router.directory import Directory
     from services.router.dispatch import Dispatcher
     from services.router.observations import Observations
+    from services.router.store import Store
     from services.router.waiting_room import WaitingRoom
 
 REQUESTS = Family(
@@ -61,6 +62,22 @@ WORKERS = Family(
     ("role", "state"),
 )
 FOLLOW_BREAKS = Family("baton_router_follow_breaks_total", "Open token streams from decode that ended.")
+REDIS_UP = Family("baton_router_redis_up", "1 where Redis answered last, 0 where it did not; none: no state.")
+REDIS_OUTAGES = Family("baton_router_redis_outages_total", "How often Redis went away.")
+REDIS_FAILED = Family("baton_router_redis_failed_calls_total", "Calls to Redis that failed.")
+REDIS_RESTARTS = Family(
+    "baton_router_redis_restarts_total", "How often the cluster's own Redis was started again, empty."
+)
+REGISTERED = Family("baton_router_registered_workers", "Workers that the registry was last seen to have.")
+JOURNAL_PENDING = Family(
+    "baton_router_journal_pending_requests", "Requests of which Redis has yet to be told something."
+)
+JOURNAL_DROPPED = Family(
+    "baton_router_journal_dropped_total", "Journal entries and marks that never reached Redis."
+)
+JOURNAL_FAILED = Family(
+    "baton_router_journal_failed_batches_total", "Batches of journal changes that have to be sent again."
+)
 
 FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 
@@ -75,6 +92,7 @@ class RouterMetrics:
     room: WaitingRoom
     cancels: Cancels
     directory: Directory
+    store: Store
 
     def register(self, registry: CollectorRegistry) -> None:
         """Declares all of it, and the process's own figures."""
@@ -104,6 +122,25 @@ class RouterMetrics:
             (FOLLOW_BREAKS, self.directory.follow_breaks),
         ):
             yield family.metric([((), value)], labels)
+        for family, figure in _of_store(self.store):
+            yield family.metric([((), figure)], labels)
+
+
+def _of_store(store: Store) -> list[tuple[Family, float]]:
+    """Nothing where no state is kept."""
+    if store.state is None:
+        return []
+    counters, journal = store.state.counters, store.state.journal
+    return [
+        (REDIS_UP, not store.state.away),
+        (REDIS_OUTAGES, counters.outages),
+        (REDIS_FAILED, counters.calls_failed),
+        (REDIS_RESTARTS, store.restarts),
+        (REGISTERED, store.registered_workers),
+        (JOURNAL_PENDING, journal.pending),
+        (JOURNAL_DROPPED, counters.journal_dropped),
+        (JOURNAL_FAILED, counters.journal_batches_failed),
+    ]
 
 
 def _by_name(counts: Counter[str]) -> list[tuple[tuple[str, ...], float]]:

@@ -15,6 +15,7 @@ from services.router.request import Delta, Finish
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from baton.state import Receipt
     from baton.v1.router_pb2 import RequestTrace, Usage
     from baton.v1.types_pb2 import Logprobs
 
@@ -26,6 +27,8 @@ class Outbox:
         self._ready = asyncio.Event()
         self._delta = Delta(first_number=0, opening=True)
         self._error: BatonError | None = None
+        # The journal's, where there is one: each delta says whether it has come.
+        self.receipt: Receipt | None = None
 
     def put_prompt(self, logprobs: Sequence[Logprobs]) -> None:
         """Adds the prompt's logprobs, before anything else; they go out with what comes next."""
@@ -58,6 +61,7 @@ class Outbox:
             self._ready.clear()
             delta = self._delta
             if delta.token_ids or delta.finish is not None:
+                delta.resumable = self.receipt is not None and self.receipt.acknowledged
                 self._delta = Delta(delta.first_number + len(delta.token_ids))
                 yield delta
             if delta.finish is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from baton.v1.router_pb2 import RequestTrace, Usage
-from baton.v1.types_pb2 import FinishReason, Logprobs, Sampling
+from baton.v1.types_pb2 import FinishReason, Limits, Logprobs, Sampling
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,13 @@ class Request:
     choice: int = 0
 
     @property
+    def limits(self) -> Limits:
+        """When a worker ends it, in the wire's words."""
+        return Limits(
+            max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids, min_tokens=self.min_tokens
+        )
+
+    @property
     def wants_logprobs(self) -> bool:
         """Whether each token of the output comes with logprobs."""
         return self.sampling.HasField("logprobs")
@@ -148,6 +155,8 @@ class Delta:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)
     # Whether it is the output's first.
     opening: bool = False
+    # The journal has its request.
+    resumable: bool = False
     # Set on the last one, with usage and trace.
     finish: Finish | None = None
     usage: Usage | None = None

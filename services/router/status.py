@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from baton.v1.router_pb2 import GetStatusRequest, GetStatusResponse, RouterStatus, WorkerAudit, WorkerStatus
+from baton.v1.router_pb2 import (
+    AuditClusterResponse,
+    GetStatusRequest,
+    GetStatusResponse,
+    RouterStatus,
+    StoreStatus,
+    WorkerAudit,
+    WorkerStatus,
+)
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
 from services.router.window import LONGEST_S
@@ -18,6 +26,7 @@ from services.router.worker_state import state_of
 if TYPE_CHECKING:
     from services.router.directory import Directory
     from services.router.service import Service
+    from services.router.store import Store
     from services.router.waiting_room import WaitingRoom
     from services.router.window import Window
     from services.router.worker import Peer
@@ -35,27 +44,24 @@ class Status:
     service: Service
     room: WaitingRoom
     directory: Directory
+    store: Store
     window: Window
     started: float
 
-    async def audits(self) -> list[WorkerAudit]:
-        """Every configured worker's audit, its books checked; an error where it does not answer in time."""
-        ask = GetAuditRequest()
-        return await asyncio.gather(*(self._audit(peer, ask, _AUDIT_S) for peer in self._peers))
+    async def audit(self) -> AuditClusterResponse:
+        """Every worker's audit, its books checked, an error where it does not answer in time; the store."""
+        audits, store = await asyncio.gather(self._audits(GetAuditRequest(), _AUDIT_S), self.store.status())
+        return AuditClusterResponse(workers=audits, store=store)
 
     async def get(self, request: GetStatusRequest) -> GetStatusResponse:
         """Answers GetStatus."""
         ask = GetAuditRequest(skip_integrity=not request.check_integrity)
         timeout_s = _AUDIT_S if request.check_integrity else _QUICK_AUDIT_S
-        audits = await asyncio.gather(*(self._audit(peer, ask, timeout_s) for peer in self._peers))
+        audits, store = await asyncio.gather(self._audits(ask, timeout_s), self.store.status())
         workers = [self._worker(audit) for audit in audits]
-        return GetStatusResponse(router=self._router(request.window_s), workers=workers)
+        return GetStatusResponse(router=self._router(request.window_s, store), workers=workers)
 
-    @property
-    def _peers(self) -> list[Peer]:
-        return list(self.directory.peers.values())
-
-    def _router(self, window_s: int) -> RouterStatus:
+    def _router(self, window_s: int, store: StoreStatus | None) -> RouterStatus:
         recent = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
         return RouterStatus(
             model=self.service.intake.served_name,
@@ -72,6 +78,7 @@ class Status:
             tpot=recent.latencies["tpot"],
             itl=recent.latencies["itl"],
             queue=recent.latencies["queue"],
+            store=store,
         )
 
     def _worker(self, audit: WorkerAudit) -> WorkerStatus:
@@ -82,6 +89,10 @@ class Status:
             queued_tokens=worker.queued_tokens if worker is not None else 0,
             metrics_address=worker.described.metrics_address if worker is not None else "",
         )
+
+    async def _audits(self, ask: GetAuditRequest, timeout_s: float) -> list[WorkerAudit]:
+        peers = list(self.directory.peers.values())
+        return await asyncio.gather(*(self._audit(peer, ask, timeout_s) for peer in peers))
 
     async def _audit(self, peer: Peer, ask: GetAuditRequest, timeout_s: float) -> WorkerAudit:
         worker = self.directory.at(peer.address)

@@ -57,7 +57,10 @@ def _spawn(
     config: WorkerConfig, incarnation: bytes, channel: socket.socket, memory: SharedMemory
 ) -> subprocess.Popen[bytes]:
     launch = EngineLaunch(
-        worker=config, incarnation=incarnation.hex(), channel_fd=channel.fileno(), memory_fd=memory.fd
+        worker=config.model_copy(update={"state": None}),  # it has no business with Redis
+        incarnation=incarnation.hex(),
+        channel_fd=channel.fileno(),
+        memory_fd=memory.fd,
     )
     process = subprocess.Popen(
         ENGINE_PROGRAM,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
@@ -35,6 +35,9 @@ from services.worker.launch import identity_of
 from services.worker.metrics import WorkerMetrics
 from services.worker.worker_servicer import WorkerServicer
 
+if TYPE_CHECKING:
+    from services.worker.registration import Registration
+
 # Reading a large checkpoint takes minutes; an engine that fails says so at once.
 _READY_S = 1800.0
 _SERVER_GRACE_S = 1.0
@@ -49,16 +52,31 @@ async def serve(config: WorkerConfig, stop: StopSignal) -> None:
     configure_logs(config.log_level, process="front", worker=config.name)
     incarnation = secrets.token_bytes(16)
     handle = await start_engine(config, incarnation)
-    front = _Front(config, incarnation, handle)
     try:
-        await front.run(stop)
+        await _Front(config, incarnation, handle, _registration(config)).run(stop)
     finally:
         log.info("engine ended", code=await handle.stop())
 
 
+def _registration(config: WorkerConfig) -> Registration | None:
+    """Its imports take a fifth of a second, so they come while the engine loads."""
+    if config.state is None:
+        return None
+    from services.worker.registration import Registration
+
+    return Registration(config, config.state)
+
+
 class _Front:
-    def __init__(self, config: WorkerConfig, incarnation: bytes, handle: EngineHandle) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        incarnation: bytes,
+        handle: EngineHandle,
+        registration: Registration | None,
+    ) -> None:
         self._config = config
+        self._registration = registration
         self._handle = handle
         self._identity = identity_of(config, incarnation)
         self._engine = EngineClient(handle.channel)
@@ -74,46 +92,64 @@ class _Front:
         engine = asyncio.create_task(self._engine.run())
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
+        ousted = asyncio.create_task(self._ousted())
         server: GrpcServer | None = None
         try:
-            ready = await self._engine_ready(engine, stopping)
+            ready = await self._engine_ready(engine, stopping, ousted)
             if ready is None:
                 self._handle.abort()
                 return
-            server = await self._start_server(ready)
-            await asyncio.wait({engine, stopping, polling}, return_when=asyncio.FIRST_COMPLETED)
-            if not stopping.done():
+            server = self._server()
+            await self._start_server(server, ready)
+            await asyncio.wait({engine, stopping, polling, ousted}, return_when=asyncio.FIRST_COMPLETED)
+            if not (stopping.done() or ousted.done()):
                 raise await _reason(engine, polling)
             await self._finish(server, engine)
+            if not stopping.done():
+                raise ousted.result()
         finally:
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
+            if self._registration is not None:
+                await self._registration.leave()
             await self._metrics.stop()
-            for task in (polling, stopping, engine):
+            for task in (polling, stopping, engine, ousted):
                 task.cancel()
-            await asyncio.gather(polling, stopping, engine, return_exceptions=True)
+            await asyncio.gather(polling, stopping, engine, ousted, return_exceptions=True)
 
     async def _engine_ready(
-        self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None]
+        self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None], ousted: asyncio.Task[BatonError]
     ) -> ReadyEvent | None:
         """The engine's first event; None where the worker was told to stop before."""
-        waits: set[asyncio.Future[Any]] = {engine, stopping, self._ready}
+        waits: set[asyncio.Future[Any]] = {engine, stopping, ousted, self._ready}
         done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready in done:
             return self._ready.result()
         if stopping in done:
             return None
+        if ousted in done:
+            self._handle.abort()
+            raise ousted.result()
         if engine in done:
             raise engine.result()
         raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S} s")
 
-    async def _start_server(self, ready: ReadyEvent) -> GrpcServer:
+    async def _ousted(self) -> BatonError:
+        """Why others will not have this worker serve; never returns where they do."""
+        if self._registration is None:
+            never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+            return await never
+        return await self._registration.ousted()
+
+    def _server(self) -> GrpcServer:
         names = [worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name]
         if self._config.role in ("prefill", "both"):
             names.append(prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name)
         if self._config.role in ("decode", "both"):
             names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
-        server = GrpcServer(names)
+        return GrpcServer(names)
+
+    async def _start_server(self, server: GrpcServer, ready: ReadyEvent) -> None:
         metrics = self._start_metrics()
         servicer = WorkerServicer(self._engine, self._identity, ready, self._drain, metrics)
         add_WorkerServiceServicer_to_server(servicer, server.server)
@@ -126,7 +162,15 @@ class _Front:
         said = {"grpc": address, "transfer": ready.transfer_address, "device": ready.device}
         say_ready({**said, "metrics": metrics})
         log.info("serving", role=self._config.role, metrics=metrics, **said)
-        return server
+        if self._registration is not None:
+            await servicer.ask_load()
+            addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
+            self._registration.enter(self._model, servicer, addresses)
+
+    @property
+    def _model(self) -> str:
+        """What clients call what is served here."""
+        return self._config.served_model_name or Path(self._config.model).name
 
     def _start_metrics(self) -> str:
         """Opens the endpoint; its address, or "" where the configuration wants none."""
@@ -134,14 +178,14 @@ class _Front:
         if config.metrics_port is None:
             return ""
         registry = CollectorRegistry()
-        model = config.served_model_name or Path(config.model).name
         metrics = WorkerMetrics(
-            labels={"role": config.role, "worker": config.name, "model": model},
+            labels={"role": config.role, "worker": config.name, "model": self._model},
             audit=self._audit,
             loop=asyncio.get_running_loop(),
             restarts=config.restarts,
             poll_lag=self._decode.poll_lag,
             live_streams=lambda: self._decode.live,
+            registration=self._registration,
         )
         metrics.register(registry, self._handle.process.pid)
         return self._metrics.start(registry, config.host, config.metrics_port)
@@ -153,6 +197,8 @@ class _Front:
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
         """Takes no new work, lets the old end, then stops the engine."""
         await server.set_serving(False)
+        if self._registration is not None:
+            self._registration.drain()
         drained = await self._drain.wait(lambda: self._busy() and not engine.done(), self._config.drain_s)
         if engine.done():
             raise engine.result()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import TimeoutError as TookTooLongError
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -14,6 +15,9 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import Audit, LinkAudit
 from services.common.histogram import Histogram
 from services.common.metrics import Family, ScrapedCollector, process_metrics
+
+if TYPE_CHECKING:
+    from services.worker.registration import Registration
 
 _READ_S = 5.0
 
@@ -66,6 +70,12 @@ STREAMS = Family("baton_worker_live_streams", "Reservations and sequences whose 
 POLL_LAG = Family(
     "baton_worker_ring_poll_lag_seconds", "How much later than it meant to the front read the output ring."
 )
+REDIS_UP = Family("baton_worker_redis_up", "1 where Redis answered last, 0 where it did not; none: no state.")
+REDIS_OUTAGES = Family("baton_worker_redis_outages_total", "How often Redis went away.")
+REGISTERED = Family("baton_worker_registered", "1 where the registry has this worker, as far as it knows.")
+RENEWALS_FAILED = Family(
+    "baton_worker_failed_renewals_total", "Announcements to the registry that got no answer."
+)
 
 FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
 
@@ -117,6 +127,7 @@ class WorkerMetrics:
     restarts: int
     poll_lag: Histogram
     live_streams: Callable[[], int]
+    registration: Registration | None
 
     def register(self, registry: CollectorRegistry, engine_pid: int) -> None:
         """Declares all of it, and the figures of both processes."""
@@ -135,6 +146,8 @@ class WorkerMetrics:
         yield RESTARTS.metric([((), self.restarts)], self.labels)
         yield STREAMS.metric([((), self.live_streams())], self.labels)
         yield POLL_LAG.histograms([((), self.poll_lag)], self.labels)
+        for family, value in _of_registration(self.registration):
+            yield family.metric([((), value)], self.labels)
 
     def _fetch(self) -> Audit:
         asked = asyncio.run_coroutine_threadsafe(_await(self.audit()), self.loop)
@@ -143,6 +156,19 @@ class WorkerMetrics:
         except TookTooLongError as error:
             asked.cancel()
             raise BatonError(ErrorKind.DEADLINE, f"no audit within {_READ_S} s") from error
+
+
+def _of_registration(registration: Registration | None) -> list[tuple[Family, float]]:
+    """Nothing where no state is kept."""
+    if registration is None:
+        return []
+    state = registration.state
+    return [
+        (REDIS_UP, not state.away),
+        (REDIS_OUTAGES, state.counters.outages),
+        (REGISTERED, registration.registered),
+        (RENEWALS_FAILED, state.counters.renewals_failed),
+    ]
 
 
 async def _await(asked: Awaitable[Audit]) -> Audit:

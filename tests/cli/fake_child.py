@@ -33,8 +33,12 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         loop = asyncio.get_running_loop()
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
         while line := await reader.readline():
-            self._workers = json.loads(line)["workers"]
-            note("hears", "|".join(self._workers) or "nobody")
+            message = json.loads(line)
+            if "workers" in message:
+                self._workers = message["workers"]
+                note("hears", "|".join(self._workers) or "nobody")
+            if "store_restarts" in message:
+                note("store-restarts", str(message["store_restarts"]))
 
     async def Generate(  # noqa: N802
         self, request: router_pb2.GenerateRequest, context: object

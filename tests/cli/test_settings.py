@@ -126,11 +126,9 @@ def test_the_children_get_what_was_asked(tmp_path: Path) -> None:
 
 
 def test_who_supervises(tmp_path: Path) -> None:
-    ours = cluster_config(load("--ray-address", "10.0.0.1:6379"), tmp_path)
-    assert ours.ray_address == "10.0.0.1:6379"
-    other = cluster_config(load(), tmp_path)
-    assert other.ray_address == "local"
-    assert ours.cluster_id != other.cluster_id
+    ours = cluster_config(load("--ray-address", "10.0.0.1:6379"), tmp_path, "abc")
+    assert (ours.ray_address, ours.cluster_id) == ("10.0.0.1:6379", "abc")
+    assert cluster_config(load(), tmp_path, "abc").ray_address == "local"
 
 
 def test_every_flag_names_a_setting() -> None:

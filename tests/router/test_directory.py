@@ -17,19 +17,19 @@ async def test_workers_come_and_go() -> None:
         fakes = [FakeWorker(f"both-{index}", WorkerRole.WORKER_ROLE_BOTH, cluster) for index in range(3)]
         addresses = [(await stack.enter_async_context(fake.serving())).address for fake in fakes]
         directory = Directory([], lambda: changes.append(1))
-        await directory.start()
+        directory.start()
         try:
-            await directory.set_addresses(addresses[:2])
+            directory.set_addresses(addresses[:2])
             await until(lambda: [worker.name for worker in directory.workers] == ["both-0", "both-1"])
             kept, gone = directory.workers[1], directory.workers[0]
-            await directory.set_addresses(addresses[1:])
+            directory.set_addresses(addresses[1:])
             assert gone.lost
             assert not kept.lost
             await until(lambda: [worker.name for worker in directory.workers] == ["both-1", "both-2"])
             assert directory.workers[0] is kept
             assert sorted(directory.peers) == sorted(addresses[1:])
             before = len(changes)
-            await directory.set_addresses([])
+            directory.set_addresses([])
             assert directory.workers == []
             assert len(changes) > before
         finally:

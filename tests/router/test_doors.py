@@ -135,7 +135,7 @@ async def test_the_seed_is_drawn_and_told(site: SiteMaker) -> None:
 async def test_audit(site: SiteMaker) -> None:
     async with site() as here:
         await here.generate(ids_request([1], 2))
-        await here.router.directory.add("127.0.0.1:1")
+        here.router.directory.add("127.0.0.1:1")
         response = await here.stub.AuditCluster(AuditClusterRequest())
         by_name = {worker.identity.name: worker for worker in response.workers}
         assert set(by_name) == {"prefill-0", "decode-0", ""}

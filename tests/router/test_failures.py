@@ -214,7 +214,7 @@ async def test_a_restarted_worker_is_another_one(site: SiteMaker) -> None:
 
 
 async def _add_worker(here: Site, worker: FakeWorker) -> None:
-    await here.router.directory.add(worker.address)
+    here.router.directory.add(worker.address)
     await until(
         lambda: any(
             known.name == worker.identity.name and known.alive for known in here.router.directory.workers
