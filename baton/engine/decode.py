@@ -15,6 +15,7 @@ from torch import Tensor
 
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Rows
+from baton.engine.logprob_records import Logprobs
 from baton.engine.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.output_ring import Finish, RingWriter
 from baton.engine.sequence import Limits, SamplingParams
@@ -48,6 +49,7 @@ class DecodeLoop:
         token_ids: Sequence[int],
         prompt_length: int,
         last_token: int,
+        last_logprobs: Logprobs | None = None,
         end: int,
         sampling: SamplingParams,
         limits: Limits,
@@ -55,8 +57,8 @@ class DecodeLoop:
         """Gives a prefilled sequence its slot, from the next step on.
 
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted;
-        `last_token` is the next, without KV. The slot's first word in the ring repeats it, and carries
-        no logprobs.
+        `last_token` is the next, without KV. The slot's first word in the ring repeats it with
+        `last_logprobs`, which must be given where the request asks for logprobs.
         """
         self._state.set_block_table(grant.slot, grant.blocks)
         if sampling.logit_bias:
@@ -64,6 +66,8 @@ class DecodeLoop:
         if sampling.penalizes:
             output = [*token_ids[prompt_length:], last_token]
             self._state.sampler.set_counts(grant.slot, token_ids[:prompt_length], output)
+        if last_logprobs is not None:
+            self._state.sampler.set_last_logprobs(grant.slot, last_logprobs)
         entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
         entry["last_token"], entry["position"] = last_token, len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
@@ -104,7 +108,8 @@ class DecodeLoop:
             slot, generation = int(entry["slot"]), int(entry["generation"])
             if entry["kind"] == EntryKind.ADMIT:
                 self._state.admit(entry)
-                self._ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE])
+                logprobs = self._state.sampler.last_logprobs(slot)
+                self._ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE], logprobs)
             elif entry["kind"] == EntryKind.CANCEL and self._state.is_current(entry):
                 self._state.active[slot] = False
                 self._ring.write([0], [slot], [generation], [Finish.CANCELLED])

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from baton.engine.logit_edits import NO_EDITS, Bias, HeldStops, LogitEdits, Penalties
-from baton.engine.logprob_records import LogprobBatch
+from baton.engine.logprob_records import MAX_LOGPROBS, LogprobBatch, Logprobs
 from baton.engine.logprobs import logprobs_of
 from baton.engine.mailbox import Entry, Feature
 from baton.engine.sampling import Sampling, sample
@@ -72,6 +73,11 @@ class SlotSampler:
         self.frequency_penalty = zeros(slots)
         self.bias_ids = zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64)
         self.bias_values = zeros(slots, MAX_LOGIT_BIAS)
+        # Of the token that a slot is admitted with.
+        self.last_logprob = zeros(slots)
+        self.last_top_ids = zeros(slots, MAX_LOGPROBS, dtype=torch.int64)
+        self.last_top_values = zeros(slots, MAX_LOGPROBS)
+        self.last_top_count = zeros(slots, dtype=torch.int64)
         self._counts: TokenCounts | None = None
 
     def set_bias(self, slot: int, bias: Sequence[tuple[int, float]]) -> None:
@@ -86,6 +92,26 @@ class SlotSampler:
         if self._counts is None:
             self._counts = TokenCounts.zeros(*self._shape, self._device)
         self._counts.set(slot, prompt, output)
+
+    def set_last_logprobs(self, slot: int, logprobs: Logprobs) -> None:
+        """Copies those of the token that the slot is admitted with, before its admission is posted."""
+        count = len(logprobs.top)
+        self.last_logprob[slot], self.last_top_count[slot] = logprobs.logprob, count
+        self.last_top_ids[slot, :count] = torch.tensor([one for one, _ in logprobs.top], dtype=torch.int64)
+        self.last_top_values[slot, :count] = torch.tensor([value for _, value in logprobs.top])
+
+    def last_logprobs(self, slot: int) -> LogprobBatch | None:
+        """Those that `set_last_logprobs` copied; None where the admitted request asks for none."""
+        if not int(self.features[slot]) & Feature.LOGPROBS:
+            return None
+        count = int(self.last_top_count[slot])
+        return LogprobBatch(
+            rows=np.zeros(1, dtype=np.int64),
+            counts=self.last_top_count[slot, None].cpu().numpy(),
+            chosen=self.last_logprob[slot, None].double().cpu().numpy(),
+            ids=self.last_top_ids[slot, None, :count].cpu().numpy(),
+            values=self.last_top_values[slot, None, :count].double().cpu().numpy(),
+        )
 
     def admit(self, entry: Entry) -> None:
         slot = int(entry["slot"])

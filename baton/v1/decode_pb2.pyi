@@ -237,7 +237,7 @@ class SequenceOutput(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
-        """Empty, or one a token; that of an attempt's first token, told by prefill, says nothing."""
+        """Empty, or one a token."""
 
     def __init__(
         self,

@@ -101,6 +101,7 @@ class CommitRecord(_message.Message):
     TICKET_BODY_FIELD_NUMBER: _builtins.int
     TICKET_SIGNATURE_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
+    FIRST_LOGPROBS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     first_token_id: _builtins.int
     """The first token, sampled by prefill, and its number in the output."""
@@ -122,6 +123,10 @@ class CommitRecord(_message.Message):
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What was sent, by cache group; the receiver counts for itself and compares."""
 
+    @_builtins.property
+    def first_logprobs(self) -> _types_pb2.Logprobs:
+        """Those of the first token, set exactly where sampling.logprobs is."""
+
     def __init__(
         self,
         *,
@@ -135,10 +140,11 @@ class CommitRecord(_message.Message):
         ticket_body: _builtins.bytes = ...,
         ticket_signature: _builtins.bytes = ...,
         block_counts: _abc.Iterable[_builtins.int] | None = ...,
+        first_logprobs: _types_pb2.Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_logprobs", b"first_logprobs", "limits", b"limits", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "first_number", b"first_number", "first_token_id", b"first_token_id", "limits", b"limits", "prompt_length", b"prompt_length", "sampling", b"sampling", "ticket_body", b"ticket_body", "ticket_signature", b"ticket_signature", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "first_logprobs", b"first_logprobs", "first_number", b"first_number", "first_token_id", b"first_token_id", "limits", b"limits", "prompt_length", b"prompt_length", "sampling", b"sampling", "ticket_body", b"ticket_body", "ticket_signature", b"ticket_signature", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

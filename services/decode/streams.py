@@ -41,8 +41,8 @@ class Stream:
     generation: int
     first_number: int
     token_ids: list[int] = field(default_factory=list)
-    # Where asked for, by index in token_ids; serialised, which takes a fifth of the memory.
-    logprobs: dict[int, bytes] = field(default_factory=dict)
+    # Where asked for, one a token; serialised, which takes a fifth of the memory.
+    logprobs: list[bytes] = field(default_factory=list)
     finish: Finish = Finish.NONE
     ended_at: float | None = None
     # Watermark: how many of token_ids the router has been sent, and whether it has been sent the finish.
@@ -94,8 +94,7 @@ class Streams:
             raise RuntimeError(f"slot {record.slot} emitted in unknown generation {record.generation}")
         if record.has_token:
             if record.logprobs is not None:
-                serialised = logprobs_message(record.logprobs).SerializeToString()
-                stream.logprobs[len(stream.token_ids)] = serialised
+                stream.logprobs.append(logprobs_message(record.logprobs).SerializeToString())
             stream.token_ids.append(record.token)
         if record.finish is not Finish.NONE:
             self._finish(stream, record.finish)
@@ -201,14 +200,6 @@ def _output(stream: Stream) -> SequenceOutput:
         attempt=stream.attempt,
         first_number=stream.first_number + stream.sent,
         token_ids=stream.token_ids[stream.sent :],
-        logprobs=_logprobs(stream),
+        logprobs=map(types_pb2.Logprobs.FromString, stream.logprobs[stream.sent :]),
         finish_reason=FinishReason.ValueType(stream.finish.value),
     )
-
-
-def _logprobs(stream: Stream) -> list[types_pb2.Logprobs]:
-    """Empty, or one element a token not yet sent; the first token's is empty, since prefill tells it."""
-    if not stream.logprobs:
-        return []
-    unsent = range(stream.sent, len(stream.token_ids))
-    return [types_pb2.Logprobs.FromString(stream.logprobs.get(index, b"")) for index in unsent]

@@ -133,7 +133,8 @@ class AttemptCalls:
         worker = self._claim.prefill
         try:
             await self._take_events(worker.peer.prefill.Prefill(request, timeout=self._remaining_s()))
-            if self.handed_off is None and not self._sequence.ending:
+            ended_well = self.handed_off is not None or self._sequence.ending
+            if not ended_well or not self._sequence.prompt_told:
                 self.prefill_error = BatonError(ErrorKind.INTERNAL, f"{worker.name}: prefill ended early")
         except grpc.aio.AioRpcError as error:
             self._prefill_failed(from_grpc(error, worker.name))

@@ -238,7 +238,7 @@ class Life:
                 return self._end(Finish.STOP)
             if sequence.fault is not None:
                 raise sequence.fault
-            if sequence.ending:
+            if sequence.ending and sequence.prompt_told:
                 return await self._ended(calls)
             if sequence.lost is not None:
                 raise sequence.lost
@@ -250,8 +250,11 @@ class Life:
             await sequence.changed()
 
     def _show(self) -> None:
-        """Gives what is new to the client, up to the token that completes a stop string."""
+        """Gives what is new to the client, up to the token that completes a stop string. What is due of
+        the prompt comes before all else, though decode's stream may overtake prefill's."""
         sequence = self._sequence
+        if not sequence.prompt_told:
+            return
         if sequence.emitted:
             self._mark(Stage.STAGE_FIRST_TOKEN)
         if sequence.followed:
@@ -291,7 +294,7 @@ class Life:
         """Prefill's call failed: goes on where decode has the sequence, else raises the reason."""
         error, calls.prefill_error = calls.prefill_error, None
         assert error is not None
-        if error.kind not in _WORTH_ANOTHER or not await calls.went_on():
+        if error.kind not in _WORTH_ANOTHER or not self._sequence.prompt_told or not await calls.went_on():
             raise error
 
     def _count_failure(self, error: BatonError) -> None:
@@ -321,6 +324,8 @@ class Life:
     def _complete(self) -> bool:
         """Ends an output whose last token came but not the word that it was the last."""
         self._show()
+        if not self._sequence.prompt_told:
+            return False
         emitted = self._sequence.emitted
         if self._text.stopped or (emitted and emitted[-1] in self._request.stop_token_ids):
             self._end(Finish.STOP)

@@ -48,8 +48,12 @@ class Sequence:
         return len(self.prompt_logprobs) == self._prompt_due
 
     def begin(self, attempt: int) -> None:
-        """From now on listens to this attempt; what earlier ones emitted stays."""
+        """From now on listens to this attempt; what earlier ones emitted stays, unless the prompt has to
+        be run for its logprobs again: nothing was shown yet."""
         self.attempt = attempt
+        if not self.prompt_told:
+            self.emitted.clear()
+            self.logprobs.clear()
         # How this attempt ended, as its worker says; UNSPECIFIED while it runs.
         self.ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED
         # A broken promise of a worker: the request fails.

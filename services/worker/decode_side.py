@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
+from baton.engine.logprob_records import Logprobs
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slots import Grant, SlotPool
 from baton.errors import BatonError, ErrorKind
@@ -30,7 +31,7 @@ from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
 from services.worker.loaded_model import LoadedModel
-from services.worker.parameters import check_token_ids, limits_of, sampling_of
+from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
 
 MAX_TTL_S = 3600.0
 
@@ -232,10 +233,11 @@ class DecodeSide:
         sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
         limits = limits_of(record.limits, vocab_size)
         self._check_record(record, reservation, limits)
+        logprobs = first_logprobs_of(record, sampling, vocab_size)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
-        self._admit(reservation, record, sampling, limits)
+        self._admit(reservation, record, sampling, limits, logprobs)
         self._book.activate(transfer_id)
         self.handoffs_committed += 1
 
@@ -262,13 +264,19 @@ class DecodeSide:
             raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
 
     def _admit(
-        self, reservation: Reservation, record: CommitRecord, sampling: SamplingParams, limits: Limits
+        self,
+        reservation: Reservation,
+        record: CommitRecord,
+        sampling: SamplingParams,
+        limits: Limits,
+        logprobs: Logprobs | None,
     ) -> None:
         self._loop.admit(
             reservation.grant,
             token_ids=record.token_ids,
             prompt_length=record.prompt_length,
             last_token=record.first_token_id,
+            last_logprobs=logprobs,
             end=reservation.end,
             sampling=sampling,
             limits=limits,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from baton.engine.logprob_records import Logprobs
 from baton.engine.mailbox import MAX_STOP_IDS
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
+from baton.v1.transfer_pb2 import CommitRecord
 
 _MAX_TOP_K = 1 << 30
 _LARGEST_BIAS = 100.0
@@ -51,6 +53,20 @@ def limits_of(message: types_pb2.Limits, vocab_size: int, *, least_tokens: int =
     if any(token >= vocab_size for token in message.stop_token_ids):
         raise BatonError(ErrorKind.INVALID, f"a stop id is outside the vocabulary of {vocab_size}")
     return Limits(message.max_tokens, tuple(message.stop_token_ids), message.min_tokens)
+
+
+def first_logprobs_of(record: CommitRecord, sampling: SamplingParams, vocab_size: int) -> Logprobs | None:
+    """What a commit tells of its first token. Raises BatonError(INVALID) where that is not what is due."""
+    told = record.first_logprobs
+    _require(
+        record.HasField("first_logprobs") == (sampling.logprobs is not None),
+        "the first token has logprobs exactly where they are asked for",
+    )
+    _require(len(told.top) <= (sampling.logprobs or 0), "the first token has more logprobs than asked for")
+    _require(all(one.token_id < vocab_size for one in told.top), "a logprob's token is out of the vocabulary")
+    if sampling.logprobs is None:
+        return None
+    return Logprobs(told.logprob, tuple((one.token_id, one.logprob) for one in told.top))
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -239,7 +239,7 @@ class PrefillSide:
             return
         job.committed = True
         try:
-            handoff.commit(self._record(job, result.token))
+            handoff.commit(self._record(job, first))
         except BatonError as error:
             self._fail(job, error)
             handoff.withdraw(WithdrawReason.ABORTED)
@@ -247,14 +247,15 @@ class PrefillSide:
             if isinstance(handoff, LocalHandoff):
                 self._handed_off(job, "local", 0)
 
-    def _record(self, job: Job, token: int) -> CommitRecord:
+    def _record(self, job: Job, first: FirstToken) -> CommitRecord:
         request = job.request
         return CommitRecord(
             attempt=request.attempt,
             token_ids=request.token_ids,
             prompt_length=request.prompt_length,
-            first_token_id=token,
-            first_number=job.sequence.first_number,
+            first_token_id=first.token_id,
+            first_number=first.number,
+            first_logprobs=first.logprobs if first.HasField("logprobs") else None,
             sampling=request.sampling,
             limits=request.limits,
             ticket_body=request.ticket.body,

@@ -60,10 +60,7 @@ def test_a_message_holds_everything_since_the_last(streams: Streams) -> None:
 
 
 def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams) -> None:
-    streams.emit(word(11))
-    assert streams.collect(ROUTER, 1).outputs[0].logprobs == []  # type: ignore[union-attr]
-    streams.emit(replace(word(12), logprobs=Logprobs(-0.5, ((12, -0.5), (3, -1.25)))))
-    streams.emit(replace(word(13, Finish.LENGTH), logprobs=Logprobs(-2.0)))
+    streams.emit(replace(word(11), logprobs=Logprobs(-0.25, ((11, -0.25),))))
 
     def told(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
         message = streams.collect(ROUTER, 2)
@@ -73,10 +70,13 @@ def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams)
         assert len(output.logprobs) == len(output.token_ids)
         return [(one.logprob, [(t.token_id, t.logprob) for t in one.top]) for one in output.logprobs]
 
-    later = [(-0.5, [(12, -0.5), (3, -1.25)]), (-2.0, [])]
+    first, *later = [(-0.25, [(11, -0.25)]), (-0.5, [(12, -0.5), (3, -1.25)]), (-2.0, [])]
+    assert told(4) == [first]
+    streams.emit(replace(word(12), logprobs=Logprobs(-0.5, ((12, -0.5), (3, -1.25)))))
+    streams.emit(replace(word(13, Finish.LENGTH), logprobs=Logprobs(-2.0)))
     assert told(5) == later
     streams.follow(ROUTER)
-    assert told(4) == [(0.0, []), *later]  # the first token's are prefill's to tell
+    assert told(4) == [first, *later]
 
 
 def test_a_cancel_carries_no_token(streams: Streams) -> None:

@@ -92,7 +92,7 @@ class LocalEngine:
     ) -> tuple[int, int]:
         """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it.
 
-        Returns (slot, generation). `logprobs` gets the first token's, and then those of the ring.
+        Returns (slot, generation).
         """
         prompt_ids = tuple(prompt)
         tokens = (*prompt_ids, *emitted)
@@ -111,12 +111,13 @@ class LocalEngine:
             token_ids=tokens,
             prompt_length=len(prompt_ids),
             last_token=last.token,
+            last_logprobs=last.logprobs,
             end=sequence.end,
             sampling=sequence.sampling,
             limits=sequence.limits,
         )
         self.output[slot, generation] = []
-        self.logprobs[slot, generation] = [last.logprobs]
+        self.logprobs[slot, generation] = []
         return slot, generation
 
     def step(self) -> bool:
@@ -128,10 +129,7 @@ class LocalEngine:
         for record in self.reader.read():
             key = (record.slot, record.generation)
             if record.has_token:
-                if self.output[key]:
-                    self.logprobs[key].append(record.logprobs)
-                else:
-                    assert record.logprobs is None, "the first token's are prefill's to tell"
+                self.logprobs[key].append(record.logprobs)
                 self.output[key].append(record.token)
             if record.finish is not Finish.NONE:
                 assert key not in self.finish, "a slot ended twice"

@@ -5,26 +5,27 @@ import pytest
 import torch
 
 from baton.engine.philox import philox, random_words, seed_key
-
-# The known-answer vectors of Random123 (kat_vectors: philox4x32 10): counter, key, words.
-KNOWN = [
-    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-    ),
-]
+from baton.engine.sampling import gumbel
+from tests.support.philox_noise import KNOWN_ANSWERS, draw_noise, philox_words
 
 
-@pytest.mark.parametrize(("counter", "key", "words"), KNOWN)
+@pytest.mark.parametrize(("counter", "key", "words"), KNOWN_ANSWERS)
 def test_known_answers(
     counter: tuple[int, int, int, int], key: tuple[int, int], words: tuple[int, ...]
 ) -> None:
     c0, c1, c2, c3 = (torch.tensor(word) for word in counter)
     k0, k1 = (torch.tensor(word) for word in key)
     assert tuple(int(word) for word in philox((c0, c1, c2, c3), (k0, k1))) == words
+    assert tuple(philox_words(np.array(counter, dtype=np.uint64), key).tolist()) == words
+
+
+def test_the_noise_of_a_draw_is_that_of_the_reference() -> None:
+    seeds = [0, 7, 2**32 + 5, 2**63, 2**64 - 1]
+    positions = [0, 1, 900, 2**20, 2**31]
+    signed = torch.tensor(np.array(seeds, dtype=np.uint64).astype(np.int64))
+    noise = gumbel(signed, torch.tensor(positions), 321)
+    for seed, position, ours in zip(seeds, positions, noise.tolist(), strict=True):
+        assert draw_noise(seed, position, 321) == pytest.approx(ours, rel=1e-12, abs=1e-12)
 
 
 def test_a_seed_with_the_top_bit_set_splits_into_its_words() -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.engine.kernels.paged_attention import KV_TILE
 from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
 from baton.engine.output_ring import Finish
@@ -22,7 +21,7 @@ from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 from tests.support.naive_sampler import naive_logprobs, naive_token
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
-from tests.support.reference import load_reference, reference_logits
+from tests.support.reference import load_reference, raw_logits
 
 VOCAB = int(CONFIG["vocab_size"])
 MAX_TOKENS = 10
@@ -71,13 +70,6 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def engine_for(folder: Path, **settings: Any) -> LocalEngine:
     return LocalEngine(folder / "model", dtype="float64", blocks=256, **settings)
-
-
-def raw_logits(reference: Any, token_ids: list[int]) -> list[list[float]]:
-    """The reference's, at a length that rounds as ours does: its softmax sums in float32."""
-    padding = [0] * (-len(token_ids) % KV_TILE)
-    rows: list[list[float]] = reference_logits(reference, [*token_ids, *padding])[: len(token_ids)].tolist()
-    return rows
 
 
 def check(reference: Any, ask: Ask, output: list[int], logprobs: list[Logprobs | None]) -> None:

@@ -60,6 +60,8 @@ class Behaviour:
     contradict: bool = False
     # Says CANCELLED of a ticket that a first token released, before prefill tells that token.
     cancelled_first: bool = False
+    # Commits so long before prefill tells anything, or breaks.
+    overtake_s: float = 0.0
     # Says nothing of the prompt's last token.
     forget_logprobs: bool = False
     draining: bool = False
@@ -339,11 +341,11 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
-        if request.prompt_logprobs:
-            for run in self._prompt_logprobs(request):
-                yield prefill_pb2.PrefillResponse(prompt_logprobs=run)
+        told = list(self._prompt_logprobs(request))
         if request.limits.max_tokens == 0:
             assert not request.HasField("ticket")
+            for response in told:
+                yield response
             return
         first = next_token(request.token_ids)
         number = len(request.token_ids) - request.prompt_length
@@ -353,17 +355,23 @@ class FakeWorker(
         if ending and self.behaviour.cancelled_first:
             issuer.drop(request.attempt)
             await asyncio.sleep(0.05)
+        overtaken = self.behaviour.overtake_s > 0 and issuer.commit(request, first)
+        if overtaken:
+            await asyncio.sleep(self.behaviour.overtake_s)
+            if breaking:
+                await context.abort(self.behaviour.break_code, "broke before it told what it had committed")
         token = prefill_pb2.FirstToken(number=number, token_id=first, finish_reason=ending)
         if request.sampling.HasField("logprobs"):
             token.logprobs.CopyFrom(logprobs_of(first, request.sampling.logprobs))
-        yield prefill_pb2.PrefillResponse(first_token=token)
+        for response in (*told, prefill_pb2.PrefillResponse(first_token=token)):
+            yield response
         if breaking and self.behaviour.break_at == "first":
             await context.abort(self.behaviour.break_code, "broke after the first token")
         if ending:
             issuer.release(request.attempt)
             return
         await asyncio.sleep(self.behaviour.handoff_s)
-        if not issuer.commit(request, first):
+        if not overtaken and not issuer.commit(request, first):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no ticket")
         if breaking:
             await context.abort(self.behaviour.break_code, "broke after the commit")
@@ -372,12 +380,15 @@ class FakeWorker(
             handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped)
         )
 
-    def _prompt_logprobs(self, request: prefill_pb2.PrefillRequest) -> Iterator[prefill_pb2.PromptLogprobs]:
-        """Runs of at most three tokens."""
+    def _prompt_logprobs(self, request: prefill_pb2.PrefillRequest) -> Iterator[prefill_pb2.PrefillResponse]:
+        """Where asked for, in runs of at most three tokens."""
+        if not request.prompt_logprobs:
+            return
         prompt = list(request.token_ids)[: request.prompt_length - self.behaviour.forget_logprobs]
         for start in range(1, len(prompt), 3):
             logprobs = with_logprobs(request.sampling, prompt[start : start + 3])
-            yield prefill_pb2.PromptLogprobs(first_position=start, logprobs=logprobs)
+            run = prefill_pb2.PromptLogprobs(first_position=start, logprobs=logprobs)
+            yield prefill_pb2.PrefillResponse(prompt_logprobs=run)
 
 
 class FakeCluster:

@@ -170,6 +170,32 @@ async def test_logprobs_survive_another_attempt(site: SiteMaker) -> None:
         await here.quiet()
 
 
+@pytest.mark.parametrize("breaks", [0, 1])
+@pytest.mark.parametrize("max_tokens", [12, 2])
+async def test_decodes_word_may_overtake_prefills(site: SiteMaker, breaks: int, max_tokens: int) -> None:
+    """Two streams tell of a request: what is shown begins with the prompt's logprobs all the same, even
+    where prefill breaks before it has told them, and where decode has ended by then."""
+    async with site() as here, http(here) as client:
+        here.worker("prefill-0").behaviour.overtake_s = 0.1
+        here.worker("prefill-0").behaviour.break_prefills = breaks
+        here.worker("prefill-0").behaviour.break_at = "committed"
+        prompt = [5, 6, 7, 8, 9]
+        responses = await here.generate(ids_request(prompt, max_tokens, logprobs=1, echo=True))
+        output = expected(prompt, max_tokens)
+        assert tokens_of(responses) == output
+        assert [one for response in responses for one in response.logprobs] == [
+            logprobs_of(token, 1) for token in output
+        ]
+        assert list(responses[0].prompt_logprobs) == [logprobs_of(token, 1) for token in prompt[1:]]
+        assert responses[-1].trace.attempts == 1 + breaks
+        here.worker("prefill-0").behaviour.break_prefills = breaks
+        body = {"prompt": prompt, "max_tokens": max_tokens, "logprobs": 1, "echo": True}
+        async for chunk in events(client, **body):
+            said = chunk["choices"][0]["logprobs"]
+            assert len(said["tokens"]) == len(said["token_logprobs"])
+        await here.quiet()
+
+
 async def test_a_worker_that_owes_logprobs(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("prefill-0").behaviour.forget_logprobs = True

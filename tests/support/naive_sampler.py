@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-
-from baton.engine.sampling import gumbel
 from baton.engine.sequence import Limits, SamplingParams
+from tests.support.philox_noise import draw_noise
 
 
 def naive_token(
@@ -24,10 +22,7 @@ def naive_token(
         return logits.index(max(logits))
     scaled = [logit / params.temperature for logit in logits]
     kept = naive_kept(scaled, params)
-    seed = torch.tensor([params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed])
-    position = torch.tensor([len(prompt) + len(output)])
-    # The noise has its own tests: known answers, and that draws follow their distribution.
-    noise = gumbel(seed, position, len(raw))[0].tolist()
+    noise = draw_noise(params.seed, len(prompt) + len(output), len(raw))
     return max(sorted(kept), key=lambda token: scaled[token] + noise[token])
 
 

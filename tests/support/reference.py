@@ -11,6 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from baton.engine.kernels.paged_attention import KV_TILE
+
 
 def load_reference(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
     """The folder's model as transformers runs it."""
@@ -24,6 +26,13 @@ def reference_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([list(token_ids)])).logits[0]
     return logits
+
+
+def raw_logits(model: Any, token_ids: Sequence[int]) -> list[list[float]]:
+    """A row a token, of a pass as long as rounds as ours does: the models' softmax sums in float32."""
+    padding = [0] * (-len(token_ids) % KV_TILE)
+    rows: list[list[float]] = reference_logits(model, [*token_ids, *padding])[: len(token_ids)].tolist()
+    return rows
 
 
 def reference_greedy(model: Any, prompt_ids: Sequence[int], count: int) -> list[int]:

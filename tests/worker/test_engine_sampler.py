@@ -34,7 +34,7 @@ Output = list[tuple[int, Logprobs | None]]
 
 
 def run(turned: Turned, name: bytes, emitted: list[int], sampling: Sampling) -> Output:
-    """One attempt: what its first token's message and then the ring told."""
+    """One attempt: what the ring told."""
     turned.records.clear()
     command = reserve(name=name, tokens=PROMPT + len(emitted), most=MOST)
     command.request.first_number = len(emitted)
@@ -47,13 +47,10 @@ def run(turned: Turned, name: bytes, emitted: list[int], sampling: Sampling) -> 
     turned.run_out()
     first = next(e for e in turned.events if e.id == number).prefill.first_token
     assert first.number == len(emitted)
-    repeat, *others = turned.records
-    assert (repeat.token, repeat.logprobs) == (first.token_id, None)
-    told = first.logprobs if first.HasField("logprobs") else None
-    return [
-        (first.token_id, told),
-        *((r.token, None if r.logprobs is None else logprobs_message(r.logprobs)) for r in others),
-    ]
+    output = [(r.token, None if r.logprobs is None else logprobs_message(r.logprobs)) for r in turned.records]
+    # The first token is told twice, by prefill's message and by the slot's first word.
+    assert output[0] == (first.token_id, first.logprobs if first.HasField("logprobs") else None)
+    return output
 
 
 def tokens_of(output: Output) -> list[int]:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from baton.engine.logprob_records import Logprobs
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
-from baton.v1.types_pb2 import LogitBias
-from services.worker.parameters import limits_of, sampling_of
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import LogitBias, TokenLogprob
+from services.worker.parameters import first_logprobs_of, limits_of, sampling_of
 
 VOCAB = 1000
 
@@ -89,6 +91,36 @@ def test_bad_sampling_is_refused_by_name(fields: dict[str, Any], names: str) -> 
 def test_a_worker_without_logprobs_says_so() -> None:
     with pytest.raises(BatonError, match="no logprobs"):
         sampling_of(types_pb2.Sampling(top_p=1, logprobs=0), VOCAB, 0)
+
+
+def first_told(*token_ids: int) -> types_pb2.Logprobs:
+    top = [TokenLogprob(token_id=token, logprob=-0.5 * rank) for rank, token in enumerate(token_ids)]
+    return types_pb2.Logprobs(logprob=-3, top=top)
+
+
+def test_a_commit_tells_the_first_tokens_logprobs() -> None:
+    asked = SamplingParams(logprobs=2)
+    record = CommitRecord(first_logprobs=first_told(999, 4))
+    assert first_logprobs_of(record, asked, VOCAB) == Logprobs(-3.0, ((999, 0.0), (4, -0.5)))
+    assert first_logprobs_of(CommitRecord(first_logprobs=first_told()), asked, VOCAB) == Logprobs(-3.0)
+    assert first_logprobs_of(CommitRecord(), SamplingParams(), VOCAB) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        (None, 0),
+        (first_told(), None),
+        (first_told(1, 2, 3), 2),
+        (first_told(VOCAB), 2),
+    ],
+)
+def test_a_commit_that_does_not_tell_what_is_due_is_refused(
+    told: types_pb2.Logprobs | None, asked: int | None
+) -> None:
+    with pytest.raises(BatonError, match="logprob") as refused:
+        first_logprobs_of(CommitRecord(first_logprobs=told), SamplingParams(logprobs=asked), VOCAB)
+    assert refused.value.kind is ErrorKind.INVALID
 
 
 @pytest.mark.parametrize(
