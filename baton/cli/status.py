@@ -13,6 +13,7 @@ from rich.console import Console
 from baton.cli.messages import say
 from baton.cli.slow_worker import slow_worker
 from baton.cli.status_view import headline, latency_table, rates_line, troubles, worker_table
+from baton.cli.store_view import store_line
 from baton.v1 import router_pb2, router_pb2_grpc
 
 TIMEOUT_S = 10.0
@@ -81,6 +82,7 @@ def show(screen: Console, answer: router_pb2.GetStatusResponse) -> None:
     router = answer.router
     screen.print(headline(router), rates_line(router), latency_table(router), "", sep="\n")
     screen.print(worker_table(list(answer.workers), screen.width, "workers (slots and blocks: used/all)"))
+    screen.print("", store_line(router), sep="\n")
     for line in troubles(list(answer.workers)):
         screen.print(line)
     if slow := slow_worker(list(answer.workers)):

@@ -19,6 +19,7 @@ from baton.cli.status_view import (
     troubles,
     worker_table,
 )
+from baton.cli.store_view import store_trouble
 from baton.v1 import router_pb2, worker_pb2
 
 # (cell, style) of a slot; a cell that stands for several shows the busiest.
@@ -54,6 +55,8 @@ class TopView:
         parts.append(_beside(latencies, sparkline(list(self._history), max(10, width - 60))))
         parts += ["", worker_table(workers, width)]
         parts += ["", *_slot_maps(workers, width), *troubles(workers)]
+        if away := store_trouble(router):
+            parts.append(away)
         if slow := slow_worker(workers):
             parts.append(slow.line())
         return Group(*parts)

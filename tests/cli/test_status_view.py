@@ -100,6 +100,24 @@ def test_trouble_is_told(top: bool) -> None:
     assert "its books do not agree: block 3" in text
 
 
+def test_the_store_is_told_of() -> None:
+    answer = status(decode("d"))
+    assert "Redis: none" in "\n".join(lines(100, answer, top=False))
+    store = answer.router.store
+    store.address, store.namespace, store.embedded, store.restarts = "127.0.0.1:7000", "ours", True, 2
+    store.registered_workers, store.journal_open = 4, 3
+    text = "\n".join(lines(160, answer, top=False))
+    assert (
+        "127.0.0.1:7000, embedded, started again 2 x; namespace ours; 4 workers registered, 3 requests"
+        in text
+    )
+    assert "Redis" not in "\n".join(lines(160, answer, top=True))
+    store.away_s = 75
+    for top in (False, True):
+        assert "away for 1m 15s, requests go on" in "\n".join(lines(160, answer, top=top))
+        assert max(map(len, lines(80, answer, top=top))) <= 80
+
+
 def test_nobody_is_there_yet() -> None:
     starting = router_pb2.WorkerStatus(state=router_pb2.WORKER_STATE_STARTING)
     starting.worker.address = "10.0.0.1:5000"

@@ -1,0 +1,120 @@
+"""Two lists of workers, the parent's and the registry's, become the one that the directory watches."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+
+from baton.state import Member, new_incarnation
+from baton.v1.types_pb2 import WorkerRole
+from services.router.directory import Directory
+from services.router.discovery import Discovery
+from tests.router.conftest import until
+from tests.router.fake_workers import FakeCluster, FakeWorker
+
+MODEL = "fake"
+A, B, C = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
+
+
+class Watched(Directory):
+    """A directory that only notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__((), lambda: None)
+        self.lapsed: list[str] = []
+
+    def set_addresses(self, addresses: Sequence[str], lapsed: Sequence[str] = ()) -> None:
+        self.peers = dict.fromkeys(addresses)  # type: ignore[assignment]
+        self.lapsed = list(lapsed)
+
+    @property
+    def seen(self) -> list[str]:
+        return list(self.peers)
+
+
+def listed(address: str, **fields: object) -> Member:
+    described = {
+        "name": f"both-{address}".replace(":", "-").replace("[", "").replace("]", ""),
+        "incarnation": new_incarnation(),
+        "role": "both",
+        "model": MODEL,
+        "addresses": {"grpc": address},
+    }
+    return Member.model_validate(described | fields)
+
+
+def discovery() -> tuple[Discovery, Watched]:
+    watched = Watched()
+    return Discovery(watched, MODEL), watched
+
+
+def test_the_two_lists_are_one_and_a_worker_on_both_is_one() -> None:
+    both, watched = discovery()
+    both.take([listed(B), listed(A)])
+    assert watched.seen == [B, A]
+    both.tell([A, C])
+    assert watched.seen == [A, C, B]
+
+
+def test_what_the_parent_takes_back_has_ended_whatever_the_registry_says() -> None:
+    both, watched = discovery()
+    first, other = listed(A), listed(B)
+    both.tell([A])
+    both.take([first, other])
+    both.tell([])
+    assert (watched.seen, watched.lapsed) == ([B], [])
+    both.take([first, other])
+    assert watched.seen == [B], "its lease has yet to lapse"
+    # Another start at the very same address is another worker.
+    both.take([listed(A), other])
+    assert set(watched.seen) == {A, B}
+
+
+def test_a_registry_removes_nobody() -> None:
+    both, watched = discovery()
+    both.tell([A])
+    both.take([listed(A), listed(B)])
+    both.take([])
+    assert (watched.seen, watched.lapsed) == ([A, B], [B])
+    both.take([listed(B)])
+    assert (watched.seen, watched.lapsed) == ([A, B], [])
+
+
+def test_only_workers_of_ours_that_can_be_reached() -> None:
+    both, watched = discovery()
+    here = socket.gethostname()
+    both.take(
+        [
+            listed(A, model="another"),
+            listed(A, role="router"),
+            listed(A, rank=1, rank_count=2),
+            listed(A, addresses={"transfer": A}),
+            listed("127.0.0.1:1", host="elsewhere"),
+            listed("[::1]:1", host="elsewhere"),
+            listed("localhost:1", host="elsewhere"),
+            listed("127.0.0.1:2", host=here),
+            listed(C, host="elsewhere"),
+        ]
+    )
+    assert watched.seen == ["127.0.0.1:2", C]
+
+
+async def test_one_that_lapsed_stays_for_as_long_as_it_answers() -> None:
+    cluster = FakeCluster()
+    fake = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, cluster)
+    directory = Directory([], lambda: None)
+    both = Discovery(directory, MODEL)
+    async with contextlib.AsyncExitStack() as stack:
+        address = (await stack.enter_async_context(fake.serving())).address
+        both.take([listed(address, host=socket.gethostname())])
+        await until(lambda: [worker.alive for worker in directory.workers] == [True])
+        (worker,) = directory.workers
+        both.take([])
+        described = worker.described
+        await until(lambda: worker.described is not described)  # it has answered since
+        assert directory.workers == [worker]
+        assert worker.alive
+    await until(lambda: not directory.peers)
+    assert worker.lost
+    await directory.stop()
