@@ -1,10 +1,10 @@
 """A stand-in for a worker or a router: speaks the ready protocol and notes in $FAKE_LOG what happens to it.
 
     python fake_child.py (worker | router) [refuse|silent|nonsense|dies|dies-once|gives-up|stubborn|
-                                            grandchild] …
+                                            grandchild|replaced] …
 
-A worker dies once it was asked who it is. A router notes which workers it hears of; it answers Generate
-with the bytes of its prompt's reverse, one a message, and GetStatus.
+A worker dies, or says that it was replaced, once it was asked who it is. A router notes which workers it
+hears of; it answers Generate with the bytes of its prompt's reverse, one a message, and GetStatus.
 """
 
 from __future__ import annotations
@@ -138,6 +138,11 @@ async def serve(kind: str, config: dict[str, object], traits: set[str]) -> None:
             await worker.met.wait()
         await asyncio.sleep(0.5)  # READY is said meanwhile
         os.kill(os.getpid(), signal.SIGKILL)
+    if "replaced" in traits:
+        await worker.met.wait()
+        await asyncio.sleep(0.5)  # READY is said meanwhile
+        say({"error": {"kind": "conflict", "message": "a newer one has registered"}})
+        sys.exit(2)
     if "gives-up" in traits:
         say({"error": {"kind": "internal", "message": "the engine ended"}})
         sys.exit(2)
@@ -153,6 +158,7 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         config = json.loads(stdin.readline())
     note("started", str(config.get("name", kind)))
+    note("state", (config.get("state") or {}).get("redis_url", "none"))
     if config.get("restarts"):
         note(f"restart-{config['restarts']}", str(config["name"]))
     if "grandchild" in traits:

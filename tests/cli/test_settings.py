@@ -6,11 +6,14 @@ import argparse
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from baton.cli import settings
-from baton.cli.local_cluster import cluster_config, router_config, worker_configs
+from baton.cli import worker as worker_command
+from baton.cli.local_cluster import cluster_config, router_config, state_config, worker_configs
 from baton.cli.main import main
-from services.common.config import UpConfig
+from baton.cli.own_redis import OwnRedis
+from services.common.config import RouterConfig, StateConfig, UpConfig, WorkerConfig
 
 
 def load(*flags: str, **environment: str) -> UpConfig:
@@ -129,6 +132,113 @@ def test_who_supervises(tmp_path: Path) -> None:
     ours = cluster_config(load("--ray-address", "10.0.0.1:6379"), tmp_path, "abc")
     assert (ours.ray_address, ours.cluster_id) == ("10.0.0.1:6379", "abc")
     assert cluster_config(load(), tmp_path, "abc").ray_address == "local"
+
+
+SECRET = "a-word-for-nobody"
+URL = f"redis://:{SECRET}@10.0.0.1:6379/0"
+
+
+def worker(*flags: str, **environment: str) -> WorkerConfig:
+    parser = argparse.ArgumentParser()
+    worker_command.add_flags(parser)
+    arguments = parser.parse_args(["--role", "both", "--model", "m", *flags])
+    return worker_command.worker_config(arguments, environment)
+
+
+def test_a_redis_is_named_by_flag_variable_or_file(tmp_path: Path) -> None:
+    file = tmp_path / "baton.yaml"
+    file.write_text(f"state: {{redis_url: '{URL}', namespace: ours}}\n")
+    for config in (
+        load("-c", str(file)),
+        load("--redis-url", URL, "--redis-namespace", "ours"),
+        load(BATON_REDIS_URL=URL, BATON_REDIS_NAMESPACE="ours"),
+    ):
+        state = state_config(config, "abc", None)
+        assert state is not None
+        assert (state.redis_url, state.namespace, state.embedded) == (URL, "ours", False)
+    state = state_config(load("--redis-url", URL), "abc", None)
+    assert state is not None
+    assert state.namespace == "baton-abc", "two clusters on one Redis never meet unless they are told to"
+    assert state_config(load("--redis-url", "none"), "abc", None) is None
+
+
+def test_what_is_secret_is_in_what_children_read_and_in_no_text(tmp_path: Path) -> None:
+    config = load("--redis-url", URL)
+    state = state_config(config, "abc", None)
+    assert state is not None
+    router, cluster = router_config(config, tmp_path, state), cluster_config(config, tmp_path, "abc", state)
+    for told in (config, state, router, cluster, *cluster.workers):
+        for text in (repr(told), str(told), f"{told}"):
+            assert SECRET not in text
+            assert state.journal_key not in text
+    assert SECRET in cluster.model_dump_json()
+    assert RouterConfig.model_validate_json(router.model_dump_json()).state == state
+    assert state.journal_key not in cluster.model_dump_json(), "the journal is the router's"
+    with pytest.raises(ValidationError) as wrong:
+        StateConfig.model_validate({"redis_url": [URL], "namespace": "n"})
+    assert SECRET not in str(wrong.value)
+
+
+def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) -> None:
+    for address, told in (("local", True), ("none", True), ("10.0.0.1:6379", False)):
+        config = load("--ray-address", address)
+        own = OwnRedis()
+        state = state_config(config, "abc", own)
+        own._place.close()
+        assert all((worker.state is not None) == told for worker in worker_configs(config, tmp_path, state))
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "--redis-url", f"http://:{SECRET}@h"], "the URL of Redis: it begins with redis://"),
+        (["up", "--redis-url", f"redis://:{SECRET}@h:port"], "the URL of Redis: "),
+        (["up", "--redis-url", f"redis://:{SECRET}@a,b"], "the URL of Redis: several hosts"),
+        (["up", "--redis-namespace", f"{SECRET} {SECRET}"], "state.namespace (--redis-namespace): string"),
+        (["worker", "--redis-url", URL], "--redis-url needs --redis-namespace"),
+        (["worker", "--redis-url", f"redis://:{SECRET}@h/x", "--redis-namespace", "n"], "the URL of Redis"),
+        (["worker", "--redis-url", URL, "--redis-namespace", "n", "--host", "0.0.0.0"], "--host 0.0.0.0"),
+        (["worker", "--name", "two words"], "name is 'two words'"),
+    ],
+)
+def test_a_wrong_redis_is_one_line_without_the_secret(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if argv[0] == "worker":
+        argv = [*argv, "--role", "both", "--model", str(tmp_path)]
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert err.startswith(f"baton: error: {message}")
+    assert SECRET not in err
+
+
+def test_a_secret_of_the_wrong_kind_is_not_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baton.yaml"
+    for text in (
+        f"state: {{redis_url: ['{URL}']}}",
+        f"state: {{redis_url: {{a: '{URL}'}}}}",
+        f"state: '{URL}'",
+    ):
+        file.write_text(text)
+        assert main(["up", "-c", str(file)]) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("baton: error: state")
+        assert SECRET not in err
+
+
+def test_a_worker_that_joins_a_cluster() -> None:
+    joins = worker("--redis-url", URL, "--redis-namespace", "ours", "--served-model-name", "llama")
+    assert joins.state is not None
+    assert (joins.state.redis_url, joins.state.namespace, joins.state.cluster_id) == (URL, "ours", "")
+    assert joins.served_model_name == "llama"
+    other = worker("--slots", "3", BATON_REDIS_URL=URL, BATON_REDIS_NAMESPACE="ours", BATON_SLOTS="4")
+    assert other.state is not None
+    assert other.engine.slots == 3
+    assert other.name != joins.name, "two by default names would push each other out"
+    assert (worker().state, worker().name) == (None, "both")
 
 
 def test_every_flag_names_a_setting() -> None:

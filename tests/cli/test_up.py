@@ -10,8 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+
+from services.common.process_tree import descendants
 
 HARNESS = str(Path(__file__).with_name("with_fakes.py"))
 REPOSITORY = Path(__file__).parents[2]
@@ -158,6 +161,70 @@ def test_a_worker_that_dies_is_started_again_and_the_router_hears_of_it(start: S
     assert up.order("started").count("both-0") == 2
     assert up.order("restart-1") == ["both-0"], "the worker tells its restarts as a metric"
     wait_gone(up.pids())
+
+
+def test_a_worker_that_was_replaced_is_not_started_again(start: Start) -> None:
+    up = start(both=1, worker=["replaced"])
+    assert up.ready_line().startswith("READY ")
+    deadline = time.monotonic() + PATIENCE_S
+    while "nobody" not in up.order("hears"):
+        assert time.monotonic() < deadline, up.events()
+        time.sleep(0.02)
+    time.sleep(1.0)  # a start would be due at once
+    up.process.terminate()
+    assert up.finish()[0] == 0
+    assert up.order("started").count("both-0") == 1
+    wait_gone(up.pids())
+
+
+def test_its_own_redis_is_started_again_and_the_router_hears_of_it(start: Start) -> None:
+    up = start(both=1)
+    assert up.ready_line().startswith("READY ")
+    os.kill(redis_of(up), signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    while up.order("store-restarts") != ["1"]:
+        assert time.monotonic() < deadline, up.events()
+        time.sleep(0.02)
+    pids = [*up.pids(), redis_of(up)]
+    up.process.terminate()
+    code, _, err = up.finish()
+    assert code == 0
+    assert "the embedded Redis was killed by SIGKILL" in err
+    wait_gone(pids)
+
+
+def redis_of(up: Up) -> int:
+    (pid,) = [pid for pid in descendants(up.process.pid) if "valkey" in command_line(pid)]
+    return pid
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_no_redis_where_none_is_wanted(start: Start) -> None:
+    up = start(both=1, state={"redis_url": "none"})
+    assert up.ready_line().startswith("READY ")
+    assert not any("valkey" in command_line(pid) for pid in descendants(up.process.pid))
+    assert up.order("state") == ["none", "none"]
+    up.process.terminate()
+    assert up.finish()[0] == 0
+
+
+def test_what_the_children_are_told_is_in_no_process_list(start: Start) -> None:
+    up = start(prefill=1, decode=1)
+    assert up.ready_line().startswith("READY ")
+    urls = set(up.order("state"))
+    assert len(urls) == 1, "router and workers share one Redis"
+    (url,) = urls
+    password = urlsplit(url).password
+    assert password
+    for pid in (up.process.pid, *descendants(up.process.pid)):
+        assert password not in command_line(pid)
+        assert password not in Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    up.process.terminate()
+    code, out, err = up.finish()
+    assert (code, password in out + err) == (0, False)
 
 
 def test_a_worker_that_ends_before_all_serve_stops_everything(start: Start) -> None:

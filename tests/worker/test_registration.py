@@ -1,0 +1,123 @@
+"""A worker in the registry: it enters, says how busy it is, drains, leaves, and knows when it is unwanted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import cast
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from baton.state import State
+from baton.state.embedded import EmbeddedServer
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import DescribeResponse, Load
+from services.common.config import StateConfig, WorkerConfig
+from services.worker.registration import Registration
+from services.worker.worker_servicer import WorkerServicer
+from tests.state.waiting import until
+
+
+class Served:
+    """What a servicer says of its engine."""
+
+    def __init__(self) -> None:
+        self.load = Load(slots=16, free_slots=16, blocks=100, free_blocks=99, block_tokens=16)
+        self._identity = WorkerIdentity(name="decode-0", incarnation=os.urandom(16))
+
+    def describe(self) -> DescribeResponse:
+        return DescribeResponse(
+            identity=self._identity,
+            fingerprint=b"\xab",
+            max_context_tokens=512,
+            vocab_size=99,
+            load=self.load,
+        )
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    started = await EmbeddedServer.start()
+    yield started
+    await started.stop()
+
+
+def registration(url: str, restarts: int = 0) -> Registration:
+    config = WorkerConfig(name="decode-0", role="decode", model="/m", restarts=restarts)
+    return Registration(config, StateConfig(redis_url=url, namespace="ours", cluster_id="abcd"))
+
+
+def enter(worker: Registration, served: Served) -> None:
+    worker.enter("a-model", cast(WorkerServicer, served), {"grpc": "h:1", "transfer": "", "metrics": "h:2"})
+
+
+async def test_from_its_first_word_to_its_last(server: EmbeddedServer) -> None:
+    reader = await State.open(server.url, namespace="ours")
+    worker, served = registration(server.url), Served()
+    assert not worker.registered
+    enter(worker, served)
+    await until(lambda: worker.registered)
+    (entry,) = (await reader.registry.listing()).entries
+    member = entry.member
+    assert (member.name, member.role, member.model) == ("abcd.decode-0", "decode", "a-model")
+    assert member.addresses == {"grpc": "h:1", "metrics": "h:2"}
+    assert (member.fingerprint, member.limits["slots"], member.limits["vocab_size"]) == ("ab", 16, 99)
+    served.load = Load(slots=16, free_slots=3, blocks=100, free_blocks=7, queued_prefill_tokens=50)
+
+    async def hinted() -> bool:
+        hint = (await reader.load_hints.read()).get(member.name)
+        expected = {"free_slots": 3, "free_blocks": 7, "queued_prefills": 0, "queued_prefill_tokens": 50}
+        return hint is not None and hint.values == expected
+
+    await until(hinted)
+    worker.drain()
+
+    async def draining() -> bool:
+        return [one.member.draining for one in (await reader.registry.listing()).entries] == [True]
+
+    await until(draining)
+    await worker.leave()
+    assert (await reader.registry.listing()).entries == ()
+    await reader.close()
+
+
+async def test_a_ghost_learns_that_it_is_one(server: EmbeddedServer) -> None:
+    old, new = registration(server.url, restarts=2), registration(server.url)
+    enter(old, Served())
+    await until(lambda: old.registered)
+    enter(new, Served())
+    error = await asyncio.wait_for(old.ousted(), 5)
+    assert error.kind is ErrorKind.CONFLICT
+    assert new.registered
+    for worker in (old, new):
+        await worker.leave()
+
+
+async def test_a_refused_password_ends_a_first_start_and_no_later_one(server: EmbeddedServer) -> None:
+    url = server.url.replace(server.password, "not-the-password")
+    first, later = registration(url), registration(url, restarts=1)
+    error = await asyncio.wait_for(first.ousted(), 5)
+    assert error.kind is ErrorKind.UNAUTHENTICATED
+    assert "not-the-password" not in error.message
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(later.ousted(), 1)
+    for worker in (first, later):
+        await worker.leave()
+
+
+async def test_an_absent_redis_holds_up_neither_start_nor_end() -> None:
+    worker = registration("redis://127.0.0.1:1")
+    enter(worker, Served())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(worker.ousted(), 1)
+    assert not worker.registered
+    assert worker.state.away
+    async with asyncio.timeout(3):
+        await worker.leave()
+
+
+async def test_a_wrong_url_is_refused() -> None:
+    with pytest.raises(BatonError, match="the URL of Redis"):
+        registration("http://h")
