@@ -26,6 +26,25 @@ OTHERS = (
     "prompt_only",
 )
 EVERY = (*FEATURES, *OTHERS)
+# Each at the edge of what may be asked.
+EXTREMES: tuple[dict[str, Any], ...] = (
+    {"temperature": 100.0},
+    {"temperature": 1e-3},
+    {"temperature": 1e-40},
+    {"top_k": 1},
+    {"top_k": 2**32 - 1},
+    {"top_p": 1e-7},
+    {"min_p": 1.0},
+    {"top_k": 2, "top_p": 0.999, "min_p": 0.999, "logprobs": 20},
+    {"repetition_penalty": 100.0, "temperature": 0},
+    {"repetition_penalty": 0.01},
+    {"presence_penalty": 2.0, "frequency_penalty": 2.0, "temperature": 0},
+    {"presence_penalty": -2.0, "frequency_penalty": -2.0, "repetition_penalty": 0.5},
+    {"logit_bias": {5: 100.0, 6: -100.0}, "logprobs": 20, "temperature": 0},
+    {"logit_bias": dict.fromkeys(range(300), -100.0), "logprobs": 0},
+    {"logit_bias": {9: 100.0}, "stop_token_ids": [9, *range(300, 307)], "min_tokens": 11},
+    {"seed": 2**64 - 1, "n": 3},
+)
 _SINGLE = (
     "temperature",
     "top_p",
