@@ -109,10 +109,10 @@ def test_each_and_combined_equal_the_reference_after_a_handoff(known: Known, jud
 
 
 def check_that_it_took_effect(audits: dict[str, Audit], figures: Figures) -> None:
-    """Most tokens came from decode, in batches of several requests."""
+    """Most tokens came from decode, and steps had rows of several requests."""
     decoded = sum(audit.tokens_decoded for audit in audits.values())
     assert decoded > 0.9 * 2 * (figures.tokens - figures.choices)
-    assert decoded > 2 * sum(audit.decode_steps for audit in audits.values())
+    assert decoded > 1.5 * sum(audit.decode_steps for audit in audits.values())
     assert sum(audit.handoffs_committed for audit in audits.values()) > figures.choices
 
 
