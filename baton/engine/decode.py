@@ -58,8 +58,10 @@ class DecodeLoop:
 
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted;
         `last_token` is the next, without KV. The slot's first word in the ring repeats it with
-        `last_logprobs`, which must be given where the request asks for logprobs.
+        `last_logprobs`, without which a request for logprobs is refused (ValueError).
         """
+        if (last_logprobs is None) != (sampling.logprobs is None):
+            raise ValueError("the last token comes with logprobs exactly where they are asked for")
         self._state.set_block_table(grant.slot, grant.blocks)
         if sampling.logit_bias:
             self._state.sampler.set_bias(grant.slot, sampling.logit_bias)

@@ -14,8 +14,10 @@ from tokenizers import Tokenizer
 
 from baton.client import AsyncClient, BatonError, Client, ErrorKind, FieldError, FinishReason, Message, Usage
 from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up
-from tests.support.checkpoints import ASSISTANT_ID, BEGIN_ID, END_ID, FAMILIES, USER_ID
-from tests.support.reference import load_reference, reference_greedy
+from tests.support.checkpoints import ASSISTANT_ID, BEGIN_ID, END_ID, FAMILIES, USER_ID, VOCAB_SIZE
+from tests.support.naive_sampler import naive_logprobs
+from tests.support.reference import load_reference, raw_logits, reference_greedy
+from tests.support.text_truth import TextTruth
 
 COUNT = 12
 TEXT = "Once upon a time"
@@ -52,6 +54,12 @@ class Truth:
 
     def finish(self, prompt: list[int]) -> str:
         return "stop" if END_ID in self.ids(prompt) else "length"
+
+    def logprobs(self, ids: list[int], count: int) -> list[tuple[float, list[float]]]:
+        """Of each token from the second on: its own and the `count` largest."""
+        rows = raw_logits(self._reference, ids)
+        told = [naive_logprobs(row, token, count) for row, token in zip(rows, ids[1:], strict=False)]
+        return [(own, [value for _, value in top]) for own, top in told]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
@@ -166,6 +174,76 @@ async def test_openai_async(cluster: Cluster, truth: Truth) -> None:
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
         await assert_all_free(cluster, stub, within_s=2)
+
+
+@pytest.fixture(scope="module")
+def readable(model: Path) -> dict[str, Any]:
+    """Draws only what is text by itself, so that an answer is its tokens' texts side by side."""
+    texts = TextTruth(model)
+    others = [
+        token
+        for token in range(VOCAB_SIZE)
+        if not texts.data(token).isascii() or not texts.spelled(token).isprintable() or token >= BEGIN_ID
+    ]
+    assert len(others) < 300
+    bias = {str(token): -100 for token in others}
+    return {"model": MODEL, "temperature": 0, "max_tokens": COUNT, "logit_bias": bias}
+
+
+def test_openai_completions_logprobs(cluster: Cluster, truth: Truth, readable: dict[str, Any]) -> None:
+    asked = {**readable, "prompt": TEXT, "logprobs": 3, "echo": True}
+    with openai.OpenAI(**options(cluster)) as client:
+        create: Any = client.completions.create
+        (choice,) = create(**asked).choices
+        said = choice.logprobs
+        prompt = truth.encode(TEXT)
+        assert len(said.tokens) == len(prompt) + COUNT
+        assert "".join(said.tokens) == choice.text
+        assert choice.text.startswith(TEXT)
+        for token, offset in zip(said.tokens, said.text_offset, strict=True):
+            assert choice.text[offset : offset + len(token)] == token
+        assert said.token_logprobs[0] is said.top_logprobs[0] is None
+        places = zip(said.token_logprobs[1:], said.top_logprobs[1:], strict=True)
+        ids = [truth.tokenizer.token_to_id(token.replace(" ", "Ġ")) for token in said.tokens]
+        for (own, top), (wanted, likeliest) in zip(places, truth.logprobs(ids, 3), strict=True):
+            assert own == pytest.approx(wanted, abs=1e-6)
+            assert list(top.values())[:3] == pytest.approx(likeliest, abs=1e-6)
+            assert len(top) == 3 + (own not in list(top.values())[:3])
+        chunks = [chunk.choices[0] for chunk in create(stream=True, **asked)]
+        for field in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [one for chunk in chunks for one in getattr(chunk.logprobs, field)] == getattr(said, field)
+        assert "".join(chunk.text for chunk in chunks) == choice.text
+        only = create(**{**asked, "max_tokens": 0}).choices[0]
+        assert (only.text, only.finish_reason) == (TEXT, "length")
+        assert only.logprobs.token_logprobs == said.token_logprobs[: len(prompt)]
+        assert create(prompt=TEXT, **readable).choices[0].logprobs is None
+
+
+def test_openai_chat_logprobs(cluster: Cluster, truth: Truth, readable: dict[str, Any]) -> None:
+    asked = {**readable, "messages": [{"role": "user", "content": QUESTION}]}
+    with openai.OpenAI(**options(cluster)) as client:
+        create: Any = client.chat.completions.create
+        (choice,) = create(logprobs=True, top_logprobs=4, **asked).choices
+        content = choice.logprobs.content
+        assert "".join(one.token for one in content) == choice.message.content
+        assert all(bytes(one.bytes).decode() == one.token for one in content)
+        ids = [truth.tokenizer.token_to_id(one.token.replace(" ", "Ġ")) for one in content]
+        prompt = truth.chat(QUESTION)
+        places = truth.logprobs([*prompt, *ids], 4)[len(prompt) - 1 :]
+        for one, (wanted, likeliest) in zip(content, places, strict=True):
+            assert one.logprob == pytest.approx(wanted, abs=1e-6)
+            assert [other.logprob for other in one.top_logprobs] == pytest.approx(likeliest, abs=1e-6)
+        chunks = [chunk.choices[0] for chunk in create(logprobs=True, top_logprobs=4, stream=True, **asked)]
+        assert chunks[0].logprobs is chunks[-1].logprobs is None
+        assert [one for chunk in chunks[1:-1] for one in chunk.logprobs.content] == content
+        assert all(
+            "".join(one.token for one in chunk.logprobs.content) == chunk.delta.content
+            for chunk in chunks[1:-1]
+        )
+        (bare,) = create(logprobs=True, **asked).choices
+        assert all(one.top_logprobs == [] for one in bare.logprobs.content)
+        assert [one.logprob for one in bare.logprobs.content] == [one.logprob for one in content]
+        assert create(**asked).choices[0].logprobs is None
 
 
 def test_openai_errors(cluster: Cluster) -> None:

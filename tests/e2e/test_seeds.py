@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from baton.client import AsyncClient
 from tests.e2e.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.completions import complete
+from tests.e2e.sampled_asks import Ask as SampledAsk
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
-from tests.support.reference import load_reference, reference_logits
+from tests.support.naive_sampler import naive_distribution, naive_edited
+from tests.support.reference import load_reference, raw_logits
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
@@ -28,6 +31,7 @@ Floats = npt.NDArray[np.float64]
 SEEDS = (0, 1, 2**32, 2**63, 2**64 - 1)
 AT_ONCE = 32
 MAX_TOKENS = 24
+AT_A_TIME = 120
 LEAST_P = 1e-3
 LEAST_EXPECTED = 8.0
 
@@ -43,19 +47,6 @@ class Draw:
     @property
     def fields(self) -> dict[str, Any]:
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
-    def distribution(self, logits: Floats) -> Floats:
-        """[vocab] logits → [vocab] probabilities: temperature, top-k, top-p over what top-k left."""
-        order = np.argsort(-logits, kind="stable")
-        weights = np.exp((logits[order] - logits[order[0]]) / self.temperature)
-        if self.top_k:
-            weights[self.top_k :] = 0
-        reached = np.cumsum(weights / weights.sum())
-        if self.top_p < 1:
-            weights[int(np.searchsorted(reached, self.top_p)) + 1 :] = 0
-        probabilities: Floats = np.empty_like(weights)
-        probabilities[order] = weights / weights.sum()
-        return probabilities
 
 
 MIXES = (
@@ -190,51 +181,89 @@ async def test_both_doors_draw_the_same(pair: Cluster) -> None:
     assert [completion.only.token_ids for completion in completions] == expected
 
 
-FILTERS = {
-    "temperature": (Draw(0.6), Draw(1.0)),
-    "top-k": (Draw(1.0, top_k=7), Draw(1.0)),
-    "top-p": (Draw(1.0, top_p=0.7), Draw(1.0)),
-    "top-k and top-p": (Draw(0.8, top_k=12, top_p=0.75), Draw(0.8, top_k=12)),
+HELD = tuple(range(1, 8))
+# Groups of fields; without any one of them other tokens would be drawn.
+DRAWS: dict[str, list[dict[str, Any]]] = {
+    "temperature": [{"temperature": 0.6}],
+    "top-k": [{"top_k": 7}],
+    "top-p": [{"top_p": 0.7}],
+    "min-p": [{"temperature": 1.5}, {"min_p": 0.2}],
+    "top-k and top-p": [{"temperature": 0.6}, {"top_k": 12}, {"top_p": 0.75}],
+    "repetition": [{"temperature": 0.7}, {"repetition_penalty": 0.6}],
+    "presence and frequency": [
+        {"temperature": 2.0, "logit_bias": dict.fromkeys(range(100, 104), 20.0)},
+        {"presence_penalty": -2.0},
+        {"frequency_penalty": -1.5},
+    ],
+    "everything": [
+        {"temperature": 1.3},
+        {"top_k": 20, "top_p": 0.9, "min_p": 0.08},
+        {"repetition_penalty": 1.6, "presence_penalty": -2.0, "frequency_penalty": -1.75},
+        {"logit_bias": {**dict.fromkeys(range(0, VOCAB_SIZE, 3), 2.0), **dict.fromkeys(HELD, 5.0)}},
+        {"stop_token_ids": HELD, "min_tokens": 2},
+    ],
 }
+# Count the output before, and the first token has none.
+OF_THE_OUTPUT = {"presence_penalty", "frequency_penalty"}
 
 
 @pytest.mark.parametrize("draws", [600, pytest.param(3000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("name", DRAWS)
 async def test_frequencies_are_those_of_the_reference(
     model: Path, pair: Cluster, name: str, draws: int
 ) -> None:
-    """Prefill draws the first token, decode the second; each is judged against its own distribution."""
-    draw, unfiltered = FILTERS[name]
-    prompt = make_prompt(random.Random(9))
-    first_seed = 10**6 * (1 + list(FILTERS).index(name))
-    asks = [Ask(prompt, draw, first_seed + number, max_tokens=2) for number in range(draws)]
-    async with pair.stub() as stub:
-        outputs = tokens(await run(pair, stub, asks, AT_ONCE))
+    """Prefill draws the first token, decode the second; each is judged against its own distribution, and
+    against those that leave something out, which the judge must notice."""
     reference = load_reference(model)
-    logits = {
-        first: reference_logits(reference, [*prompt, first])[-2:].numpy()
-        for first in {first for first, _ in outputs}
-    }
-    drawn_first = [(logits[first][0], first) for first, _ in outputs]
-    drawn_second = [(logits[first][1], second) for first, second in outputs]
-    for drawn in (drawn_first, drawn_second):
-        assert p_value(drawn, draw) > LEAST_P
-        assert p_value(drawn, unfiltered) < LEAST_P, "the check would not notice a missing filter"
-        assert p_value(drawn, replace(draw, temperature=draw.temperature / 4)) < LEAST_P
+    prompt = tuple(random.Random(9).choices(range(VOCAB_SIZE), k=24))
+    ends = {"max_tokens": 2, "ignore_eos": True, "seed": 10**6 * (1 + list(DRAWS).index(name))}
+    ask = SampledAsk(prompt, merged(ends, *DRAWS[name]))
+    outputs = await draw_pairs(pair, ask, draws)
+    raw = {first: raw_logits(reference, [*prompt, first])[-2:] for first, _ in set(outputs)}
+    for number in (0, 1):
+        drawn = [(raw[output[0]][number], output[:number], output[number]) for output in outputs]
+        assert p_value(ask, drawn) > LEAST_P
+        for group in DRAWS[name]:
+            if number == 1 or not set(group) <= OF_THE_OUTPUT:
+                others = merged(ends, *(other for other in DRAWS[name] if other is not group))
+                assert p_value(SampledAsk(prompt, others), drawn) < LEAST_P, (number, group)
 
 
-def p_value(drawn: Sequence[tuple[Floats, int]], draw: Draw) -> float:
+def merged(*groups: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for group in groups for field, value in group.items()}
+
+
+async def draw_pairs(cluster: Cluster, ask: SampledAsk, draws: int) -> list[tuple[int, ...]]:
+    """Outputs of two tokens for so many seeds from the request's own on, each a choice of some request."""
+    turn = asyncio.Semaphore(4)
+    async with await AsyncClient.connect(cluster.grpc_address) as client:
+
+        async def some(start: int) -> list[tuple[int, ...]]:
+            fields = {**ask.fields, "n": AT_A_TIME, "seed": ask.fields["seed"] + start}
+            async with turn:
+                whole = await client.complete(ask.prompt, **fields)
+            return [choice.tokens for choice in whole.choices]
+
+        parts = await asyncio.gather(*(some(start) for start in range(0, draws, AT_A_TIME)))
+    return [output for part in parts for output in part]
+
+
+def p_value(ask: SampledAsk, drawn: Sequence[tuple[list[float], tuple[int, ...], int]]) -> float:
     """Chi-square of how often the token of each rank was drawn; 0 for a draw that cannot be.
 
-    The draws may be of different distributions (after different tokens): ranks are counted over all of
-    them, which only makes the test more lenient. Rare ranks share one bin.
+    Of each draw the raw logits, the output before it, and the token. They may be of different
+    distributions (after different tokens): ranks are counted over all of them, which only makes the test
+    more lenient. Rare ranks share one bin.
     """
     expected, observed = np.zeros(VOCAB_SIZE), np.zeros(VOCAB_SIZE)
-    for logits, token in drawn:
-        probabilities = draw.distribution(logits)
+    known: dict[tuple[int, ...], Floats] = {}
+    for raw, before, token in drawn:
+        if before not in known:
+            known[before] = distribution(ask, raw, before)
+        probabilities = known[before]
         if not probabilities[token]:
             return 0.0
-        order = np.argsort(-logits, kind="stable")
+        order = np.argsort(-probabilities, kind="stable")
         expected += probabilities[order]
         observed[np.flatnonzero(order == token)[0]] += 1
     rare = expected < LEAST_EXPECTED
@@ -244,3 +273,11 @@ def p_value(drawn: Sequence[tuple[Floats, int]], draw: Draw) -> float:
     assert len(bins) > 2
     counts, expectations = np.array(bins).T
     return float(chisquare(counts, expectations * counts.sum() / expectations.sum()).pvalue)
+
+
+def distribution(ask: SampledAsk, raw: list[float], before: tuple[int, ...]) -> Floats:
+    """[vocab] probabilities of the token after `before`."""
+    assert isinstance(ask.prompt, tuple)
+    params = ask.params(0)
+    edited = naive_edited(raw, params, ask.limits, ask.prompt, before)
+    return np.array(naive_distribution([logit / params.temperature for logit in edited], params))

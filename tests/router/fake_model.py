@@ -5,8 +5,9 @@ next_token(ids) = (31 * sum((i + 1) * id_i) + 17) mod vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from baton.v1.prefill_pb2 import PrefillRequest, PrefillResponse, PromptLogprobs
 from baton.v1.types_pb2 import FinishReason, Logprobs, Sampling, TokenLogprob
 
 VOCAB = 320
@@ -46,3 +47,13 @@ def ending_of(emitted: Sequence[int], max_tokens: int, stop_ids: frozenset[int])
     if len(emitted) >= max_tokens:
         return FinishReason.FINISH_REASON_LENGTH
     return FinishReason.FINISH_REASON_UNSPECIFIED
+
+
+def prompt_logprobs(request: PrefillRequest, forgotten: int) -> Iterator[PrefillResponse]:
+    """Where asked for, in runs of at most three tokens, without the last `forgotten` ones."""
+    if not request.prompt_logprobs:
+        return
+    prompt = list(request.token_ids)[: request.prompt_length - forgotten]
+    for start in range(1, len(prompt), 3):
+        logprobs = with_logprobs(request.sampling, prompt[start : start + 3])
+        yield PrefillResponse(prompt_logprobs=PromptLogprobs(first_position=start, logprobs=logprobs))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from baton.v1.types_pb2 import (
     WorkerRole,
 )
 from services.common.grpc_server import GrpcServer
-from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, with_logprobs
+from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, prompt_logprobs, with_logprobs
 
 STEP_S = 0.001
 BYTES_PER_TOKEN = 64
@@ -341,7 +341,7 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
-        told = list(self._prompt_logprobs(request))
+        told = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
         if request.limits.max_tokens == 0:
             assert not request.HasField("ticket")
             for response in told:
@@ -379,16 +379,6 @@ class FakeWorker(
         yield prefill_pb2.PrefillResponse(
             handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped)
         )
-
-    def _prompt_logprobs(self, request: prefill_pb2.PrefillRequest) -> Iterator[prefill_pb2.PrefillResponse]:
-        """Where asked for, in runs of at most three tokens."""
-        if not request.prompt_logprobs:
-            return
-        prompt = list(request.token_ids)[: request.prompt_length - self.behaviour.forget_logprobs]
-        for start in range(1, len(prompt), 3):
-            logprobs = with_logprobs(request.sampling, prompt[start : start + 3])
-            run = prefill_pb2.PromptLogprobs(first_position=start, logprobs=logprobs)
-            yield prefill_pb2.PrefillResponse(prompt_logprobs=run)
 
 
 class FakeCluster:

@@ -21,8 +21,12 @@ def naive_token(
     if params.temperature == 0:
         return logits.index(max(logits))
     scaled = [logit / params.temperature for logit in logits]
-    kept = naive_kept(scaled, params)
-    noise = draw_noise(params.seed, len(prompt) + len(output), len(raw))
+    return naive_draw(scaled, naive_kept(scaled, params), params.seed, len(prompt) + len(output))
+
+
+def naive_draw(scaled: Sequence[float], kept: set[int], seed: int, position: int) -> int:
+    """The token drawn at a position of those that the filters have left."""
+    noise = draw_noise(seed, position, len(scaled))
     return max(sorted(kept), key=lambda token: scaled[token] + noise[token])
 
 

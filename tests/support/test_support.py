@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from tests.support.checkpoints import ASSISTANT_ID, BEGIN_ID, END_ID, USER_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.reference import greedy_matches, load_reference, reference_greedy
+from tests.support.text_truth import Ended, Ends, TextTruth
 
 
 def test_a_wrong_token_is_named_and_the_right_ones_pass(tmp_path: Path) -> None:
@@ -30,6 +31,21 @@ def test_the_tokenizer_covers_every_id_and_every_text(tmp_path: Path) -> None:
     text = "The baton, naïvely: 接力棒 🏃\n\t<ok>"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
     assert max(tokenizer.encode("abcdefghijklmnopqrstuvwxyz" * 3).ids) > ASSISTANT_ID
+
+
+def test_what_ends_a_text_and_where_its_tokens_stand(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path)
+    texts = TextTruth(tmp_path)
+    ids = [texts.id_of[spelling] for spelling in ("a", "b", "bytes:\\xc3", "bytes:\\xa9", "c", "<|end|>")]
+    assert texts.decode(ids) == "abéc"
+    assert [texts.data(token) for token in ids[2:]] == [b"\xc3", b"\xa9", b"c", b"<|end|>"]
+    assert texts.offsets(ids) == [0, 1, 2, 2, 3, 4]  # both bytes stand where their character does
+    assert texts.ended(ids, Ends(5)) == Ended(5, "abéc", "length")
+    assert texts.ended(ids[:5], Ends(6)) is None
+    assert texts.ended(ids, Ends(9, stop_ids=(END_ID,))) == Ended(6, "abéc", "stop")
+    assert texts.ended(ids, Ends(9, stops=("éc", "b", "bé"))) == Ended(2, "a", "stop")
+    assert texts.ended(ids, Ends(9, stops=("b", "éc"), min_tokens=2)) == Ended(5, "ab", "stop")
+    assert texts.ended(ids, Ends(9, (END_ID,), stops=("bé",), min_tokens=2)) == Ended(6, "abéc", "stop")
 
 
 def test_the_chat_template_uses_the_special_tokens(tmp_path: Path) -> None:
