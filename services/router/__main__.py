@@ -6,6 +6,7 @@ Each later line of stdin, `{"workers": ["host:port", …]}`, names all the worke
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 import uvloop
@@ -30,6 +31,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
         await asyncio.wait((stopping, usable), return_when=asyncio.FIRST_COMPLETED)
         if usable.done():
             say_ready(addresses)
+            gc.freeze()  # a look at all that was loaded would hold up every stream for 50 ms and more
         await stopping
     finally:
         usable.cancel()
