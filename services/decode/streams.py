@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baton.engine.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
-from baton.v1.decode_pb2 import FollowResponse, SequenceOutput
+from baton.v1.decode_pb2 import FollowResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.common.logprobs import logprobs_message
 
@@ -148,7 +148,7 @@ class Streams:
             return None
         message = FollowResponse(step=step)
         for stream in dirty.values():
-            message.outputs.append(_output(stream))
+            _add_output(message, stream)
             stream.sent, stream.sent_finish = len(stream.token_ids), stream.finish is not Finish.NONE
         dirty.clear()
         return message
@@ -196,19 +196,19 @@ class Streams:
                 del self._routers[router_id]
 
 
-def _output(stream: Stream) -> SequenceOutput:
-    return SequenceOutput(
+def _add_output(message: FollowResponse, stream: Stream) -> None:
+    output = message.outputs.add(
         attempt=stream.attempt,
         first_number=stream.first_number + stream.sent,
         token_ids=stream.token_ids[stream.sent :],
-        logprobs=_logprobs(stream),
-        finish_reason=FinishReason.ValueType(stream.finish.value),
     )
+    if stream.logprobs:
+        output.logprobs.extend(_logprobs(stream))
+    if stream.finish is not Finish.NONE:
+        output.finish_reason = FinishReason.ValueType(stream.finish.value)
 
 
 def _logprobs(stream: Stream) -> list[types_pb2.Logprobs]:
-    """Empty, or one element a token not yet sent; the first token's is empty, since prefill tells it."""
-    if not stream.logprobs:
-        return []
+    """One element a token not yet sent; the first token's is empty, since prefill tells it."""
     unsent = range(stream.sent, len(stream.token_ids))
     return [types_pb2.Logprobs.FromString(stream.logprobs.get(index, b"")) for index in unsent]
