@@ -198,7 +198,7 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("draws", [600, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILTERS)
 async def test_frequencies_are_those_of_the_reference(
     model: Path, pair: Cluster, name: str, draws: int
