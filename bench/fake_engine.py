@@ -127,4 +127,4 @@ def _run_engine() -> int:
 if __name__ == "__main__":
     code = {"worker": _run_worker, "engine": _run_engine}[sys.argv[1]]()
     sys.stderr.flush()
-    os._exit(code)  # as services.worker.engine_process does
+    os._exit(code)  # as services.worker.engine_main does

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import secrets
 import selectors
 import signal
@@ -271,6 +270,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
         model = load_model(launch.worker.model, launch.worker.engine)
         engine = Engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a look at all that was loaded would hold up every slot for 100 ms and more
+        gc.enable()
         engine.run()
     except ChannelClosedError:
         return 1  # the front has ended, and we with it
@@ -289,10 +289,3 @@ def _say_why(channel: EngineEnd, error: BatonError) -> None:
     """The engine's last word; a front that is being stopped may have ended before it."""
     with contextlib.suppress(ChannelClosedError):
         channel.send(EngineEvent(failed=_failed(error)))
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    # grpc's threads may outlive a receiver that stopped; nothing is left to finish.
-    os._exit(code)
