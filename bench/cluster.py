@@ -1,6 +1,6 @@
 """What the cluster adds to its engine: TTFT, TPOT and ring-to-client latency over a fixed step time.
 
-    python -m bench.cluster [--streams 1,16,64] [--step-ms 5] [--output-len 400] [--rounds 5] [--json]
+    python -m bench.cluster [--streams 1,16,64] [--step-ms 5] [--output-len 400] [--rounds 3] [--json]
 
 One router, one prefill and one decode worker with fake engines (`bench/fake_engine.py`), and this process
 as their clients over gRPC, in closed loops. A round is a run of all clients and, right after it, the bare
@@ -51,7 +51,7 @@ from services.common.process_tree import descendants
 
 MODEL = "fake"
 PROMPT = 32
-ROUNDS = 5
+ROUNDS = 3
 _WARM_TOKENS = 8
 _BARE_STEPS = 200
 
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=5.0, help="time of one engine step")
     parser.add_argument("--output-len", type=int, default=400, help="tokens of each request")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each case")
-    parser.add_argument("--requests", type=int, default=2, help="requests of each client in a round")
+    parser.add_argument("--requests", type=int, default=3, help="requests of each client in a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     uvloop.run(run(parser.parse_args()))

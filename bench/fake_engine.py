@@ -54,8 +54,9 @@ class FakeDecoder(Decoder):
 
     def forward(self, rows: Rows, cache: KVCache, between_layers: Callable[[], None] | None = None) -> Tensor:
         now = time.monotonic()
-        # Back to back, steps keep a fixed beat, like replays of a graph; after a pause a new one starts.
-        beats = self._last + 2 * self._step_s > now
+        # Decode steps that follow one another keep a beat, like replays of a graph; any other takes its time.
+        decodes = len(rows.query_start) == rows.token_ids.shape[0] + 1
+        beats = decodes and self._last + 2 * self._step_s > now
         self._last = max(self._last + self._step_s, now) if beats else now + self._step_s
         for left in reversed(range(_LAYERS)):
             layer_ends = self._last - left * self._step_s / _LAYERS
