@@ -1,6 +1,10 @@
-"""Both steps of an engine in this process, with a reader that only empties the ring."""
+"""An engine's two loops in this process, with nobody to talk to and a reader that only empties the ring."""
 
 from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence as Ordered
 
 import torch
 
@@ -12,45 +16,79 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
+from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
 
 
-class BareEngine:
-    """`prefill_one` fills a slot, `step` advances all of them."""
+class BarePrefill:
+    """A prefill worker's scheduler and loop."""
 
-    def __init__(self, model: LoadedModel, slots: int) -> None:
+    def __init__(self, model: LoadedModel, engine: EngineConfig) -> None:
+        scheduler = PrefillScheduler(
+            model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
+        )
+        self._loop = PrefillLoop(model.decoder, model.cache, scheduler)
+
+    def replay(self, sent_ns: Ordered[int], prompt: int) -> list[float]:
+        """TTFT in ms of prompts of `prompt` tokens that come at these moments, told in their order."""
+        offset = time.monotonic_ns() - sent_ns[0]
+        due = deque(moment + offset for moment in sent_ns)
+        came: dict[Sequence, int] = {}
+        ttft: list[float] = []
+        while due or came:
+            if not came:
+                time.sleep(max(0.0, (due[0] - time.monotonic_ns()) / 1e9))
+            while due and due[0] <= time.monotonic_ns():
+                sequence = _sequence(prompt, max_tokens=2)
+                self._loop.scheduler.add(sequence)
+                came[sequence] = due.popleft()
+            for result in self._loop.step():
+                sequence = result.chunk.sequence
+                self._loop.scheduler.remove(sequence)
+                ttft.append((time.monotonic_ns() - came.pop(sequence)) / 1e6)
+        return ttft
+
+
+class BareDecode:
+    """A decode worker's slots and loop, all slots in use."""
+
+    def __init__(self, model: LoadedModel, slots: int, prompt: int, max_tokens: int) -> None:
         rings = SharedRings(slots)
         memory = SharedMemory.create("bare-engine", rings.size)
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
         state = SlotState(slots, widths, model.config.vocab_size, torch.device(model.device))
-        self._model = model
         self._reader = rings.reader(memory)
-        self._slots = SlotPool(slots)
-        self._decode = DecodeLoop(
+        self._loop = DecodeLoop(
             model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
         )
-        scheduler = PrefillScheduler(model.pools, chunk_tokens=1 << 20, max_sequences=slots)
-        self._prefill = PrefillLoop(model.decoder, model.cache, scheduler)
+        pool = SlotPool(slots)
+        for _ in range(slots):
+            self._admit(model, pool, _sequence(prompt, max_tokens))
+        self._step()  # applies the admissions
 
-    def prefill_one(self, prompt: int, max_tokens: int) -> None:
-        """Prefills a greedy prompt of `prompt` tokens and admits it."""
-        sequence = Sequence(tuple(range(prompt)), prompt, SamplingParams(), Limits(max_tokens))
-        slot, generation = self._slots.grant()
-        sequence.blocks, sequence.borrowed = self._model.pools.allocate(sequence.end - 1), True
-        self._prefill.scheduler.add(sequence)
-        (result,) = self._prefill.step()
-        self._prefill.scheduler.remove(sequence)
-        assert result.token is not None
-        self._decode.admit(
-            Grant(slot, generation, sequence.blocks, sequence.end - 1),
+    def _admit(self, model: LoadedModel, pool: SlotPool, sequence: Sequence) -> None:
+        blocks = model.pools.allocate(sequence.end - 1)
+        self._loop.admit(
+            Grant(*pool.grant(), blocks, sequence.end - 1),
             token_ids=sequence.token_ids,
-            prompt_length=prompt,
-            last_token=result.token,
+            prompt_length=sequence.length,
+            last_token=0,
             end=sequence.end,
             sampling=sequence.sampling,
             limits=sequence.limits,
         )
 
-    def step(self) -> None:
-        self._decode.step()
+    def tpot(self, steps: int) -> float:
+        """Mean time of a step in ms; at most max_tokens - 2 steps in all."""
+        begun = time.monotonic()
+        for _ in range(steps):
+            self._step()
+        return (time.monotonic() - begun) * 1e3 / steps
+
+    def _step(self) -> None:
+        self._loop.step()
         self._reader.read()
+
+
+def _sequence(prompt: int, max_tokens: int) -> Sequence:
+    return Sequence(tuple(range(prompt)), prompt, SamplingParams(), Limits(max_tokens))

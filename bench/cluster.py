@@ -1,28 +1,37 @@
 """What the cluster adds to its engine: TTFT, TPOT and ring-to-client latency over a fixed step time.
 
-    python -m bench.cluster --streams 1,16,64 [--step-ms 5] [--output-len 400] [--json]
+    python -m bench.cluster [--streams 1,16,64] [--step-ms 5] [--output-len 400] [--rounds 3] [--json]
 
 One router, one prefill and one decode worker with fake engines (`bench/fake_engine.py`), and this process
-as their client over gRPC. Beside it the same engine alone, in this process, with nobody to talk to. With
---json one object a case goes to stdout; progress goes to stderr.
+as their clients over gRPC, in closed loops. A round is a run of all clients and, right after it, the bare
+engine in this process with nobody to talk to (`bench/bare_engine.py`):
+
+    TTFT      at the client, from its send, minus that of the bare prefill loop to which the same prompts
+              come at the same moments: waiting for the steps of others is in both
+    TPOT      mean over requests, handoff included, minus the mean step of the bare decode loop with as many
+              slots, all in use
+    ring to client   from the step's end, before its word is written, to the message's arrival
+
+Each figure is the median of the rounds' figures. `cpu` is what each process used, in processors, `others`
+being all that is not ours: a run with much of it, or with `stolen`, is disturbed. With --json one object a
+case goes to stdout; progress goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING
+from statistics import fmean, median
 
 import grpc
 import grpc.aio
@@ -31,115 +40,65 @@ import torch
 import uvloop
 
 from baton.cli.local_cluster import LocalCluster, Programs
-from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from baton.v1.router_pb2 import AuditClusterRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
-from bench.bare_engine import BareEngine
-from bench.fake_engine import STEP_VARIABLE, VOCAB, age_ms, load, write_model
+from bench.bare_engine import BareDecode, BarePrefill
+from bench.clients import Clients, Seen
+from bench.fake_engine import STEP_VARIABLE, load, write_model
+from bench.machine import Usage
 from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
-
-if TYPE_CHECKING:
-    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+from services.common.process_tree import descendants
 
 MODEL = "fake"
 PROMPT = 32
 ROUNDS = 3
-_CALL_S = 120.0
+_WARM_TOKENS = 8
+_BARE_STEPS = 200
 
 
-@dataclass(slots=True)
-class Seen:
-    """What the clients of one case saw; milliseconds."""
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One run of all clients, and the bare engine's after it."""
 
-    ttft: list[float] = field(default_factory=list)
-    tpot: list[float] = field(default_factory=list)
-    ring_to_client: list[float] = field(default_factory=list)
-    tokens: int = 0
-    messages: int = 0
+    seen: Seen
+    bare_ttft: list[float]
+    bare_tpot: float
+    cpu: dict[str, float]
+    seconds: float
 
-
-def percentile(values: Sequence[float], q: float) -> float:
-    return float(np.percentile(values, q)) if values else float("nan")
-
-
-async def one_request(stub: RouterServiceAsyncStub, output_len: int, delay_s: float, seen: Seen) -> None:
-    """Streams one request and notes when each message came."""
-    await asyncio.sleep(delay_s)
-    prompt = TokenIds(ids=[random.randrange(VOCAB) for _ in range(PROMPT)])
-    request = GenerateRequest(
-        model=MODEL, token_ids=prompt, temperature=0, max_tokens=output_len, ignore_eos=True
-    )
-    sent = time.monotonic_ns()
-    first = last = 0
-    count = 0
-    async for message in stub.Generate(request, timeout=_CALL_S):
-        if not message.token_ids:
-            continue
-        now = time.monotonic_ns()
-        first, last = first or now, now
-        # Token 0 comes from prefill, not from a ring.
-        seen.ring_to_client += [
-            age_ms(t, now) for n, t in enumerate(message.token_ids, message.first_number) if n
-        ]
-        count += len(message.token_ids)
-        seen.messages += 1
-    if count != output_len:
-        raise RuntimeError(f"{count} tokens came instead of {output_len}")
-    seen.ttft.append((first - sent) / 1e6)
-    seen.tpot.append((last - first) / 1e6 / (count - 1))
-    seen.tokens += count
+    def figures(self) -> dict[str, float]:
+        """What is reported of it; the report has the median of each."""
+        seen = self.seen
+        ttft, bare_ttft = (float(np.median(values)) for values in (seen.ttft, self.bare_ttft))
+        tpot = fmean(seen.tpot)
+        return {
+            "tpot_ms": tpot,
+            "tpot_alone_ms": self.bare_tpot,
+            "tpot_added_ms": tpot - self.bare_tpot,
+            "ttft_ms": ttft,
+            "ttft_alone_ms": bare_ttft,
+            "ttft_added_ms": ttft - bare_ttft,
+            "ttft_ms_p99": float(np.percentile(seen.ttft, 99)),
+            "ttft_alone_ms_p99": float(np.percentile(self.bare_ttft, 99)),
+            "ring_to_client_ms_p50": float(np.percentile(seen.ring_to_client, 50)),
+            "ring_to_client_ms_p99": float(np.percentile(seen.ring_to_client, 99)),
+            "tokens_a_message": seen.tokens / seen.messages,
+            "router_us_a_token": self.cpu["router"] * self.seconds * 1e6 / seen.tokens,
+        }
 
 
-async def through_the_cluster(address: str, streams: int, output_len: int, rounds: int) -> Seen:
-    """`streams` closed-loop clients, each `rounds` requests, the first started at random moments."""
-    seen = Seen()
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = RouterServiceStub(channel)
-        await one_request(stub, 8, 0, Seen())  # opens links and caches
-
-        async def client() -> None:
-            for _ in range(rounds):
-                await one_request(stub, output_len, random.random() * 0.5, seen)
-
-        await asyncio.gather(*(client() for _ in range(streams)))
-    return seen
-
-
-def alone(folder: Path, streams: int, output_len: int) -> tuple[float, float]:
-    """(TTFT, TPOT) in ms of the same steps without front, router or client."""
-    engine = BareEngine(load(str(folder), EngineConfig(slots=streams)), streams)
-    begun = time.monotonic()
-    engine.prefill_one(PROMPT, output_len)
-    ttft = (time.monotonic() - begun) * 1e3
-    for _ in range(streams - 1):
-        engine.prefill_one(PROMPT, output_len)
-    engine.step()
-    begun = time.monotonic()
-    steps = output_len - 2
-    for _ in range(steps):
-        engine.step()
-    return ttft, (time.monotonic() - begun) * 1e3 / steps
-
-
-def report(
-    arguments: argparse.Namespace, streams: int, seen: Seen, bare: tuple[float, float]
-) -> dict[str, object]:
-    bare_ttft, bare_tpot = bare
+def report(arguments: argparse.Namespace, streams: int, rounds: Sequence[Round]) -> dict[str, object]:
+    figures = [one.figures() for one in rounds]
     return {
         "streams": streams,
         "step_ms": arguments.step_ms,
         "prompt": PROMPT,
         "output_len": arguments.output_len,
-        "requests": len(seen.ttft),
-        "tpot_ms": round(fmean(seen.tpot), 4),
-        "tpot_alone_ms": round(bare_tpot, 4),
-        "tpot_added_ms": round(fmean(seen.tpot) - bare_tpot, 4),
-        "ttft_ms_p50": round(percentile(seen.ttft, 50), 3),
-        "ttft_ms_p99": round(percentile(seen.ttft, 99), 3),
-        "ttft_alone_ms": round(bare_ttft, 3),
-        "ttft_added_ms": round(percentile(seen.ttft, 50) - bare_ttft, 3),
-        "ring_to_client_ms_p50": round(percentile(seen.ring_to_client, 50), 3),
-        "ring_to_client_ms_p99": round(percentile(seen.ring_to_client, 99), 3),
-        "tokens_a_message": round(seen.tokens / seen.messages, 3),
+        "rounds": len(rounds),
+        "requests": sum(len(one.seen.ttft) for one in rounds),
+        **{name: round(median(one[name] for one in figures), 3) for name in figures[0]},
+        "cpu": {name: round(median(one.cpu[name] for one in rounds), 3) for name in rounds[0].cpu},
+        "others_cpu_rounds": [round(one.cpu["others"], 2) for one in rounds],
         "device": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": {
             "torch": torch.__version__,
@@ -147,6 +106,53 @@ def report(
             "python": platform.python_version(),
         },
     }
+
+
+class Bench:
+    """A running cluster and its clients."""
+
+    def __init__(self, arguments: argparse.Namespace, folder: Path, channel: grpc.aio.Channel) -> None:
+        self._arguments = arguments
+        self._folder = folder
+        self._channel = channel
+
+    async def case(self, streams: int) -> list[Round]:
+        pids = await self._processes()
+        await Clients(self._channel, MODEL, PROMPT, _WARM_TOKENS).run(streams, 1)  # links and caches
+        gc.collect()
+        gc.freeze()  # what is collected from now on is what the clients receive
+        return [await self._round(streams, pids) for _ in range(self._arguments.rounds)]
+
+    async def _round(self, streams: int, pids: dict[str, int]) -> Round:
+        output_len = self._arguments.output_len
+        clients = Clients(self._channel, MODEL, PROMPT, output_len)
+        loop = asyncio.get_running_loop()
+        begun, usage = loop.time(), Usage(pids)
+        calls = await clients.run(streams, self._arguments.requests)
+        seconds, cpu = loop.time() - begun, usage.shares()
+        seen = Seen.of(calls, output_len)
+        ttft, tpot = await asyncio.to_thread(self._alone, streams, seen.sent_ns)
+        return Round(seen, ttft, tpot, cpu, seconds)
+
+    def _alone(self, streams: int, sent_ns: Sequence[int]) -> tuple[list[float], float]:
+        engine = EngineConfig(device="cpu", slots=streams)
+        model = load(str(self._folder), engine)
+        ttft = BarePrefill(model, engine).replay(sent_ns, PROMPT)
+        return ttft, BareDecode(model, streams, PROMPT, _BARE_STEPS + 2).tpot(_BARE_STEPS)
+
+    async def _processes(self) -> dict[str, int]:
+        """The pids of this cluster's processes, and of the clients."""
+        router = [pid for pid in descendants(os.getpid()) if b"services.router" in _command(pid)]
+        pids = {"clients": os.getpid(), "router": router[0]}
+        audit = await RouterServiceStub(self._channel).AuditCluster(AuditClusterRequest())
+        for worker in audit.workers:
+            role = worker.identity.name.partition("-")[0]
+            pids |= {f"{role}_front": worker.audit.front_pid, f"{role}_engine": worker.audit.engine_pid}
+        return pids
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 async def run(arguments: argparse.Namespace) -> None:
@@ -167,11 +173,11 @@ async def run(arguments: argparse.Namespace) -> None:
         cluster = LocalCluster(config, folder, Programs(worker=worker))
         try:
             doors = await cluster.start()
-            for count in streams:
-                print(f"{count} streams …", file=sys.stderr)
-                seen = await through_the_cluster(doors.grpc, count, arguments.output_len, arguments.rounds)
-                bare = await asyncio.to_thread(alone, folder, count, arguments.output_len)
-                show(report(arguments, count, seen, bare), arguments.json)
+            async with grpc.aio.insecure_channel(doors.grpc) as channel:
+                bench = Bench(arguments, folder, channel)
+                for count in streams:
+                    print(f"{count} streams …", file=sys.stderr)
+                    show(report(arguments, count, await bench.case(count)), arguments.json)
         finally:
             await cluster.stop(20)
 
@@ -186,11 +192,14 @@ def show(case: dict[str, object], as_json: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.cluster", description="What the cluster adds to its engine."
+    )
     parser.add_argument("--streams", default="1,16,64", help="comma-separated numbers of closed-loop clients")
     parser.add_argument("--step-ms", type=float, default=5.0, help="time of one engine step")
     parser.add_argument("--output-len", type=int, default=400, help="tokens of each request")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="requests of each client")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="runs of each case")
+    parser.add_argument("--requests", type=int, default=3, help="requests of each client in a round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     uvloop.run(run(parser.parse_args()))

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ STEP_VARIABLE = "BATON_FAKE_STEP_MS"
 TICK_NS = 50_000
 VOCAB = 4096  # ticks before the clock comes round: 205 ms
 CONTEXT = 4096
+_LAYERS = 10
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -43,20 +45,24 @@ def age_ms(token: int, received_ns: int) -> float:
 
 
 class FakeDecoder(Decoder):
-    """Waits until its step has taken `step_s`, then names the moment."""
+    """Waits, layer by layer, until its step has taken `step_s`, and then names the moment."""
 
     def __init__(self, config: ModelConfig, step_s: float) -> None:
         self.config = config
         self._step_s = step_s
         self._last = 0.0
 
-    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
+    def forward(self, rows: Rows, cache: KVCache, between_layers: Callable[[], None] | None = None) -> Tensor:
         now = time.monotonic()
-        # Back to back, steps keep a fixed beat, like replays of a graph; after a pause a new one starts.
-        self._last = (
-            max(self._last + self._step_s, now) if self._last + 2 * self._step_s > now else now + self._step_s
-        )
-        time.sleep(max(0.0, self._last - now))
+        # Decode steps that follow one another keep a beat, like replays of a graph; any other takes its time.
+        decodes = len(rows.query_start) == rows.token_ids.shape[0] + 1
+        beats = decodes and self._last + 2 * self._step_s > now
+        self._last = max(self._last + self._step_s, now) if beats else now + self._step_s
+        for left in reversed(range(_LAYERS)):
+            layer_ends = self._last - left * self._step_s / _LAYERS
+            time.sleep(max(0.0, layer_ends - time.monotonic()))
+            if between_layers is not None:
+                between_layers()
         return torch.zeros(rows.token_ids.shape[0], 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -122,4 +128,4 @@ def _run_engine() -> int:
 if __name__ == "__main__":
     code = {"worker": _run_worker, "engine": _run_engine}[sys.argv[1]]()
     sys.stderr.flush()
-    os._exit(code)  # as services.worker.engine_process does
+    os._exit(code)  # as services.worker.engine_main does

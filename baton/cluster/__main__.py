@@ -21,6 +21,7 @@ from services.common.config import ClusterConfig
 from services.common.logs import configure_logs
 
 POLL_S = 0.1
+STARTING_POLL_S = 0.03
 # Longer than Ray takes to bring the supervisor back on a machine that is busy with other things.
 _SUPERVISOR_AWAY_S = 60.0
 # What a worker takes to end once it has drained.
@@ -78,7 +79,7 @@ async def _tell(workers: Workers, stop: StopSignal) -> None:
             if ready and status.settled and status.addresses != told:
                 told = status.addresses
                 say({"workers": told})
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(POLL_S if ready else STARTING_POLL_S)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from services.common.config import ClusterConfig, WorkerConfig
 from services.common.logs import get_log
 
 POLL_S = 0.25
+# While a worker starts, which its clients wait for.
+STARTING_POLL_S = 0.05
 
 _log = get_log("supervisor")
 
@@ -69,7 +71,8 @@ class Supervision:
         """Turns until cancelled."""
         while True:
             await self.turn()
-            await asyncio.sleep(POLL_S)
+            starting = any(report.phase is Phase.STARTING for report in self._reports.values())
+            await asyncio.sleep(STARTING_POLL_S if starting else POLL_S)
 
     async def turn(self) -> None:
         """Hears all homes once and begins what is due. Starts take seconds, so nothing waits for them."""

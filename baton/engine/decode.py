@@ -7,7 +7,7 @@ same arrays, the same rings, the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ class DecodeLoop:
         self._mailbox = mailbox
         self._ring = ring
         self._slots = state.active.shape[0]
+        # Called between the layers of a step: for what need not wait for its end and touches no active slot.
+        self.meanwhile: Callable[[], None] | None = None
         self.tokens_decoded = 0
 
     @property
@@ -135,6 +137,7 @@ class DecodeLoop:
                 block_tables=tuple(table[rows] for table in state.block_tables),
             ),
             self._cache,
+            self.meanwhile,
         )
         logits = self._decoder.logits(hidden)
         tokens, logprobs = state.sampler.draw(logits, rows, position + 1, state.stop_ids)

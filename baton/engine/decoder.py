@@ -6,7 +6,7 @@ only one so far, a row's result is bitwise the same in whatever company it is co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -104,14 +104,19 @@ class Decoder:
         self._rope = RopeTable(config.rope, config.head_dim, self.device)
 
     @torch.inference_mode()
-    def forward(self, rows: Rows, cache: KVCache) -> Tensor:
-        """Writes the rows' keys and values into the cache, and returns [N, hidden] after the final norm."""
+    def forward(self, rows: Rows, cache: KVCache, between_layers: Callable[[], None] | None = None) -> Tensor:
+        """Writes the rows' keys and values into the cache, and returns [N, hidden] after the final norm.
+
+        `between_layers` is called after each layer: a host's moment, where the device is the host.
+        """
         count = rows.token_ids.shape[0]
         shared = self._prepare(rows, cache)
         hidden = pad_rows(self._embedding[rows.token_ids])
         for layer in self._layers:
             hidden = hidden + self._attention(layer, hidden, shared, cache)
             hidden = hidden + self._mlp(layer, hidden)
+            if between_layers is not None:
+                between_layers()
         return rms_norm(hidden, self._norm, self.config.rms_norm_eps)[:count]
 
     @torch.inference_mode()

@@ -15,8 +15,9 @@ Torch-free; both processes import it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ MAX_VOCAB = 1 << 24
 MAX_SLOTS = 1 << 12
 GENERATIONS = 1 << 16
 _LAPS = 255
+# Words that the reader looks at together.
+_RUN = 64
 _HEADER = 256  # tail, steps, full steps and held rows, each on a cache line of its own
 _CACHE_LINE = 64
 
@@ -42,8 +45,10 @@ class Finish(IntEnum):
     MOVED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+_FINISHES = tuple(Finish)
+
+
+class Record(NamedTuple):
     """One word, decoded, with the logprobs of its token where they were asked for."""
 
     slot: int
@@ -152,16 +157,21 @@ class RingReader(_Ring):
     def read(self, limit: int = 4096) -> list[Record]:
         """Takes up to `limit` valid words, in order, and publishes the new tail."""
         records: list[Record] = []
-        while len(records) < limit:
-            word = int(self.words[self._next % self.capacity])
-            if word >> 56 != self._next // self.capacity % _LAPS + 1:
-                break
-            logprobs = None if self._records is None else self._records.read(self._next)
-            records.append(_decode(word, logprobs))
-            self._next += 1
+        while len(records) < limit and (words := self._valid_words(min(_RUN, limit - len(records)))):
+            for position, word in enumerate(words, self._next):
+                logprobs = None if self._records is None else self._records.read(position)
+                records.append(_decode(word, logprobs))
+            self._next += len(words)
         if records:
             self._tail[0] = self._next
         return records
+
+    def _valid_words(self, limit: int) -> list[int]:
+        """The next words that stand, at most `limit`, none beyond the ring's end."""
+        lap, index = divmod(self._next, self.capacity)
+        words: list[int] = self.words[index : index + limit].tolist()
+        lap = lap % _LAPS + 1
+        return list(takewhile(lambda word: word >> 56 == lap, words))
 
 
 def _decode(word: int, logprobs: Logprobs | None) -> Record:
@@ -169,6 +179,6 @@ def _decode(word: int, logprobs: Logprobs | None) -> Record:
         slot=word >> 24 & 0xFFF,
         generation=word >> 36 & 0xFFFF,
         token=word & 0xFFFFFF,
-        finish=Finish(word >> 52 & 0xF),
+        finish=_FINISHES[word >> 52 & 0xF],
         logprobs=logprobs,
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baton.engine.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
-from baton.v1.decode_pb2 import FollowResponse, SequenceOutput
+from baton.v1.decode_pb2 import FollowResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.common.logprobs import logprobs_message
 
@@ -147,7 +147,7 @@ class Streams:
             return None
         message = FollowResponse(step=step)
         for stream in dirty.values():
-            message.outputs.append(_output(stream))
+            _add_output(message, stream)
             stream.sent, stream.sent_finish = len(stream.token_ids), stream.finish is not Finish.NONE
         dirty.clear()
         return message
@@ -195,11 +195,12 @@ class Streams:
                 del self._routers[router_id]
 
 
-def _output(stream: Stream) -> SequenceOutput:
-    return SequenceOutput(
+def _add_output(message: FollowResponse, stream: Stream) -> None:
+    output = message.outputs.add(
         attempt=stream.attempt,
         first_number=stream.first_number + stream.sent,
         token_ids=stream.token_ids[stream.sent :],
         logprobs=map(types_pb2.Logprobs.FromString, stream.logprobs[stream.sent :]),
-        finish_reason=FinishReason.ValueType(stream.finish.value),
     )
+    if stream.finish is not Finish.NONE:
+        output.finish_reason = FinishReason.ValueType(stream.finish.value)

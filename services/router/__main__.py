@@ -7,6 +7,7 @@ then on, `{"store_restarts": n}` how often it has started the embedded Redis aga
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 
 import uvloop
@@ -32,6 +33,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
         await asyncio.wait((stopping, usable, refused), return_when=asyncio.FIRST_COMPLETED)
         if usable.done():
             say_ready(addresses)
+            gc.freeze()  # a look at all that was loaded would hold up every stream for 50 ms and more
         elif refused.done():
             raise refused.result()
         await stopping

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import secrets
 import time
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from baton.errors import BatonError
 from services.common.errors import openai_body
-from services.router.choices import merge, running
+from services.router.choices import running, whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,8 +57,7 @@ class Answer:
 
     async def whole(self) -> dict[str, object]:
         """The answer in one body; raises what any of its requests failed with."""
-        async with running(self._service, self._requests) as outboxes:
-            deltas = await asyncio.gather(*(outbox.whole() for outbox in outboxes))
+        deltas = await whole(self._service, self._requests)
         choices = [
             self._words.whole(index, request, delta)
             for index, (request, delta) in enumerate(zip(self._requests, deltas, strict=True))
@@ -79,10 +76,7 @@ class Answer:
         head = self._head(self._words.chunk_object)
         usage = {"usage": None} if self._include_usage else {}
         try:
-            async with (
-                running(self._service, self._requests) as outboxes,
-                contextlib.aclosing(merge(outboxes)) as deltas,
-            ):
+            async with running(self._service, self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
                     for choice in self._words.chunks(index, self._requests[index], delta):

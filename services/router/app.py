@@ -70,6 +70,7 @@ class Router:
         self._metrics().register(registry)
         self.http_door = HttpDoor(self.service, [metrics_route(registry)])
         self.http = HttpServer(self.http_door.app)
+        self._was_usable = False
         # Who waits for usable() to change.
         self._watches: set[asyncio.Event] = set()
         self._beside: list[asyncio.Task[None]] = []
@@ -113,8 +114,11 @@ class Router:
     def _workers_changed(self) -> None:
         """Some worker came, went, or has more or less room."""
         self.room.place_waiting()
-        for waiting in self._watches:
-            waiting.set()
+        usable = self.service.usable()
+        if usable != self._was_usable:
+            self._was_usable = usable
+            for waiting in self._watches:
+                waiting.set()
 
     async def _until(self, *, usable: bool) -> None:
         changed = asyncio.Event()

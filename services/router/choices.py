@@ -6,41 +6,44 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+from services.router.request import Delta
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from services.router.outbox import Outbox
-    from services.router.request import Delta, Request
+    from services.router.request import Request
     from services.router.service import Service
 
 
 @contextlib.asynccontextmanager
-async def running(service: Service, requests: Sequence[Request]) -> AsyncIterator[list[Outbox]]:
-    """Runs them all; leaving the context cancels whatever of them still runs."""
+async def running(
+    service: Service, requests: Sequence[Request]
+) -> AsyncIterator[AsyncGenerator[tuple[int, Delta]]]:
+    """Runs them all and gives their deltas as they come, each with the index of its request, as much at a
+    time as there is; the first failure is raised. Leaving the context cancels whatever still runs."""
+    news = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(service.run(request)) for request in requests]
+        outboxes = [await stack.enter_async_context(service.run(request, news)) for request in requests]
+        yield await stack.enter_async_context(contextlib.aclosing(_deltas(outboxes, news)))
 
 
-async def merge(outboxes: Sequence[Outbox]) -> AsyncGenerator[tuple[int, Delta]]:
-    """The deltas of all outboxes as they come, each with the index of its own."""
-    if len(outboxes) == 1:
-        async for delta in outboxes[0].deltas():
-            yield 0, delta
-        return
-    streams = [outbox.deltas() for outbox in outboxes]
-    pending = {asyncio.ensure_future(anext(stream)): index for index, stream in enumerate(streams)}
-    try:
-        while pending:
-            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=pending.__getitem__):
-                index = pending.pop(task)
-                try:
-                    delta = task.result()
-                except StopAsyncIteration:
-                    continue
-                pending[asyncio.ensure_future(anext(streams[index]))] = index
+async def _deltas(outboxes: Sequence[Outbox], news: asyncio.Event) -> AsyncGenerator[tuple[int, Delta]]:
+    unfinished = dict(enumerate(outboxes))
+    while unfinished:
+        await news.wait()
+        news.clear()
+        for index, outbox in list(unfinished.items()):
+            while (delta := outbox.take()) is not None:
+                if delta.finish is not None:
+                    del unfinished[index]
                 yield index, delta
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+
+
+async def whole(service: Service, requests: Sequence[Request]) -> list[Delta]:
+    """Runs them all to their ends; each one's output as one delta."""
+    outputs = [Delta(first_number=0, opening=True) for _ in requests]
+    async with running(service, requests) as deltas:
+        async for index, delta in deltas:
+            outputs[index].append(delta)
+    return outputs

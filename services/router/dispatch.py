@@ -56,6 +56,8 @@ _WORTH_ANOTHER = frozenset(
     }
 )
 
+_DECODING = Stage.STAGE_DECODING
+
 _log = get_log("dispatch")
 
 
@@ -85,14 +87,15 @@ class Dispatcher:
         return len(self._lives)
 
     @contextlib.asynccontextmanager
-    async def run(self, request: Request, text: OutputText) -> AsyncIterator[Outbox]:
-        """Starts the request; leaving the context ends it, wherever it is.
+    async def run(self, request: Request, text: OutputText, news: asyncio.Event) -> AsyncIterator[Outbox]:
+        """Starts the request; `news` tells that its outbox has some. Leaving the context ends it, wherever
+        it is.
 
         Raises BatonError(UNAVAILABLE) while draining; later errors come through the outbox.
         """
         if self.draining:
             raise BatonError(ErrorKind.UNAVAILABLE, "the router is shutting down")
-        life = Life(self, request, text)
+        life = Life(self, request, text, news)
         task = asyncio.create_task(life.run())
         self._lives.add(task)
         task.add_done_callback(self._lives.discard)
@@ -116,7 +119,7 @@ class Dispatcher:
 class Life:
     """One request. `run` never raises but for its own cancellation: errors go to the outbox."""
 
-    def __init__(self, owner: Dispatcher, request: Request, text: OutputText) -> None:
+    def __init__(self, owner: Dispatcher, request: Request, text: OutputText, news: asyncio.Event) -> None:
         self._owner = owner
         self._request = request
         self._text = text
@@ -124,6 +127,7 @@ class Life:
         self._place_number: int | None = None
         self._calls: AttemptCalls | None = None
         self._sequence = Sequence(request)
+        self._sequence.on_tokens = self._heard
         self._shown = 0
         self._over = False
         self._failures = 0
@@ -135,7 +139,7 @@ class Life:
         self._placed_ns: int | None = None
         self._shown_at: int | None = None
         self._outcome = ""
-        self.outbox = Outbox()
+        self.outbox = Outbox(news)
 
     async def run(self) -> None:
         """Attempts until one comes to the output's end."""
@@ -155,8 +159,7 @@ class Life:
             self._outcome = CANCELLED
             raise
         except Exception as error:  # a fault of ours must not leave a client waiting for ever
-            _log.exception("life_failed", request=self._request.id.hex())
-            self._fail(BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}"))
+            self._fail(_fault_of_ours(self._request, error))
         finally:
             entry.close()
             self._owner.observations.ended(self._record())
@@ -230,10 +233,9 @@ class Life:
         return self._place_number, True
 
     async def _follow_output(self, calls: AttemptCalls) -> None:
-        """Shows tokens as they come, until the output ends or the sequence was moved."""
+        """Judges what is reported until the output ends or the sequence was moved; tokens show themselves."""
         sequence = self._sequence
         while True:
-            self._show()
             if self._text.stopped:
                 return self._end(Finish.STOP)
             if sequence.fault is not None:
@@ -249,18 +251,31 @@ class Life:
                 self._mark(Stage.STAGE_HANDED_OFF)
             await sequence.changed()
 
-    def _show(self) -> None:
-        """Gives what is new to the client, up to the token that completes a stop string. What is due of
-        the prompt comes before all else, though decode's stream may overtake prefill's."""
-        sequence = self._sequence
-        if not sequence.prompt_told:
+    def _heard(self) -> None:
+        """Tokens came: whoever brings them carries them through to the outbox, without a switch of tasks.
+        What is due of the prompt comes before all else, though decode's stream may overtake prefill's."""
+        if not self._sequence.prompt_told:
             return
-        if sequence.emitted:
+        try:
+            if _DECODING not in self._stages:
+                self._mark_progress()
+            self._show()
+        except Exception as error:  # a fault of ours is this request's, and not its reader's
+            self._sequence.fail(_fault_of_ours(self._request, error))
+        if self._text.stopped:
+            self._sequence.wake()
+
+    def _mark_progress(self) -> None:
+        if self._sequence.emitted:
             self._mark(Stage.STAGE_FIRST_TOKEN)
-        if sequence.followed:
+        if self._sequence.followed:
             self._mark(Stage.STAGE_HANDED_OFF)
-        if sequence.decoding:
-            self._mark(Stage.STAGE_DECODING)
+        if self._sequence.decoding:
+            self._mark(_DECODING)
+
+    def _show(self) -> None:
+        """Gives what is new to the client, up to the token that completes a stop string."""
+        sequence = self._sequence
         before = self._shown
         while self._shown < len(sequence.emitted) and not self._text.stopped:
             if self._shown == 0:
@@ -277,7 +292,6 @@ class Life:
         ends the request releases the ticket, which decode may report first, as a cancel."""
         if self._sequence.ending == FinishReason.FINISH_REASON_CANCELLED:
             await calls.settle()
-            self._show()
         ending = self._sequence.ending
         if calls.handed_off is not None:
             self._mark(Stage.STAGE_HANDED_OFF)
@@ -323,7 +337,6 @@ class Life:
 
     def _complete(self) -> bool:
         """Ends an output whose last token came but not the word that it was the last."""
-        self._show()
         if not self._sequence.prompt_told:
             return False
         emitted = self._sequence.emitted
@@ -386,3 +399,9 @@ class Life:
         self._outcome = error.kind.name.lower()
         error.tokens_sent = self._shown > 0
         self.outbox.fail(error)
+
+
+def _fault_of_ours(request: Request, error: Exception) -> BatonError:
+    """Logs what should never have been raised; what the client is told of it."""
+    _log.error("life_failed", request=request.id.hex(), exc_info=error)
+    return BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -23,9 +22,8 @@ from baton.v1.router_pb2 import (
     Model,
     Usage,
 )
-from baton.v1.types_pb2 import FinishReason
 from services.common.errors import abort
-from services.router.choices import merge, running
+from services.router.choices import running
 from services.router.request import Asked, Chat, ChatTurn
 
 if TYPE_CHECKING:
@@ -73,10 +71,7 @@ class GrpcDoor:
         try:
             asked = to_asked(_parse(GenerateRequest, data))
             requests = await self._service.admit(asked, context.time_remaining())
-            async with (
-                running(self._service, requests) as outboxes,
-                contextlib.aclosing(merge(outboxes)) as deltas,
-            ):
+            async with running(self._service, requests) as deltas:
                 unfinished, tokens = len(requests), 0
                 async for index, delta in deltas:
                     response = to_response(requests[index], delta)
@@ -157,20 +152,23 @@ _OPTIONAL: tuple[Any, ...] = (
 
 def to_response(request: Request, delta: Delta) -> GenerateResponse:
     """One delta as a message of the stream, without the usage, which is of all outputs together."""
-    reason = delta.finish.value if delta.finish is not None else FinishReason.FINISH_REASON_UNSPECIFIED
-    echoed = request.echo.text if request.echo is not None and delta.opening else ""
-    return GenerateResponse(
+    response = GenerateResponse(
         request_id=request.id,
         first_number=delta.first_number,
         token_ids=delta.token_ids,
-        text=echoed + delta.text,
+        text=delta.text,
         logprobs=delta.logprobs,
-        prompt_logprobs=delta.prompt_logprobs,
-        finish_reason=reason,
         trace=delta.trace,
         index=request.choice,
         resumable=delta.resumable,
     )
+    if delta.opening:
+        response.prompt_logprobs.extend(delta.prompt_logprobs)
+        if request.echo is not None:
+            response.text = request.echo.text + delta.text
+    if delta.finish is not None:
+        response.finish_reason = delta.finish.value
+    return response
 
 
 def _parse(message: type[MessageT], data: bytes) -> MessageT:

@@ -6,25 +6,28 @@ own max_tokens ids, so writing never waits.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from baton.errors import BatonError, ErrorKind
 from services.router.request import Delta, Finish
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    import asyncio
+    from collections.abc import Sequence
 
+    from baton.errors import BatonError
     from baton.state import Receipt
     from baton.v1.router_pb2 import RequestTrace, Usage
     from baton.v1.types_pb2 import Logprobs
 
 
 class Outbox:
-    """Written by the request's task, iterated by one door until the last delta or an error."""
+    """Written where the request's tokens come in, emptied by one door until the last delta or an error.
 
-    def __init__(self) -> None:
-        self._ready = asyncio.Event()
+    `news` is set by whatever is put; outboxes of one call share it.
+    """
+
+    def __init__(self, news: asyncio.Event) -> None:
+        self._news = news
         self._delta = Delta(first_number=0, opening=True)
         self._error: BatonError | None = None
         # The journal's, where there is one: each delta says whether it has come.
@@ -41,44 +44,26 @@ class Outbox:
         if logprobs is not None:
             self._delta.logprobs.append(logprobs)
             self._delta.offsets.append(offset)
-        self._ready.set()
+        self._news.set()
 
     def end(self, text: str, finish: Finish, usage: Usage, trace: RequestTrace) -> None:
         """Adds the rest of the text and closes."""
         self._delta.text += text
         self._delta.finish, self._delta.usage, self._delta.trace = finish, usage, trace
-        self._ready.set()
+        self._news.set()
 
     def fail(self, error: BatonError) -> None:
         """Closes with an error; what was put before still goes out."""
         self._error = error
-        self._ready.set()
+        self._news.set()
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Everything put, in order, as much at a time as there is; raises what `fail` was told."""
-        while True:
-            await self._ready.wait()
-            self._ready.clear()
-            delta = self._delta
-            if delta.token_ids or delta.finish is not None:
-                delta.resumable = self.receipt is not None and self.receipt.acknowledged
-                self._delta = Delta(delta.first_number + len(delta.token_ids))
-                yield delta
-            if delta.finish is not None:
-                return
-            if self._error is not None:
-                raise self._error
-
-    async def whole(self) -> Delta:
-        """Waits for the end and gives everything as one delta."""
-        whole = Delta(first_number=0, opening=True)
-        async for delta in self.deltas():
-            whole.token_ids += delta.token_ids
-            whole.text += delta.text
-            whole.logprobs += delta.logprobs
-            whole.offsets += delta.offsets
-            whole.prompt_logprobs += delta.prompt_logprobs
-            whole.finish, whole.usage, whole.trace = delta.finish, delta.usage, delta.trace
-        if whole.finish is None:
-            raise BatonError(ErrorKind.INTERNAL, "the output ended without a reason")
-        return whole
+    def take(self) -> Delta | None:
+        """Everything put since the last time, or None; raises what `fail` was told once all is taken."""
+        delta = self._delta
+        if delta.token_ids or delta.finish is not None:
+            delta.resumable = self.receipt is not None and self.receipt.acknowledged
+            self._delta = Delta(delta.first_number + len(delta.token_ids))
+            return delta
+        if self._error is not None:
+            raise self._error
+        return None

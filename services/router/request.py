@@ -161,3 +161,12 @@ class Delta:
     finish: Finish | None = None
     usage: Usage | None = None
     trace: RequestTrace | None = None
+
+    def append(self, later: Delta) -> None:
+        """Takes in the delta that follows this one."""
+        self.token_ids += later.token_ids
+        self.text += later.text
+        self.logprobs += later.logprobs
+        self.offsets += later.offsets
+        self.prompt_logprobs += later.prompt_logprobs
+        self.finish, self.usage, self.trace = later.finish, later.usage, later.trace

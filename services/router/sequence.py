@@ -13,6 +13,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Ids
 
     from baton.v1.decode_pb2 import SequenceOutput
@@ -25,7 +26,8 @@ _FINAL = (FinishReason.FINISH_REASON_STOP, FinishReason.FINISH_REASON_LENGTH)
 
 
 class Sequence:
-    """Written by stream readers (never blocking them), read by the request's own task.
+    """Written by stream readers, never blocking them. `on_tokens` is called within each report of tokens;
+    the request's own task is woken only where there is something to judge.
 
     `emitted` is bounded by the request's max_tokens: a longer output is an error of the worker.
     """
@@ -36,6 +38,7 @@ class Sequence:
         # How many logprobs of the prompt are due: every token but the first has some.
         self._prompt_due = len(request.prompt_ids) - 1 if request.wants_prompt_logprobs else 0
         self._changed = asyncio.Event()
+        self.on_tokens: Callable[[], None] = lambda: None
         self.emitted: list[int] = []
         # Where asked for: one a token of `emitted`, and of the prompt from its second token on.
         self.logprobs: list[Logprobs] = []
@@ -88,6 +91,8 @@ class Sequence:
         self.prompt_logprobs.extend(run.logprobs[known - first :])
         if len(self.prompt_logprobs) > self._prompt_due:
             return self._fail(f"more than {self._prompt_due} logprobs of the prompt came")
+        if self.prompt_told and self.emitted:
+            self.on_tokens()
         self.wake()
 
     def accept(
@@ -108,7 +113,7 @@ class Sequence:
             return
         self.replaying = False
         repeated = min(known - first_number, len(token_ids))
-        if self.emitted[first_number : first_number + repeated] != list(token_ids[:repeated]):
+        if repeated and self.emitted[first_number : first_number + repeated] != list(token_ids[:repeated]):
             self._fail(f"token {first_number} came twice and differs")
             return
         if self._with_logprobs:
@@ -120,9 +125,11 @@ class Sequence:
         if len(self.emitted) > self._max_tokens:
             self._fail(f"more than {self._max_tokens} tokens came")
             return
-        if ending and self.ending not in _FINAL:
-            self.ending = ending
-        self.wake()
+        self.on_tokens()
+        if ending:
+            if self.ending not in _FINAL:
+                self.ending = ending
+            self.wake()
 
     def accept_decoded(self, output: SequenceOutput) -> None:
         """`accept` for what decode's stream says."""
@@ -139,6 +146,11 @@ class Sequence:
         self.lost = self.lost or error
         self.wake()
 
+    def fail(self, error: BatonError) -> None:
+        """The request cannot go on, whoever tries."""
+        self.fault = error
+        self.wake()
+
     def wake(self) -> None:
         """Lets the request's task look again."""
         self._changed.set()
@@ -149,5 +161,4 @@ class Sequence:
         self._changed.clear()
 
     def _fail(self, message: str) -> None:
-        self.fault = BatonError(ErrorKind.INTERNAL, f"attempt {self.attempt}: {message}")
-        self.wake()
+        self.fail(BatonError(ErrorKind.INTERNAL, f"attempt {self.attempt}: {message}"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from baton.errors import BatonError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator
 
     from services.router.dispatch import Dispatcher
@@ -39,7 +40,7 @@ class Service:
             raise
 
     @contextlib.asynccontextmanager
-    async def run(self, request: Request) -> AsyncIterator[Outbox]:
+    async def run(self, request: Request, news: asyncio.Event) -> AsyncIterator[Outbox]:
         """Runs an admitted request; leaving the context cancels whatever of it still runs."""
-        async with self.dispatcher.run(request, self.intake.output_text(request)) as outbox:
+        async with self.dispatcher.run(request, self.intake.output_text(request), news) as outbox:
             yield outbox

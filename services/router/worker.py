@@ -13,11 +13,11 @@ from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import grpc.aio
 
-    from baton.v1.decode_pb2 import FollowResponse
+    from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.decode_pb2_grpc import DecodeServiceAsyncStub
     from baton.v1.prefill_pb2_grpc import PrefillServiceAsyncStub
     from baton.v1.worker_pb2 import DescribeResponse
@@ -142,9 +142,9 @@ class Worker:
             sequence.lose(error)
         self.changed()
 
-    def deliver(self, response: FollowResponse) -> None:
-        """Hands one step's tokens to their sequences; what nobody waits for any more is dropped."""
-        for output in response.outputs:
+    def deliver(self, outputs: Iterable[SequenceOutput]) -> None:
+        """Hands tokens to their sequences; what nobody waits for any more is dropped."""
+        for output in outputs:
             sequence = self.sequences.get(output.attempt.request_id)
             if sequence is not None:
                 sequence.accept_decoded(output)

@@ -14,7 +14,7 @@ from services.common.config import WorkerConfig
 from services.common.engine_channel import FrontEnd
 from services.worker.launch import EngineLaunch
 
-ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine_process")
+ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine_main")
 _STOP_S = 5.0
 
 

@@ -2,6 +2,9 @@
 
     commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait if idle
 
+A decode step is interrupted between its layers for reservations alone: a promise is what a request
+waits for before its prompt is even begun.
+
 Started by the worker's front (`services/worker/engine_launch.py`), which hands it one end of a
 socket pair and the shared memory of mailbox and output ring. Both processes share one incarnation
 and die together.
@@ -10,12 +13,13 @@ and die together.
 from __future__ import annotations
 
 import contextlib
-import os
+import gc
 import secrets
 import selectors
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -56,6 +60,8 @@ from services.worker.step_clock import StepClock
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
 _PIECES_A_TURN = 16
+# What a decode step is interrupted for: neither touches anything that the step reads.
+_MEANWHILE = frozenset({"reserve", "slot_ended"})
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 
@@ -74,7 +80,10 @@ class Engine:
         self._stopping = False
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
+        # Received and not handled yet, in order.
+        self._commands: deque[EngineCommand] = deque()
         self._parts = self._build(model, memory)
+        self._parts.decode_loop.meanwhile = self._meanwhile
         address = self._listen()
         self._emit(EngineEvent(ready=self._ready(address)))
 
@@ -97,14 +106,26 @@ class Engine:
         """One turn; False where nothing was left to do."""
         self._wakeup.clear()
         parts = self._parts
-        commands = self._channel.receive(_COMMANDS_A_TURN)
-        for command in commands:
-            self._handle(command)
+        commands = self._receive()
+        for _ in range(commands):
+            self._handle(self._commands.popleft())
         parts.decode.expire()
         linked = parts.decode.poll(_PIECES_A_TURN) | parts.prefill.poll(_PIECES_A_TURN)
         prefilled = parts.prefill_clock.timed(parts.prefill.step)
         decoded = parts.decode_clock.timed(parts.decode_loop.step)
         return bool(commands) or linked or prefilled or decoded
+
+    def _receive(self) -> int:
+        """Takes in what has come; how many commands wait now, at most a turn's."""
+        self._commands += self._channel.receive(_COMMANDS_A_TURN - len(self._commands))
+        return len(self._commands)
+
+    def _meanwhile(self) -> None:
+        """Between two layers of a decode step. Commands keep their order: what may not be handled now holds
+        up what came behind it."""
+        self._receive()
+        while self._commands and self._commands[0].WhichOneof("command") in _MEANWHILE:
+            self._handle(self._commands.popleft())
 
     def _handle(self, command: EngineCommand) -> None:
         try:
@@ -248,6 +269,8 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     try:
         model = load_model(launch.worker.model, launch.worker.engine)
         engine = Engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
+        gc.freeze()  # a look at all that was loaded would hold up every slot for 100 ms and more
+        gc.enable()
         engine.run()
     except ChannelClosedError:
         return 1  # the front has ended, and we with it
@@ -266,10 +289,3 @@ def _say_why(channel: EngineEnd, error: BatonError) -> None:
     """The engine's last word; a front that is being stopped may have ended before it."""
     with contextlib.suppress(ChannelClosedError):
         channel.send(EngineEvent(failed=_failed(error)))
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    # grpc's threads may outlive a receiver that stopped; nothing is left to finish.
-    os._exit(code)

@@ -7,6 +7,7 @@ so does the other.
 from __future__ import annotations
 
 import asyncio
+import gc
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,6 +162,7 @@ class _Front:
         await server.set_serving(True)
         said = {"grpc": address, "transfer": ready.transfer_address, "device": ready.device}
         say_ready({**said, "metrics": metrics})
+        gc.freeze()  # a look at all that was loaded would hold up every stream
         log.info("serving", role=self._config.role, metrics=metrics, **said)
         if self._registration is not None:
             await servicer.ask_load()

@@ -246,10 +246,11 @@ def test_a_refusal_is_one_line_and_code_2(start: Start, who: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trait", "message"), [("silent", "was not ready in 1 s"), ("nonsense", "said 'hello' instead of ready")]
+    ("trait", "timeout_s", "message"),
+    [("silent", 0.3, "was not ready in 0.3 s"), ("nonsense", 20, "said 'hello' instead of ready")],
 )
-def test_a_child_that_never_serves_is_named(start: Start, trait: str, message: str) -> None:
-    up = start(both=1, worker=[trait], start_timeout_s=1)
+def test_a_child_that_never_serves_is_named(start: Start, trait: str, timeout_s: float, message: str) -> None:
+    up = start(both=1, worker=[trait], start_timeout_s=timeout_s)
     code, out, err = up.finish()
     assert (code, out) == (1, "")
     assert message in err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from baton.engine.logprob_records import Logprobs
@@ -60,7 +58,7 @@ def test_a_message_holds_everything_since_the_last(streams: Streams) -> None:
 
 
 def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams) -> None:
-    streams.emit(replace(word(11), logprobs=Logprobs(-0.25, ((11, -0.25),))))
+    streams.emit(word(11)._replace(logprobs=Logprobs(-0.25, ((11, -0.25),))))
 
     def told(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
         message = streams.collect(ROUTER, 2)
@@ -72,8 +70,8 @@ def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams)
 
     first, *later = [(-0.25, [(11, -0.25)]), (-0.5, [(12, -0.5), (3, -1.25)]), (-2.0, [])]
     assert told(4) == [first]
-    streams.emit(replace(word(12), logprobs=Logprobs(-0.5, ((12, -0.5), (3, -1.25)))))
-    streams.emit(replace(word(13, Finish.LENGTH), logprobs=Logprobs(-2.0)))
+    streams.emit(word(12)._replace(logprobs=Logprobs(-0.5, ((12, -0.5), (3, -1.25)))))
+    streams.emit(word(13, Finish.LENGTH)._replace(logprobs=Logprobs(-2.0)))
     assert told(5) == later
     streams.follow(ROUTER)
     assert told(4) == [first, *later]

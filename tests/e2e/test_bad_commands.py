@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from tests.support.checkpoints import FAMILIES
 
 UP, DEMO, WORKER = ("up",), ("demo",), ("worker", "--role", "both")
+AT_ONCE = 2
 
 
 @pytest.fixture(scope="module")
@@ -46,25 +48,29 @@ def refused_at_once(*arguments: str) -> str:
     return err
 
 
-@pytest.mark.parametrize("command", [UP, DEMO, WORKER], ids=lambda command: command[0])
+def all_refused(commands: Iterable[Iterable[str]]) -> list[str]:
+    """`refused_at_once` for each of them, some at the same time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(lambda command: refused_at_once(*command), commands))
+
+
 @pytest.mark.parametrize("missing", ["config.json", "*.safetensors", "everything"])
-def test_a_model_folder_that_lacks_a_file(
-    command: tuple[str, ...], missing: str, model: Path, tmp_path: Path
-) -> None:
+def test_a_model_folder_that_lacks_a_file(missing: str, model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     if missing != "everything":
         shutil.copytree(model, folder)
         for path in folder.glob(missing):
             path.unlink()
-    assert str(folder) in refused_at_once(*command, "--model", str(folder))
+    for said in all_refused((*command, "--model", str(folder)) for command in (UP, DEMO, WORKER)):
+        assert str(folder) in said
 
 
-@pytest.mark.parametrize("command", [UP, DEMO], ids=lambda command: command[0])
-def test_a_model_folder_without_a_tokenizer(command: tuple[str, ...], model: Path, tmp_path: Path) -> None:
+def test_a_model_folder_without_a_tokenizer(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     (folder / "tokenizer.json").unlink()
-    assert "tokenizer.json" in refused_at_once(*command, "--model", str(folder))
+    for said in all_refused((*command, "--model", str(folder)) for command in (UP, DEMO)):
+        assert "tokenizer.json" in said
 
 
 Break = Callable[[Path], None]
@@ -89,14 +95,17 @@ def _unknown_family(folder: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **other}))
 
 
-@pytest.mark.parametrize("damage", [_lose_a_shard, _cut_a_shard, _break_config, _unknown_family])
-def test_damage_that_a_worker_finds(damage: Break, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "ray"),
+    [(_lose_a_shard, "none"), (_cut_a_shard, "local"), (_break_config, "none"), (_unknown_family, "none")],
+)
+def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_path: Path) -> None:
     """The last line names it; a worker by itself says it in its protocol's line on stdout."""
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     damage(folder)
-    ports = ("--http-port", "0", "--grpc-port", "0")
-    code, out, err = baton("up", "--model", str(folder), *ports)
+    flags = ("--http-port", "0", "--grpc-port", "0", "--ray-address", ray)
+    code, out, err = baton("up", "--model", str(folder), *flags)
     assert (code, out) == (2, ""), err
     last = err.splitlines()[-1]
     assert last.startswith("baton: error: ")
@@ -112,8 +121,7 @@ def test_damage_that_a_worker_finds(damage: Break, model: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("command", [UP, DEMO], ids=lambda command: command[0])
 def test_unknown_keys_and_absurd_values(command: tuple[str, ...], model: Path, tmp_path: Path) -> None:
-    config = tmp_path / "baton.yaml"
-    for text, word in (
+    cases = (
         ("engine: {slotz: 3}\n", "engine.slotz"),
         ("colour: red\n", "colour"),
         ("engine: {slots: 0}\n", "slots"),
@@ -121,31 +129,31 @@ def test_unknown_keys_and_absurd_values(command: tuple[str, ...], model: Path, t
         ("- a\n", "list"),
         ("a: [\n", "YAML"),
         ("prefill: 1\ndecode: 0\n", "decode"),
-    ):
-        config.write_text(text)
-        assert word in refused_at_once(*command, "--model", str(model), "-c", str(config))
-    assert "no-such" in refused_at_once(*command, "-c", str(tmp_path / "no-such.yaml"))
+    )
+    for number, (text, _) in enumerate(cases):
+        (tmp_path / f"{number}.yaml").write_text(text)
+    files = [tmp_path / f"{number}.yaml" for number in (*range(len(cases)), 404)]
+    said = all_refused((*command, "--model", str(model), "-c", str(file)) for file in files)
+    for (_, word), line in zip((*cases, ("", "404.yaml")), said, strict=True):
+        assert word in line
 
 
 def test_unknown_and_absurd_flags(model: Path) -> None:
-    for flags, word in (
-        (("--slotz", "3"), "--slotz"),
-        (("--slots", "many"), "--slots"),
-        (("--dtype", "int8"), "--dtype"),
+    flags = (("--slotz", "3"), ("--slots", "many"), ("--dtype", "int8"))
+    asked = [(*command, *flag) for command in (UP, DEMO, WORKER) for flag in flags]
+    asked.append(("worker", "--role", "cook"))
+    for command, said in zip(
+        asked, all_refused((*command, "--model", str(model)) for command in asked), strict=True
     ):
-        for command in (UP, DEMO, WORKER):
-            assert word in refused_at_once(*command, "--model", str(model), *flags)
-    assert "--role" in refused_at_once("worker", "--role", "cook", "--model", str(model))
+        assert command[-2] in said
 
 
 def test_a_port_in_use(taken: str, model: Path) -> None:
-    for command, flag in (
-        (UP, "--http-port"),
-        (UP, "--grpc-port"),
-        (DEMO, "--http-port"),
-        (DEMO, "--grpc-port"),
-        (WORKER, "--port"),
+    asked: list[tuple[str, ...]]
+    asked = [(*command, flag, taken) for command in (UP, DEMO) for flag in ("--http-port", "--grpc-port")]
+    asked.append((*WORKER, "--port", taken))
+    for command, said in zip(
+        asked, all_refused((*command, "--model", str(model)) for command in asked), strict=True
     ):
-        err = refused_at_once(*command, "--model", str(model), flag, taken)
-        assert flag in err
-        assert f":{taken}" in err
+        assert command[-2] in said
+        assert f":{taken}" in said

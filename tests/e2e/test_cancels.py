@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,13 @@ TOPOLOGIES = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"), seed=11)
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path) -> Iterator[Cluster]:
+    """One worker of each role."""
+    with baton_up(model, *FLAGS, *TOPOLOGIES["1+1"]) as cluster:
+        yield cluster
 
 
 @dataclass(slots=True)
@@ -144,8 +152,12 @@ def how_far(seen: int | None) -> str:
     return "left while decoding" if seen else "left before a token"
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-async def test_cancels_at_every_stage(model: Path, topology: str) -> None:
+async def test_cancels_at_every_stage(pair: Cluster, model: Path) -> None:
+    await prove(pair, model, waves=1, seed=21)
+
+
+@pytest.mark.parametrize("topology", ["2+2", "both"])
+async def test_cancels_at_every_stage_elsewhere(model: Path, topology: str) -> None:
     with baton_up(model, *FLAGS, *TOPOLOGIES[topology]) as cluster:
         await prove(cluster, model, waves=1, seed=21)
 
@@ -158,19 +170,18 @@ async def test_cancels_at_every_stage_of_200_requests(model: Path, topology: str
         await prove(cluster, model, waves=5, seed=22)
 
 
-async def test_each_way_at_each_token_of_a_short_answer(model: Path) -> None:
+async def test_each_way_at_each_token_of_a_short_answer(pair: Cluster, model: Path) -> None:
     """From before the first token over the handoff to after the last, one by one."""
     prompt = tuple(range(50))
-    with baton_up(model, *FLAGS) as cluster:
-        async with cluster.stub() as stub:
-            for at_token in (1, 2, 5, 6):
-                for way in (Way.CANCEL, Way.CLOSE_STREAM):
-                    await Victim(way, prompt, 6, 60.0, at_token).run(stub, cluster.url)
-            for step in range(6):
-                for way in (Way.DEADLINE, Way.CLOSE_WHOLE):
-                    await Victim(way, prompt, 60, 0.015 * step).run(stub, cluster.url)
-            await assert_all_free(cluster, stub, 1.0)
-            answer = await cluster.generate(stub, prompt, max_tokens=6, **GREEDY)
+    async with pair.stub() as stub:
+        for at_token in (1, 2, 5, 6):
+            for way in (Way.CANCEL, Way.CLOSE_STREAM):
+                await Victim(way, prompt, 6, 60.0, at_token).run(stub, pair.url)
+        for step in range(6):
+            for way in (Way.DEADLINE, Way.CLOSE_WHOLE):
+                await Victim(way, prompt, 60, 0.015 * step).run(stub, pair.url)
+        await assert_all_free(pair, stub, 1.0)
+        answer = await pair.generate(stub, prompt, max_tokens=6, **GREEDY)
     greedy_matches(load_reference(model), prompt, answer.token_ids)
 
 

@@ -113,7 +113,9 @@ def _one_thread() -> None:
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(FAMILIES)), ids=str)
 async def test_every_family_a_few_prompts(number: int, case: Case, tmp_path: Path) -> None:
-    await prove(case, TOPOLOGIES[number % 3], CUTS[number % 5], REDUCED, tmp_path)
+    """The largest topology once: four engines take twice as long to start."""
+    topology = TOPOLOGIES[0 if number == 0 else 1 + number % 2]
+    await prove(case, topology, CUTS[number % 5], REDUCED, tmp_path)
 
 
 @pytest.mark.slow

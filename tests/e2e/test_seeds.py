@@ -207,7 +207,7 @@ DRAWS: dict[str, list[dict[str, Any]]] = {
 OF_THE_OUTPUT = {"presence_penalty", "frequency_penalty"}
 
 
-@pytest.mark.parametrize("draws", [600, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DRAWS)
 async def test_frequencies_are_those_of_the_reference(
     model: Path, pair: Cluster, name: str, draws: int

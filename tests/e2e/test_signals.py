@@ -66,6 +66,13 @@ def cluster(model: Path) -> Iterator[Cluster]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def lasting(model: Path) -> Iterator[Cluster]:
+    """One for the tests that leave it serving."""
+    with baton_up(model, "--dtype", "float64") as running:
+        yield running
+
+
 def ends(process: subprocess.Popen[str], children: list[int], within_s: float) -> int:
     """Its exit code, once it and all its children are gone in time."""
     code = process.wait(within_s)
@@ -184,16 +191,17 @@ async def test_a_killed_parent_takes_everyone_along(cluster: Cluster) -> None:
     ],
 )
 async def test_half_a_worker_takes_the_other_along_and_is_started_again(
-    cluster: Cluster, name: str, part: str
+    lasting: Cluster, name: str, part: str
 ) -> None:
-    async with cluster.stub() as stub:
-        audit = (await cluster.audits(stub))[name]
+    said = len(lasting.log.read_text())
+    async with lasting.stub() as stub:
+        audit = (await lasting.audits(stub))[name]
         os.kill(getattr(audit, part), signal.SIGKILL)
         await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
-        await serves_again(cluster, stub, PROMPT, within_s=10)
-        assert (await cluster.audits(stub))[name].front_pid != audit.front_pid
+        await serves_again(lasting, stub, PROMPT, within_s=10)
+        assert (await lasting.audits(stub))[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
-        line for line in cluster.log.read_text().splitlines() if "event='worker_ended'" in line
+        line for line in lasting.log.read_text()[said:].splitlines() if "event='worker_ended'" in line
     )
 
 

@@ -58,6 +58,11 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def halves(audit: Audit) -> tuple[int, int]:
+    """The processes of a worker: its front and its engine."""
+    return audit.front_pid, audit.engine_pid
+
+
 def actor(cluster: Cluster, name: str) -> int:
     """The process of the one actor whose class has this name."""
     (pid,) = [pid for pid, command in processes(cluster).items() if command.startswith(f"ray::{name}")]
@@ -89,33 +94,37 @@ async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, mod
 
 
 @pytest.mark.parametrize(
-    ("victim", "number"),
+    ("victims", "number"),
     [
-        ("prefill-0 engine", signal.SIGKILL),
-        ("decode-0 front", signal.SIGKILL),
-        ("decode-0 actor", signal.SIGKILL),
-        ("decode-0 engine", signal.SIGSTOP),
-        ("prefill-0 front", signal.SIGSTOP),
+        (("prefill-0 engine",), signal.SIGKILL),
+        (("decode-0 front",), signal.SIGKILL),
+        (("decode-0 actor",), signal.SIGKILL),
+        (("decode-0 engine", "prefill-0 front"), signal.SIGSTOP),
     ],
 )
-async def test_serves_again(cluster: Cluster, model: Path, victim: str, number: signal.Signals) -> None:
-    name, part = victim.split()
+async def test_serves_again(
+    cluster: Cluster, model: Path, victims: tuple[str, ...], number: signal.Signals
+) -> None:
     async with cluster.stub() as stub:
         before = await whole_again(cluster, stub, again_s())
-        front, engine = before[name].front_pid, before[name].engine_pid
-        pid = {"front": front, "engine": engine, "actor": parent(front)}[part]
+        hit = dict(victim.split() for victim in victims)
         running = [asyncio.create_task(ends_well_or_typed(cluster, stub, model)) for _ in range(3)]
         await asyncio.sleep(0.2)
-        os.kill(pid, number)
+        for name, part in hit.items():
+            front, engine = halves(before[name])
+            os.kill({"front": front, "engine": engine, "actor": parent(front)}[part], number)
         # A frozen worker is killed after 5 s; nobody knows sooner that it will not go on.
         hang_s = 8.0 if number is signal.SIGSTOP else 0.0
-        await eventually(lambda: not (alive(front) or alive(engine)), 3 + hang_s)
+        dead = [pid for name in hit for pid in halves(before[name])]
+        await eventually(lambda: not any(map(alive, dead)), 3 + hang_s)
         after = await whole_again(cluster, stub, again_s())
         await serves_again(cluster, stub, PROMPT, again_s())
         await asyncio.gather(*running)
-        other = next(worker for worker in WORKERS if worker != name)
-        assert after[other].front_pid == before[other].front_pid, "the other one was not to blame"
-        assert {after[name].front_pid, after[name].engine_pid}.isdisjoint({front, engine})
+        for name in WORKERS:
+            if name in hit:
+                assert set(halves(after[name])).isdisjoint(dead)
+            else:
+                assert halves(after[name]) == halves(before[name]), "the other one was not to blame"
         assert await ends_well_or_typed(cluster, stub, model)
 
 
@@ -131,8 +140,8 @@ async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: C
         await eventually(lambda: log.read_text().count("event='worker_adopted'") >= 2, 15)
         assert actor(cluster, "SupervisorActor") != first
         after = await whole_again(cluster, stub, again_s())
-        assert {name: (audit.front_pid, audit.engine_pid) for name, audit in after.items()} == {
-            name: (audit.front_pid, audit.engine_pid) for name, audit in before.items()
+        assert {name: halves(audit) for name, audit in after.items()} == {
+            name: halves(audit) for name, audit in before.items()
         }
         # And it does its work: a worker that dies now is started again.
         os.kill(after["prefill-0"].front_pid, signal.SIGKILL)
@@ -182,7 +191,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(model: Path, monkeypatch: py
                 async with cluster.stub() as stub:
                     assert await ends_well_or_typed(cluster, stub, model)
                     audits = await cluster.audits(stub)
-                pids = [pid for audit in audits.values() for pid in (audit.front_pid, audit.engine_pid)]
+                pids = [pid for audit in audits.values() for pid in halves(audit)]
                 pids += [parent(audit.front_pid) for audit in audits.values()]
                 cluster.process.send_signal(number)
                 code = await asyncio.to_thread(cluster.process.wait, 30)
@@ -193,15 +202,15 @@ async def test_it_comes_to_a_running_ray_as_a_guest(model: Path, monkeypatch: py
         await theirs.stop()
 
 
-async def test_a_signal_leaves_nothing(model: Path) -> None:
-    with baton_up(model, "--dtype", "float64", ray="local") as cluster:
-        left = processes(cluster)
-        folder = ray_folder(left)
-        assert (folder / "token").stat().st_mode & 0o777 == 0o600
-        cluster.process.terminate()
-        assert await asyncio.to_thread(cluster.process.wait, 30) == 0
-        assert not [pid for pid in left if alive(pid)]
-        assert not folder.exists()
+async def test_a_signal_leaves_nothing(cluster: Cluster) -> None:
+    """The last of those that share a cluster: it ends it."""
+    left = processes(cluster)
+    folder = ray_folder(left)
+    assert (folder / "token").stat().st_mode & 0o777 == 0o600
+    cluster.process.terminate()
+    assert await asyncio.to_thread(cluster.process.wait, 30) == 0
+    assert not [pid for pid in left if alive(pid)]
+    assert not folder.exists()
 
 
 def ray_folder(commands: dict[int, str]) -> Path:

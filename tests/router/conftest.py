@@ -19,6 +19,7 @@ from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from services.common.config import RouterConfig
+from services.router import directory
 from services.router.app import Router
 from tests.router.fake_model import VOCAB
 from tests.router.fake_workers import FakeCluster, FakeWorker
@@ -110,8 +111,10 @@ SiteMaker = Callable[..., contextlib.AbstractAsyncContextManager[Site]]
 
 
 @pytest.fixture
-def site(model_folder: Path) -> SiteMaker:
-    """`async with site(prefill=1, decode=1, both=0, **RouterConfig)`."""
+def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
+    """`async with site(prefill=1, decode=1, both=0, **RouterConfig)`. Its heart beats fast, since tests wait
+    for workers that were away."""
+    monkeypatch.setattr(directory, "HEARTBEAT_S", 0.1)
 
     @contextlib.asynccontextmanager
     async def make(

@@ -161,3 +161,33 @@ def test_an_unknown_slot_that_ended_is_counted(turned: Turned) -> None:
     turned.turn()
     assert turned.ask(audit=AuditCommand()).audit.dropped_unknown == 1
     turned.assert_free()
+
+
+def test_a_promise_does_not_wait_for_the_end_of_a_step(turned: Turned) -> None:
+    """What is asked between two layers is answered there, but for what came behind another command."""
+    ticket = turned.ask(reserve=reserve()).reserved.ticket
+    turned.send(prefill=prefill(ticket))
+    loop = turned.engine._parts.decode_loop
+    while not loop.has_work:
+        turned.engine._turn()
+    meanwhile = loop.meanwhile
+    asked: list[int] = []
+    assert meanwhile is not None
+
+    def ask_once() -> None:
+        if not asked:
+            asked.append(turned.send(reserve=reserve(name=b"b")))
+            asked.append(turned.send(audit=AuditCommand()))
+            asked.append(turned.send(reserve=reserve(name=b"c")))
+            steps = turned.ring.steps
+            meanwhile()
+            turned._read()
+            assert turned.ring.steps == steps
+            assert [turned.of(number) for number in asked] == [["reserved"], [], []]
+
+    loop.meanwhile = ask_once
+    turned.run_out()
+    assert [turned.of(number) for number in asked] == [["reserved"], ["audit"], ["failed"]]
+    assert turned.failure(asked[2])[0] is ErrorKind.OVERLOADED
+    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"b" * 16, number=1)))
+    turned.assert_free()

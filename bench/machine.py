@@ -1,0 +1,44 @@
+"""Who used the processors meanwhile: each process of ours, others of this machine, its host."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+# Fields of /proc/stat's first line that are time not spent computing here.
+_IDLE, _IOWAIT, _STEAL = 3, 4, 7
+
+
+class Usage:
+    """Processor time from `__init__` on, of the named processes and of the machine."""
+
+    def __init__(self, processes: Mapping[str, int]) -> None:
+        """`processes`: name → pid. Raises FileNotFoundError where one is gone."""
+        self._pids = dict(processes)
+        self._begun = time.monotonic(), _machine(), self._seconds()
+
+    def shares(self) -> dict[str, float]:
+        """Processors used since, in processors: by name, then `others` and `stolen` (by the host)."""
+        began, machine, before = self._begun
+        wall = time.monotonic() - began
+        now = self._seconds()
+        ours = {name: (now[name] - before[name]) / wall for name in now}
+        busy, stolen = ((b - a) / wall for a, b in zip(machine, _machine(), strict=True))
+        return {**ours, "others": max(0.0, busy - sum(ours.values())), "stolen": stolen}
+
+    def _seconds(self) -> dict[str, float]:
+        return {name: _process(pid) for name, pid in self._pids.items()}
+
+
+def _process(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_S
+
+
+def _machine() -> tuple[float, float]:
+    """Seconds that all processors were busy, and were wanted but not given."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return (sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT] - ticks[_STEAL]) * _TICK_S, ticks[_STEAL] * _TICK_S
