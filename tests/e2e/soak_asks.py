@@ -47,11 +47,11 @@ class Leave:
     @classmethod
     def draw(cls, dice: random.Random, door: Door, max_tokens: int) -> Leave:
         """Soon rather than late, or at a token where something begins or ends."""
-        if door is not Door.WHOLE and dice.random() < 0.4:
+        if door is not Door.WHOLE and dice.random() < 0.5:
             way = dice.choice([Way.CANCEL, Way.DISCONNECT]) if door is Door.GRPC else Way.DISCONNECT
             return cls(way, at_token=dice.choice([1, 2, (max_tokens + 1) // 2, max_tokens]))
         way = dice.choice(list(Way)) if door is Door.GRPC else Way.DISCONNECT
-        return cls(way, after_s=dice.random() ** 2)
+        return cls(way, after_s=1.5 * dice.random() ** 2)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class Ask:
         door = dice.choice(list(Door))
         length = dice.randint(200, 600) if dice.random() < 0.2 else dice.randint(1, 60)
         max_tokens = dice.randint(80, 150) if dice.random() < 0.15 else dice.randint(2, 30)
-        features = frozenset(dice.sample(_FEATURES, dice.randint(1, 4))) if dice.random() < 0.5 else frozenset()
+        features = (
+            frozenset(dice.sample(_FEATURES, dice.randint(1, 4))) if dice.random() < 0.5 else frozenset()
+        )
         params = random_params(dice, features, VOCAB_SIZE)
         with_logprobs = dice.random() < 0.15
         return cls(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc.aio
 import httpx
@@ -76,11 +77,17 @@ class Part:
     attempts: int = 1
 
 
+class Left(Exception):  # noqa: N818 (no error)
+    """A client went away as it meant to."""
+
+
 class Clients:
     """Channels and a connection pool that well-behaved clients share; a client that closes its connection
     has one of its own."""
 
-    def __init__(self, cluster: Cluster, stubs: Sequence[RouterServiceAsyncStub], pool: httpx.AsyncClient) -> None:
+    def __init__(
+        self, cluster: Cluster, stubs: Sequence[RouterServiceAsyncStub], pool: httpx.AsyncClient
+    ) -> None:
         self._cluster = cluster
         self._stubs = stubs
         self._pool = pool
@@ -92,6 +99,7 @@ class Clients:
         async with contextlib.AsyncExitStack() as stack:
             stubs = [await stack.enter_async_context(own_stub(cluster)) for _ in range(_CHANNELS)]
             yield cls(cluster, stubs, await stack.enter_async_context(own_pool(cluster)))
+        gc.collect()  # calls and channels of grpc.aio refer to each other: until then they stay connected
 
     async def all(
         self, asks: Sequence[Ask], at_once: int, on_end: Callable[[Heard], None] = lambda heard: None
@@ -117,7 +125,9 @@ class Clients:
             async with contextlib.aclosing(self._parts(ask)) as parts:
                 heard.ending = await _listen(parts, heard)
         except BatonError as error:
-            heard.ending, heard.error = error.kind.name.lower(), error
+            # A copy, since the traceback holds the connection.
+            heard.error = BatonError(error.kind, error.message, tokens_sent=error.tokens_sent)
+            heard.ending = error.kind.name.lower()
         heard.ended = time.monotonic()
         _check_error(heard)
         return heard
@@ -134,6 +144,10 @@ class Clients:
         async with contextlib.AsyncExitStack() as stack:
             call = (await self._stub(ask.leave, stack)).Generate(ask.message(), timeout=timeout)
             stack.callback(call.cancel)
+            if ask.leave is not None and ask.leave.way is not Way.DEADLINE:
+                # Not by cancelling whoever reads: grpc.aio would leak the call, and its connection with it.
+                going = asyncio.get_running_loop().call_later(ask.leave.after_s, call.cancel)
+                stack.callback(going.cancel)
             unfinished, known = ask.n, [0] * ask.n
             try:
                 async for message in call:
@@ -154,7 +168,11 @@ class Clients:
                         message.trace.attempts,
                     )
             except grpc.aio.AioRpcError as error:
-                raise from_status(error.code(), error.details(), error.trailing_metadata() or ()) from error
+                raise told(error) from error
+            except asyncio.CancelledError:
+                if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    raise
+                raise Left from None
 
     async def _stub(self, leave: Leave | None, stack: contextlib.AsyncExitStack) -> RouterServiceAsyncStub:
         if leave is not None and leave.way is Way.DISCONNECT:
@@ -216,9 +234,10 @@ def own_pool(cluster: Cluster) -> httpx.AsyncClient:
 async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
     """Hears until the end, or until it is time to go."""
     leave = heard.ask.leave
-    goes_s = leave.after_s if leave is not None and leave.way is not Way.DEADLINE else PATIENCE_S
+    by_itself = heard.ask.door is Door.GRPC
+    goes_s = leave.after_s if leave is not None else PATIENCE_S
     try:
-        async with asyncio.timeout(goes_s):
+        async with asyncio.timeout(None if by_itself else goes_s):
             async for part in parts:
                 said = heard.choices[part.index]
                 assert not said.finish, "more of an output that has ended"
@@ -229,6 +248,8 @@ async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
                 heard.attempts = max(heard.attempts, part.attempts)
                 if leave is not None and leave.at_token is not None and heard.tokens >= leave.at_token:
                     return "left"
+    except Left:
+        return "left"
     except TimeoutError:
         assert goes_s < PATIENCE_S, f"no end after {PATIENCE_S} s: {heard.ask}"
         return "left"
@@ -252,8 +273,14 @@ def _check_error(heard: Heard) -> None:
         assert error.tokens_sent == bool(heard.tokens), heard
 
 
+def told(error: grpc.aio.AioRpcError) -> BatonError:
+    """What a status and its details say."""
+    metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    return from_status(error.code(), error.details(), metadata)
+
+
 def error_of(body: dict[str, Any], response: httpx.Response | None = None) -> BatonError:
-    """The error that has this OpenAI body; AssertionError where none has, or its status and headers differ."""
+    """The error that has this OpenAI body. AssertionError where none has, or the headers say otherwise."""
     said = body["error"]
     for kind in ErrorKind:
         face = openai_body(BatonError(kind, ""))["error"]
@@ -266,9 +293,7 @@ def error_of(body: dict[str, Any], response: httpx.Response | None = None) -> Ba
 
 def _choice(choice: dict[str, Any]) -> Part:
     logprobs = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else ()
-    return Part(
-        choice["index"], choice["token_ids"], choice["text"], logprobs, choice["finish_reason"] or ""
-    )
+    return Part(choice["index"], choice["token_ids"], choice["text"], logprobs, choice["finish_reason"] or "")
 
 
 def _finish(reason: FinishReason.ValueType) -> str:

@@ -19,7 +19,7 @@ from tests.support.naive_sampler import naive_logprobs, naive_token
 from tests.support.reference import load_reference, raw_logits
 
 # The wire's logprobs are float32.
-_CLOSE = {"rel": 1e-5, "abs": 1e-5}
+_CLOSE = 1e-5
 
 
 class Truth:
@@ -45,7 +45,7 @@ class Truth:
             assert token == expected, f"token {number} is {token} and not {expected}: {ask}"
         if params.logprobs is not None:
             logprobs = [naive_logprobs(raw, token, 0)[0] for raw, token in zip(rows, output, strict=True)]
-            assert said.logprobs == pytest.approx(logprobs, **_CLOSE), ask
+            assert said.logprobs == pytest.approx(logprobs, rel=_CLOSE, abs=_CLOSE), ask
 
     def _text(self, ask: Ask, said: Said, *, whole: bool) -> None:
         text = self._decode(said.token_ids)

@@ -1,4 +1,4 @@
-"""Whether a process's memory is flat while it serves: a leak of a request shows, an allocator's jump does not."""
+"""Whether a process's memory is flat while it serves: a leak shows, an allocator's jump does not."""
 
 from __future__ import annotations
 

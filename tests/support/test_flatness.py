@@ -13,7 +13,8 @@ EVERY = 100
 
 
 def memory(seed: int, leak: float = 0.0, start: int = 80_000, jump: int = 0) -> list[Sample]:
-    """A process as measured: an allocator that takes and gives back some hundred KiB, and jumps once (most of a Python arena's MiB)."""
+    """A process as measured: an allocator that takes and gives back some hundred KiB, and once most of a MiB,
+    which is what Python's has at a time."""
     dice = random.Random(seed)
     at = dice.randrange(REQUESTS)
     return [
