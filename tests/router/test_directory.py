@@ -27,7 +27,8 @@ async def test_workers_come_and_go() -> None:
             assert gone.lost
             assert not kept.lost
             # Whoever holds the lost one may still have to tell it something.
-            await gone.peer.decode.Cancel(CancelRequest(attempt=Attempt(request_id=b"r", number=1)), timeout=5)
+            attempt = Attempt(request_id=b"r", number=1)
+            await gone.peer.decode.Cancel(CancelRequest(attempt=attempt), timeout=5)
             assert fakes[0].cancels == 1
             await until(lambda: [worker.name for worker in directory.workers] == ["both-1", "both-2"])
             assert directory.workers[0] is kept
