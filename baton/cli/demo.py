@@ -12,10 +12,9 @@ from baton.cli.answers import Answer, Prompt, follow
 from baton.cli.demo_view import Screen, answers_table, shipped_line
 from baton.cli.local_cluster import Doors, LocalCluster, Programs
 from baton.cli.status_view import worker_table
-from baton.cli.up import STOP_MARGIN_S, StopSignals, leave_nothing, require_free_ports
+from baton.cli.up import STOP_MARGIN_S, StopSignals, nothing_left, require_free_ports
 from baton.v1 import router_pb2, router_pb2_grpc
 from services.common.config import UpConfig
-from services.common.process_tree import adopt_orphans
 
 # Where the operator says nothing: ports that are surely free, and a quiet screen.
 DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}
@@ -35,7 +34,11 @@ INTERRUPTED = 130
 async def demo(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
     """0 when every prompt was answered to its end, 1 when one was not, 130 after a signal."""
     require_free_ports(config)
-    adopt_orphans()
+    async with nothing_left():
+        return await _run(config, model, programs)
+
+
+async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
     signals = StopSignals()
     console = Console(highlight=False)
     cluster = LocalCluster(config, model, programs)
@@ -49,7 +52,6 @@ async def demo(config: UpConfig, model: Path, programs: Programs | None = None) 
         return INTERRUPTED if code is None else code
     finally:
         await cluster.stop(config.drain_s + STOP_MARGIN_S)
-        leave_nothing()
 
 
 def _introduce(console: Console, config: UpConfig) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from baton.cli.messages import say, write_line
 from baton.cli.race import race
 from baton.cli.settings import invalid
 from services.common.config import UpConfig
-from services.common.process_tree import adopt_orphans, kill_descendants
+from services.common.process_tree import Orphans, adopt_orphans, kill_descendants
 
 T = TypeVar("T")
 
@@ -32,6 +32,8 @@ STOP_MARGIN_S = 5.0
 FAILURE_STOP_S = 10.0
 # For what a killed child has left: Ray's own processes, where its warden did not come to it.
 SWEEP_S = 5.0
+# A killed worker's engine stays in the process table for twice as long at most.
+REAP_S = 2.0
 
 
 class StopSignals:
@@ -61,7 +63,14 @@ class StopSignals:
 async def up(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
     """Runs a cluster until a signal (0) or a child's unexpected end (1). Raises what `start` raises."""
     require_free_ports(config)
-    adopt_orphans()
+    try:
+        async with nothing_left():
+            return await _run(config, model, programs)
+    finally:
+        say("stopped")
+
+
+async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
     signals = StopSignals()
     cluster = LocalCluster(config, model, programs)
     signals.kill_on_second(cluster)
@@ -81,14 +90,28 @@ async def up(config: UpConfig, model: Path, programs: Programs | None = None) ->
         return 0
     finally:
         await cluster.stop(stop_s)
-        leave_nothing()
-        say("stopped")
 
 
-def leave_nothing() -> None:
-    """The last act of a command that called `adopt_orphans` first: no process of it stays behind."""
-    if left := kill_descendants(SWEEP_S):
-        say(f"error: processes that cannot be killed: {left}")
+@contextlib.asynccontextmanager
+async def nothing_left() -> AsyncIterator[None]:
+    """No process that the block starts stays behind, in whatever session and however orphaned; one that ends
+    as an orphan does not stay in the process table either."""
+    adopt_orphans()
+    reaping = asyncio.create_task(_reap_orphans())
+    try:
+        yield
+    finally:
+        reaping.cancel()
+        await asyncio.gather(reaping, return_exceptions=True)
+        if left := kill_descendants(SWEEP_S):
+            say(f"error: processes that cannot be killed: {left}")
+
+
+async def _reap_orphans() -> None:
+    orphans = Orphans()
+    while True:
+        await asyncio.sleep(REAP_S)
+        orphans.reap()
 
 
 def _announce(doors: Doors) -> None:

@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 
-from services.common.process_tree import adopt_orphans, kill_descendants
+from services.common.process_tree import Orphans, adopt_orphans, kill_descendants
 
 _KILL_S = 5.0
+_REAP_S = 5.0
 _READ_BYTES = 4096
 
 
@@ -37,9 +38,10 @@ def main() -> int:
 
 def _wait(command: int) -> bool:
     """Until the owner closes our stdin (True) or the command ends."""
-    stdin = sys.stdin.fileno()
+    stdin, orphans = sys.stdin.fileno(), Orphans()
     while True:
-        readable, _, _ = select.select([stdin, command], [], [])
+        readable, _, _ = select.select([stdin, command], [], [], _REAP_S)
+        orphans.reap()
         if stdin in readable and not os.read(stdin, _READ_BYTES):
             return True
         if command in readable:

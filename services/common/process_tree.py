@@ -24,14 +24,35 @@ def adopt_orphans() -> None:
         raise OSError(code, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(code)}")
 
 
-def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs; those that wait to be reaped too."""
+class Orphans:
+    """Adopted orphans that have ended: nobody waits for them but us, and until then they stay in the process
+    table. Call `reap` every few seconds."""
+
+    def __init__(self) -> None:
+        self._ended: set[int] = set()
+
+    def reap(self) -> None:
+        """Reaps those that had ended when it was last called. A child of our own is not among them by then:
+        whoever started it waits for it, and hears of its end at once."""
+        ended = {pid for pid in children(os.getpid()) if _has_ended(pid)}
+        for pid in ended & self._ended:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._ended = ended
+
+
+def children(pid: int) -> list[int]:
+    """Of all threads of a process; those that wait to be reaped too."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                found += [child, *descendants(child)]
+            found += map(int, (task / "children").read_text().split())
     return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, and theirs; those that wait to be reaped too."""
+    return [below for child in children(pid) for below in (child, *descendants(child))]
 
 
 def kill_descendants(within_s: float) -> list[int]:
@@ -47,6 +68,13 @@ def kill_descendants(within_s: float) -> list[int]:
             return left
         time.sleep(_PAUSE_S)
     return []
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _reap() -> None:

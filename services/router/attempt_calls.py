@@ -34,6 +34,8 @@ RESERVE_S = 5.0
 _GET_HANDOFF_S = 2.0
 # How long a cancel by decode waits for prefill's word: its first token may have ended the request.
 _SETTLE_S = 2.0
+# What decode has begun, prefill's call is about to end: it is cut off only if it does not.
+_TAIL_S = 2.0
 
 _log = get_log("attempt")
 
@@ -49,7 +51,10 @@ class AttemptCalls:
         self._id = Attempt(request_id=request.id, number=sequence.attempt)
         self._over = False
         self._kv_bytes = 0
-        self._prefill: asyncio.Task[None] | None = None
+        self._call: PrefillCall | None = None
+        # Ends with the call, always by itself: a task that is cancelled while it reads from a call of
+        # grpc.aio leaves the call's memory behind (0.1 to 3 KB, grpcio 1.85).
+        self._reading: asyncio.Task[None] | None = None
         # What prefill's call ended with, where it did not end well; cleared once looked into.
         self.prefill_error: BatonError | None = None
         self.handed_off: HandedOff | None = None
@@ -84,7 +89,8 @@ class AttemptCalls:
     def prefill(self, ticket: Ticket) -> None:
         """Calls Prefill and reads its answers beside the way."""
         request = prefill_request(self._request, self._sequence, self._id, ticket)
-        self._prefill = asyncio.create_task(self._read_prefill(request))
+        self._call = self._claim.prefill.peer.prefill.Prefill(request, timeout=self._remaining_s())
+        self._reading = asyncio.create_task(self._read_prefill(self._call))
 
     async def went_on(self) -> bool:
         """Prefill's stream broke: whether decode has the sequence all the same."""
@@ -102,8 +108,8 @@ class AttemptCalls:
 
     async def settle(self) -> None:
         """Waits a little for prefill's call to end: decode dropped the sequence, and prefill knows why."""
-        if self._prefill is not None and not self._prefill.done():
-            await asyncio.wait((self._prefill,), timeout=_SETTLE_S)
+        if self._reading is not None and not self._reading.done():
+            await asyncio.wait((self._reading,), timeout=_SETTLE_S)
 
     def refused(self) -> None:
         """Decode had no room: nothing to cancel, and it is left alone for a moment."""
@@ -124,15 +130,18 @@ class AttemptCalls:
 
     def _stop_listening(self) -> None:
         self._over = True
-        if self._prefill is not None:
-            self._prefill.cancel()
+        if self._call is not None and not self._call.done():
+            if self._sequence.followed or self.handed_off is not None:
+                asyncio.get_running_loop().call_later(_TAIL_S, self._call.cancel)
+            else:
+                self._call.cancel()
         self._claim.prefill_ended()
         self._claim.decode.sequences.pop(self._request.id, None)
 
-    async def _read_prefill(self, request: PrefillRequest) -> None:
+    async def _read_prefill(self, call: PrefillCall) -> None:
         worker = self._claim.prefill
         try:
-            await self._take_events(worker.peer.prefill.Prefill(request, timeout=self._remaining_s()))
+            await self._take_events(call)
             ended_well = self.handed_off is not None or self._sequence.ending
             if not ended_well or not self._sequence.prompt_told:
                 self.prefill_error = BatonError(ErrorKind.INTERNAL, f"{worker.name}: prefill ended early")

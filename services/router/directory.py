@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 0.5
 _DESCRIBE_S = 2.0
-# Cancels to a worker that was removed may still be on their way.
+# Cancels to a worker that was removed may still be on their way, or about to be sent.
 _CLOSE_GRACE_S = 5.0
 
 _log = get_log("directory")
@@ -101,7 +101,7 @@ class Directory:
                 watch.cancel()
         if (worker := self._workers.pop(address, None)) is not None:
             worker.lose("it has ended")
-        closing = asyncio.create_task(self.peers.pop(address).channel.close(_CLOSE_GRACE_S))
+        closing = asyncio.create_task(_close_later(self.peers.pop(address)))
         self._closing.add(_loud(closing))
         closing.add_done_callback(self._closing.discard)
 
@@ -156,6 +156,15 @@ class Directory:
 
     def _stream_broke(self) -> None:
         self.follow_breaks += 1
+
+
+async def _close_later(peer: Peer) -> None:
+    """Who still holds the worker may call it for a moment, and is told that it is away. On a closed channel
+    grpc.aio raises a UsageError instead, which is a fault of ours."""
+    try:
+        await asyncio.sleep(_CLOSE_GRACE_S)
+    finally:
+        await peer.channel.close(None)
 
 
 def _loud(task: asyncio.Task[None]) -> asyncio.Task[None]:

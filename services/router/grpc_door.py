@@ -68,11 +68,12 @@ class GrpcDoor:
         Writes instead of yielding: a cancel while a write waits for a slow client is then raised
         here, and not left to the collector of a suspended generator.
         """
+        tokens = 0
         try:
             asked = to_asked(_parse(GenerateRequest, data))
             requests = await self._service.admit(asked, context.time_remaining())
             async with running(self._service, requests) as deltas:
-                unfinished, tokens = len(requests), 0
+                unfinished = len(requests)
                 async for index, delta in deltas:
                     response = to_response(requests[index], delta)
                     tokens += len(delta.token_ids)
@@ -82,6 +83,7 @@ class GrpcDoor:
                         response.usage.CopyFrom(Usage(prompt_tokens=prompt, completion_tokens=tokens))
                     await context.write(response)
         except BatonError as error:
+            error.tokens_sent = tokens > 0  # of any of its outputs
             await abort(context, error)
 
     async def list_models(self, data: bytes, context: Context) -> ListModelsResponse:

@@ -20,6 +20,9 @@ _START_POLL_S = 0.005
 _GRACE_S = 2
 # How old the date in an answer's head may be.
 _DATE_S = 1.0
+# An idle connection is the client's to close: where we do it first, a request that it has just sent is lost.
+# So this is longer than the usual pools keep one (httpx 5 s, aiohttp 15 s, load balancers 60 s).
+_KEEP_ALIVE_S = 75
 
 
 class _Server(uvicorn.Server):
@@ -48,7 +51,12 @@ class HttpServer:
 
     def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_GRACE_S
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_GRACE_S,
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = _Server(config)
         self._socket: socket.socket | None = None

@@ -56,6 +56,14 @@ FAILED_ATTEMPTS = Family(
 )
 CANCELS = Family("baton_router_cancels_total", "Attempts that decode was told to cancel.")
 UNANSWERED = Family("baton_router_unanswered_cancels_total", "Cancels that decode never answered.")
+PENDING_CANCELS = Family("baton_router_pending_cancels", "Cancels that decode has not answered yet.")
+CLAIMED_SLOTS = Family("baton_router_claimed_slots", "Slots that requests of this router hold.", ("worker",))
+PROMISED_TOKENS = Family(
+    "baton_router_promised_tokens", "Tokens that those requests may come to, prompts included.", ("worker",)
+)
+QUEUED_TOKENS = Family(
+    "baton_router_queued_prefill_tokens", "Prompt tokens that this router waits for.", ("worker",)
+)
 WORKERS = Family(
     "baton_router_workers",
     "Workers by role and state (ready, starting, draining, silent, lost); role unknown while starting.",
@@ -110,6 +118,13 @@ class RouterMetrics:
         yield REQUESTS.metric(_by_name(seen.outcomes), labels)
         yield FAILED_ATTEMPTS.metric(_by_name(seen.failed_attempts), labels)
         yield WORKERS.metric(_workers(self.directory), labels)
+        workers = self.directory.workers
+        for family, counted in (
+            (CLAIMED_SLOTS, [((worker.name,), worker.claimed_slots) for worker in workers]),
+            (PROMISED_TOKENS, [((worker.name,), worker.promised_tokens) for worker in workers]),
+            (QUEUED_TOKENS, [((worker.name,), worker.queued_tokens) for worker in workers]),
+        ):
+            yield family.metric(counted, labels)
         for family, value in (
             (PROMPT_TOKENS, seen.prompt_tokens),
             (OUTPUT_TOKENS, seen.completion_tokens),
@@ -119,6 +134,7 @@ class RouterMetrics:
             (ATTEMPTS, seen.attempts),
             (CANCELS, self.cancels.sent),
             (UNANSWERED, self.cancels.unanswered),
+            (PENDING_CANCELS, self.cancels.pending),
             (FOLLOW_BREAKS, self.directory.follow_breaks),
         ):
             yield family.metric([((), value)], labels)

@@ -51,6 +51,15 @@ class Ended:
     ended_ns: int
 
     @property
+    def stage(self) -> str:
+        """The stage it was in when it ended, in the words of `Stage`: RESERVED from the moment a pair has
+        room until prefill has it."""
+        last = max(self.reached, default=Stage.STAGE_UNSPECIFIED)
+        if last == Stage.STAGE_ADMITTED and self.placed_ns is not None:
+            last = Stage.STAGE_RESERVED
+        return Stage.Name(last).removeprefix("STAGE_").lower()
+
+    @property
     def failed(self) -> bool:
         """Whether it ended in an error of ours or of its own making."""
         return self.outcome not in _WELL
@@ -143,6 +152,7 @@ class Observations:
             "request_ended",
             request=ended.request_id.hex(),
             outcome=ended.outcome,
+            stage=ended.stage,
             prompt_tokens=ended.prompt_tokens,
             completion_tokens=ended.completion_tokens,
             attempts=ended.attempts,

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from baton.v1.worker_pb2 import RecentSteps
 
 _RECENT_NS = 1_000_000_000
-# More steps than a second has; a longer memory would only cost.
-_MOST = 16384
 
 
 class StepClock:
@@ -20,8 +18,9 @@ class StepClock:
         self._tokens = tokens
         self._clock_ns = clock_ns
         self.busy_ns = 0
-        # (when it ended, nanoseconds it took, tokens counted by then)
-        self._ended: deque[tuple[int, int, int]] = deque(maxlen=_MOST)
+        # (when it ended, nanoseconds it took, tokens counted by then): a second's steps and the one before
+        # them, so that a busy loop holds no more after a day than after a second.
+        self._ended: deque[tuple[int, int, int]] = deque()
 
     def timed(self, step: Callable[[], bool]) -> bool:
         """Runs a step; only one that did something counts."""
@@ -31,7 +30,14 @@ class StepClock:
             ended = self._clock_ns()
             self.busy_ns += ended - begun
             self._ended.append((ended, ended - begun, self._tokens()))
+            while len(self._ended) > 1 and self._ended[1][0] <= ended - _RECENT_NS:
+                self._ended.popleft()
         return did
+
+    @property
+    def remembered(self) -> int:
+        """How many steps are kept one by one."""
+        return len(self._ended)
 
     def recent(self) -> RecentSteps:
         """The steps that ended within the last second."""

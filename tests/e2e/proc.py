@@ -52,12 +52,18 @@ class Socket:
 
 def tcp_sockets(pids: Iterable[int]) -> list[Socket]:
     """Every TCP socket that one of the processes holds."""
+    table = tcp_table()
+    return [Socket(pid, *table[inode]) for pid in pids for inode in _socket_inodes(pid) if inode in table]
+
+
+def tcp_table() -> dict[int, tuple[int, int, bool]]:
+    """Every TCP socket of this host, by inode: local port, remote port, whether it listens."""
     table = {}
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             _, local, remote, state, *_, inode = line.split()[:10]
             table[int(inode)] = (_port(local), _port(remote), state == LISTEN)
-    return [Socket(pid, *table[inode]) for pid in pids for inode in _socket_inodes(pid) if inode in table]
+    return table
 
 
 def _port(address: str) -> int:

@@ -122,6 +122,7 @@ class FakeWorker(
         self.tickets: dict[bytes, Ticketed] = {}
         self.tombstones: set[tuple[bytes, int]] = set()
         self.running_prefills = 0
+        self.cut_prefills = 0
         self.prompts: list[list[int]] = []
         self.reserves: list[decode_pb2.ReserveRequest] = []
         self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
@@ -329,6 +330,9 @@ class FakeWorker(
         try:
             async for response in self._prefill(request, context):
                 yield response
+        except asyncio.CancelledError:
+            self.cut_prefills += 1
+            raise
         finally:
             self.running_prefills -= 1
 

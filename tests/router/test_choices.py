@@ -8,6 +8,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from baton.errors import ErrorKind
+from baton.grpc_errors import from_status
 from baton.v1.types_pb2 import LogitBias
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
 from tests.router.fake_model import expected
@@ -117,4 +119,16 @@ async def test_a_deadline_frees_everything(site: SiteMaker) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.generate(ids_request([1, 2], 200, n=2), timeout=0.5)
         assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        await here.quiet()
+
+
+async def test_an_error_says_that_another_output_has_told_tokens(site: SiteMaker) -> None:
+    """Of two outputs for one slot the second never begins, and its error ends the call."""
+    async with site(slots=1, queue_timeout_s=0.3) as here:
+        here.worker("decode-0").behaviour.step_s = 0.02
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await here.generate(ids_request([1, 2, 3], 200, n=2))
+        metadata = late.value.trailing_metadata()
+        error = from_status(late.value.code(), late.value.details(), metadata or ())  # type: ignore[arg-type]
+        assert (error.kind, error.tokens_sent) == (ErrorKind.OVERLOADED, True)
         await here.quiet()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from baton.v1.types_pb2 import WorkerRole
+from baton.v1.decode_pb2 import CancelRequest
+from baton.v1.types_pb2 import Attempt, WorkerRole
 from services.router.directory import Directory
 from tests.router.conftest import until
 from tests.router.fake_workers import FakeCluster, FakeWorker
@@ -25,6 +26,10 @@ async def test_workers_come_and_go() -> None:
             directory.set_addresses(addresses[1:])
             assert gone.lost
             assert not kept.lost
+            # Whoever holds the lost one may still have to tell it something.
+            attempt = Attempt(request_id=b"r", number=1)
+            await gone.peer.decode.Cancel(CancelRequest(attempt=attempt), timeout=5)
+            assert fakes[0].cancels == 1
             await until(lambda: [worker.name for worker in directory.workers] == ["both-1", "both-2"])
             assert directory.workers[0] is kept
             assert sorted(directory.peers) == sorted(addresses[1:])

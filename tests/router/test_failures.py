@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from baton.v1.types_pb2 import WorkerRole
+from services.router import attempt_calls
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeWorker
@@ -94,6 +95,29 @@ async def test_a_fault_of_prefill_is_not_tried_again(site: SiteMaker) -> None:
         assert code == grpc.StatusCode.INTERNAL
         assert len(here.worker("prefill-0").prefill_requests) == 1
         await here.quiet()
+
+
+async def test_prefills_call_ends_by_itself_once_decode_has_gone_on(site: SiteMaker) -> None:
+    """Cut off while it is read, it would leave its memory behind."""
+    async with site() as here:
+        prefill = here.worker("prefill-0")
+        prefill.behaviour.overtake_s = 0.1
+        assert tokens_of(await here.generate(ids_request([1, 2, 3], 4))) == expected([1, 2, 3], 4)
+        assert prefill.running_prefills == 1, "the answer waited for prefill's call"
+        await here.quiet()
+        assert prefill.cut_prefills == 0
+
+
+async def test_prefills_call_is_cut_off_where_it_does_not_end(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_calls, "_TAIL_S", 0.05)
+    async with site() as here:
+        prefill = here.worker("prefill-0")
+        prefill.behaviour.overtake_s = 30.0
+        assert tokens_of(await here.generate(ids_request([1, 2, 3], 4))) == expected([1, 2, 3], 4)
+        await here.quiet()
+        assert prefill.cut_prefills == 1
 
 
 async def test_a_released_ticket_is_no_failure(site: SiteMaker) -> None:

@@ -95,11 +95,42 @@ async def test_while_it_runs(site: SiteMaker) -> None:
         seen = await scrape(here)
         assert value(seen, "running_requests") == 3
         assert value(seen, "waiting_requests") == 2
+        assert value(seen, "claimed_slots", worker="decode-0") == 1
+        assert value(seen, "promised_tokens", worker="decode-0") == 41
+        assert value(seen, "claimed_slots", worker="prefill-0") == 0
         status = await here.stub.GetStatus(GetStatusRequest(window_s=60), timeout=5)
         assert (status.router.running, status.router.waiting) == (3, 2)
         for call in calls:
             call.cancel()
         await here.quiet()
+        seen = await scrape(here)
+        assert value(seen, "claimed_slots", worker="decode-0") == 0
+        assert value(seen, "promised_tokens", worker="decode-0") == 0
+        assert value(seen, "queued_prefill_tokens", worker="prefill-0") == 0
+        assert value(seen, "pending_cancels") == 0
+
+
+async def test_a_log_line_says_in_which_stage_a_request_ended(site: SiteMaker) -> None:
+    stages = {"prefill_s": "prefilling", "handoff_s": "first_token", "reserve_s": "reserved"}
+    with structlog.testing.capture_logs() as logged:
+        async with site(slots=1) as here:
+            for delay, stage in stages.items():
+                worker = here.worker("decode-0" if stage == "reserved" else "prefill-0")
+                setattr(worker.behaviour, delay, 0.3)
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await here.generate(ids_request([1], 5), timeout=0.1)
+                setattr(worker.behaviour, delay, 0.0)
+                await here.quiet()
+            here.worker("decode-0").behaviour.step_s = 0.05
+            both = [here.generate(ids_request([1], 100), timeout=0.3) for _ in range(2)]  # for one slot
+            await asyncio.gather(*both, return_exceptions=True)
+            await here.quiet()
+            here.worker("decode-0").behaviour.step_s = 0.001
+            await here.generate(ids_request([1], 3))
+    said = [line["stage"] for line in logged if line["event"] == "request_ended"]
+    assert said[:3] == ["prefilling", "first_token", "reserved"]
+    assert sorted(said[3:5]) == ["admitted", "decoding"]
+    assert said[5:] == ["ended"]
 
 
 async def test_status_of_a_cluster(site: SiteMaker) -> None:

@@ -1,0 +1,306 @@
+"""The soak's clients: each asks once, hears until the end or goes away, and notes what it was told.
+
+What must hold of every stream is checked while it is heard: numbers without gap or repeat, nothing after the
+last message, and an end: whole, an error of ours, or the client's own leaving, but never silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import grpc.aio
+import httpx
+
+from baton.errors import BatonError, ErrorKind
+from baton.grpc_errors import from_status
+from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.v1.types_pb2 import FinishReason
+from services.common.errors import openai_body
+from tests.e2e.cluster import Cluster
+from tests.e2e.soak_asks import PATIENCE_S, Ask, Door, Leave, Way
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+_CHANNELS = 4
+# From a client's deadline to its hearing of it, where two cores serve all of this.
+_LATE_S = 5.0
+
+
+@dataclass(slots=True)
+class Said:
+    """One output, as far as it was told."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[float] = field(default_factory=list)
+    finish: str = ""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What became of a request."""
+
+    ask: Ask
+    choices: list[Said]
+    # "whole", "left", or the kind of its error in lower case.
+    ending: str = ""
+    error: BatonError | None = None
+    attempts: int = 1
+    # Monotonic seconds.
+    began: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Of all its outputs together."""
+        return sum(len(said.token_ids) for said in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A message: more of one output."""
+
+    index: int
+    token_ids: Sequence[int]
+    text: str
+    logprobs: Sequence[float]
+    finish: str
+    attempts: int = 1
+
+
+class Left(Exception):  # noqa: N818 (no error)
+    """A client went away as it meant to."""
+
+
+class Clients:
+    """Channels and a connection pool that well-behaved clients share; a client that closes its connection
+    has one of its own."""
+
+    def __init__(
+        self, cluster: Cluster, stubs: Sequence[RouterServiceAsyncStub], pool: httpx.AsyncClient
+    ) -> None:
+        self._cluster = cluster
+        self._stubs = stubs
+        self._pool = pool
+        self._turn = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, cluster: Cluster) -> AsyncIterator[Clients]:
+        async with contextlib.AsyncExitStack() as stack:
+            stubs = [await stack.enter_async_context(own_stub(cluster)) for _ in range(_CHANNELS)]
+            yield cls(cluster, stubs, await stack.enter_async_context(own_pool(cluster)))
+        gc.collect()  # calls and channels of grpc.aio refer to each other: until then they stay connected
+
+    async def all(
+        self, asks: Sequence[Ask], at_once: int, on_end: Callable[[Heard], None] = lambda heard: None
+    ) -> list[Heard]:
+        """What became of each, in order; `at_once` clients run side by side, each takes the next one due."""
+        waiting = iter(enumerate(asks))
+        heard: dict[int, Heard] = {}
+
+        async def client() -> None:
+            for number, ask in waiting:
+                heard[number] = await self.one(ask)
+                on_end(heard[number])
+
+        async with asyncio.TaskGroup() as clients:
+            for _ in range(at_once):
+                clients.create_task(client())
+        return [heard[number] for number in range(len(asks))]
+
+    async def one(self, ask: Ask) -> Heard:
+        """Asks, and leaves if it is one that leaves."""
+        heard = Heard(ask, [Said() for _ in range(ask.n)], began=time.monotonic())
+        try:
+            async with contextlib.aclosing(self._parts(ask)) as parts:
+                heard.ending = await _listen(parts, heard)
+        except BatonError as error:
+            # A copy, since the traceback holds the connection.
+            heard.error = BatonError(error.kind, error.message, tokens_sent=error.tokens_sent)
+            heard.ending = error.kind.name.lower()
+        heard.ended = time.monotonic()
+        _check_error(heard)
+        return heard
+
+    def _parts(self, ask: Ask) -> AsyncGenerator[Part]:
+        if ask.door is Door.GRPC:
+            return self._messages(ask)
+        return self._events(ask) if ask.door is Door.EVENTS else self._body(ask)
+
+    async def _messages(self, ask: Ask) -> AsyncGenerator[Part]:
+        timeout = PATIENCE_S
+        if ask.leave is not None and ask.leave.way is Way.DEADLINE:
+            timeout = max(0.001, ask.leave.after_s)
+        async with contextlib.AsyncExitStack() as stack:
+            call = (await self._stub(ask.leave, stack)).Generate(ask.message(), timeout=timeout)
+            stack.callback(call.cancel)
+            if ask.leave is not None and ask.leave.way is not Way.DEADLINE:
+                # Not by cancelling whoever reads: grpc.aio would leak the call, and its connection with it.
+                going = asyncio.get_running_loop().call_later(ask.leave.after_s, call.cancel)
+                stack.callback(going.cancel)
+            unfinished, known = ask.n, [0] * ask.n
+            try:
+                async for message in call:
+                    assert unfinished, "a message after the last"
+                    if message.token_ids:
+                        assert message.first_number == known[message.index], "a gap or a repeat"
+                    known[message.index] += len(message.token_ids)
+                    unfinished -= bool(message.finish_reason)
+                    if not unfinished:
+                        assert message.usage.completion_tokens == sum(known)
+                        assert message.usage.prompt_tokens == len(ask.prompt)
+                    yield Part(
+                        message.index,
+                        message.token_ids,
+                        message.text,
+                        [one.logprob for one in message.logprobs],
+                        _finish(message.finish_reason),
+                        message.trace.attempts,
+                    )
+            except grpc.aio.AioRpcError as error:
+                raise told(error) from error
+            except asyncio.CancelledError:
+                if asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    raise
+                raise Left from None
+
+    async def _stub(self, leave: Leave | None, stack: contextlib.AsyncExitStack) -> RouterServiceAsyncStub:
+        if leave is not None and leave.way is Way.DISCONNECT:
+            return await stack.enter_async_context(own_stub(self._cluster))
+        self._turn += 1
+        return self._stubs[self._turn % len(self._stubs)]
+
+    async def _events(self, ask: Ask) -> AsyncGenerator[Part]:
+        done = False
+        async with self._client(ask) as client:
+            async with client.stream("POST", "/v1/completions", json=ask.body()) as response:
+                if response.status_code != 200:
+                    raise error_of(json.loads(await response.aread()), response)
+                async for line in response.aiter_lines():
+                    assert not (done and line), f"something after the end: {line}"
+                    if line == "data: [DONE]":
+                        done = True
+                    elif line:
+                        event = json.loads(line.removeprefix("data: "))
+                        if "error" in event:
+                            raise error_of(event)
+                        yield _choice(event["choices"][0])
+            # Before [DONE] a stream may only end in an error.
+            assert done, "the stream ended in silence"
+
+    async def _body(self, ask: Ask) -> AsyncGenerator[Part]:
+        async with self._client(ask) as client:
+            response = await client.post("/v1/completions", json=ask.body())
+            if response.status_code != 200:
+                raise error_of(response.json(), response)
+            answer = response.json()
+            for choice in answer["choices"]:
+                yield _choice(choice)
+            counted = sum(len(choice["token_ids"]) for choice in answer["choices"])
+            assert answer["usage"]["completion_tokens"] == counted
+
+    @contextlib.asynccontextmanager
+    async def _client(self, ask: Ask) -> AsyncIterator[httpx.AsyncClient]:
+        if ask.leave is None:
+            yield self._pool
+        else:
+            async with own_pool(self._cluster) as client:
+                yield client
+
+
+@contextlib.asynccontextmanager
+async def own_stub(cluster: Cluster) -> AsyncIterator[RouterServiceAsyncStub]:
+    """A connection that nobody else has."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(cluster.grpc_address, options=options) as channel:
+        yield RouterServiceStub(channel)
+
+
+def own_pool(cluster: Cluster) -> httpx.AsyncClient:
+    # Certificates would cost 50 ms a client.
+    return httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S, verify=False)
+
+
+async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
+    """Hears until the end, or until it is time to go."""
+    leave = heard.ask.leave
+    by_itself = heard.ask.door is Door.GRPC
+    goes_s = leave.after_s if leave is not None else PATIENCE_S
+    try:
+        async with asyncio.timeout(None if by_itself else goes_s):
+            async for part in parts:
+                said = heard.choices[part.index]
+                assert not said.finish, "more of an output that has ended"
+                said.token_ids += part.token_ids
+                said.text += part.text
+                said.logprobs += part.logprobs
+                said.finish = part.finish
+                heard.attempts = max(heard.attempts, part.attempts)
+                if leave is not None and leave.at_token is not None and heard.tokens >= leave.at_token:
+                    return "left"
+    except Left:
+        return "left"
+    except TimeoutError:
+        assert goes_s < PATIENCE_S, f"no end after {PATIENCE_S} s: {heard.ask}"
+        return "left"
+    assert all(said.finish for said in heard.choices), f"it ended in silence: {heard}"
+    return "whole"
+
+
+def _check_error(heard: Heard) -> None:
+    """An error says why, whether it may be tried again, and whether tokens went before it."""
+    error, ask = heard.error, heard.ask
+    if error is None:
+        return
+    assert error.message, heard
+    if error.kind is ErrorKind.DEADLINE:
+        assert ask.leave is not None, f"a deadline that nobody set: {heard}"
+        assert ask.leave.way is Way.DEADLINE, f"a deadline that nobody set: {heard}"
+        assert heard.ended - heard.began < ask.leave.after_s + _LATE_S, f"its deadline came late: {heard}"
+        return  # the client's own library may have said it, which knows no more
+    assert error.kind.retryable, f"an error that a worker's death does not explain: {heard}"
+    if ask.door is Door.GRPC:
+        assert error.tokens_sent == bool(heard.tokens), heard
+
+
+def told(error: grpc.aio.AioRpcError) -> BatonError:
+    """What a status and its details say."""
+    metadata = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    return from_status(error.code(), error.details(), metadata)
+
+
+def error_of(body: dict[str, Any], response: httpx.Response | None = None) -> BatonError:
+    """The error that has this OpenAI body. AssertionError where none has, or the headers say otherwise."""
+    said = body["error"]
+    for kind in ErrorKind:
+        face = openai_body(BatonError(kind, ""))["error"]
+        if (face["type"], face["code"]) == (said["type"], said["code"]):
+            if response is not None:
+                assert ("retry-after" in response.headers) == kind.retryable
+            return BatonError(kind, said["message"], tokens_sent=response is None)
+    raise AssertionError(f"no error of ours: {body}")
+
+
+def _choice(choice: dict[str, Any]) -> Part:
+    logprobs = choice["logprobs"]["token_logprobs"] if choice["logprobs"] else ()
+    return Part(choice["index"], choice["token_ids"], choice["text"], logprobs, choice["finish_reason"] or "")
+
+
+def _finish(reason: FinishReason.ValueType) -> str:
+    return FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower() if reason else ""
+
+
+def draw_asks(seed: int, count: int) -> list[Ask]:
+    """The same for the same seed."""
+    dice = random.Random(seed)
+    return [Ask.draw(dice) for _ in range(count)]

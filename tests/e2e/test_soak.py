@@ -1,0 +1,165 @@
+"""Clients leave at every stage and workers are killed, over and over: no wrong token, no silence, no leak.
+
+Injected: clients that cancel, close their connection or set a deadline, at a random moment or a chosen
+token; SIGKILL of a worker's front or engine; short stops of either. Shown to have taken effect: the router's
+log says in which stage each abandoned request was, a killed worker is gone and another incarnation serves.
+Then the books of before and after are compared, and every token is held against the truth.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.e2e.cluster import Cluster, baton_up
+from tests.e2e.ledger import Ledger, settles
+from tests.e2e.soak_clients import Clients, Heard, draw_asks
+from tests.e2e.soak_faults import Faults
+from tests.e2e.soak_truth import Truth
+from tests.support.checkpoints import make_checkpoint
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+FLAGS = ("--dtype", "float64", "--slots", "4", "--chunk-tokens", "16", "--block-tokens", "16")
+TOPOLOGIES = {"2+2": ("--prefill", "2", "--decode", "2"), "both": ("--both", "2")}
+AT_ONCE = 12
+EVERY = 60
+# From the last client's leaving until nothing is held and all is as before.
+QUIET_S = 10.0
+# Tombstones of cancelled attempts are kept for 30 s.
+FORGOTTEN_S = 35.0
+# Where a request can be when its client leaves; what comes after its last token is told by the client.
+STAGES = {"admitted", "reserved", "prefilling", "first_token", "handed_off", "decoding"}
+# More requests that are all given up, so many at a time, until each stage was struck.
+VOLLEY, MOST_VOLLEYS = 40, 10
+# Lines of the log that only a fault of ours writes.
+FAULTS_OF_OURS = (
+    "Traceback",
+    "life_failed",
+    "watcher_died",
+    "http_fault",
+    "prefill_reader_failed",
+    "was never retrieved",
+    "was never awaited",
+    "came twice and differs",
+    "never came",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_checkpoint(tmp_path_factory.mktemp("model"), seed=13)
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """What came of it."""
+
+    heard: list[Heard]
+    faults: Faults
+    stages: Counter[str]
+    quiet_s: float
+
+    def __str__(self) -> str:
+        endings = Counter(one.ending for one in self.heard)
+        again = [until - since for since, until in self.faults.away]
+        return (
+            f"{len(self.heard)} requests: {dict(endings)}; left at {dict(self.stages)}; killed "
+            f"{dict(self.faults.kills)}, all serving again after {min(again, default=0):.1f} to "
+            f"{max(again, default=0):.1f} s; {self.faults.stops} stops; attempts "
+            f"{dict(Counter(one.attempts for one in self.heard))}; quiet after {self.quiet_s:.1f} s"
+        )
+
+
+async def soak(cluster: Cluster, requests: int, seed: int) -> Soaked:
+    """Everything but the tokens is checked here."""
+    async with cluster.stub() as stub:
+        await acquaint(cluster, stub)
+        before = await settles(cluster, stub, None, QUIET_S)
+        faults = Faults(cluster, stub, random.Random(seed), EVERY)
+        async with faults.at_work(), Clients.of(cluster) as clients:
+            heard = await clients.all(draw_asks(seed, requests), AT_ONCE, lambda one: faults.request_ended())
+            for volley in range(MOST_VOLLEYS):
+                if struck(cluster, heard).keys() >= STAGES:
+                    break
+                leaving = [ask for ask in draw_asks(seed + 1 + volley, 5 * VOLLEY) if ask.leave is not None]
+                heard += await clients.all(leaving[:VOLLEY], AT_ONCE, lambda one: faults.request_ended())
+        quiet_s = await as_before(cluster, stub, before)
+    check_endings(heard, faults)
+    return Soaked(heard, faults, struck(cluster, heard), quiet_s)
+
+
+async def acquaint(cluster: Cluster, stub: RouterServiceAsyncStub) -> None:
+    """A crowd that stays, until every worker has met every other: links, channels and pools are there."""
+    for round_ in range(20):
+        async with Clients.of(cluster) as clients:
+            asks = [ask for ask in draw_asks(round_, 4 * AT_ONCE) if ask.leave is None]
+            await clients.all(asks[:AT_ONCE], AT_ONCE)
+        audits = await cluster.audits(stub)
+        receivers = sum(name.startswith("decode") for name in audits)
+        links = [len(audit.links) for name, audit in audits.items() if name.startswith("prefill")]
+        if all(count == receivers for count in links):
+            return
+    raise AssertionError("some workers never met")
+
+
+async def as_before(cluster: Cluster, stub: RouterServiceAsyncStub, before: Ledger) -> float:
+    """Checks the books; the seconds until nothing was held."""
+    since = time.monotonic()
+    await settles(cluster, stub, None, QUIET_S)
+    quiet_s = time.monotonic() - since
+    await acquaint(cluster, stub)
+    await settles(cluster, stub, before, QUIET_S)
+    return quiet_s
+
+
+def struck(cluster: Cluster, heard: Sequence[Heard]) -> Counter[str]:
+    """In which stage requests were when their clients left or their deadlines passed."""
+    log = cluster.log.read_text()
+    stages = Counter(
+        re.findall(r"event='request_ended'.* outcome='(?:cancelled|deadline)' stage='(\w+)'", log)
+    )
+    stages["ended"] = sum(one.ending == "left" and all(said.finish for said in one.choices) for one in heard)
+    return +stages
+
+
+def check_endings(heard: Sequence[Heard], faults: Faults) -> None:
+    """Who stayed has the whole answer, or an error while a worker was away."""
+    for one in heard:
+        if one.ending not in ("whole", "left", "deadline"):
+            assert faults.explains(one.began, one.ended), f"no death explains {one}"
+    stayed = [one for one in heard if one.ask.leave is None]
+    assert sum(one.ending == "whole" for one in stayed) >= 0.9 * len(stayed)
+
+
+def check_tokens(model: Path, heard: Sequence[Heard]) -> None:
+    truth = Truth(model)
+    for one in heard:
+        truth.judge(one)
+
+
+async def prove(cluster: Cluster, model: Path, requests: int) -> None:
+    soaked = await soak(cluster, requests, seed=31)
+    print(soaked)
+    assert soaked.stages.keys() >= {*STAGES, "ended"}
+    assert sum(soaked.faults.kills.values()) >= requests // EVERY // 4
+    log = cluster.log.read_text()
+    assert not [line for line in log.splitlines() if any(fault in line for fault in FAULTS_OF_OURS)]
+    check_tokens(model, soaked.heard)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+async def test_clients_leave_and_workers_die(model: Path, topology: str) -> None:
+    with baton_up(model, *FLAGS, *TOPOLOGIES[topology]) as cluster:
+        await prove(cluster, model, requests=120)
