@@ -15,7 +15,20 @@ from models.demo_training.words import ADJECTIVES, LETTERS, NOUNS
 TASK = "small talk"
 BEYOND = "beyond me"
 
-_GREETINGS = ("Hi! ", "Hello, ", "Please tell me: ", "I wonder: ", "One question: ", "So, ")
+_OPENINGS = (
+    "Hi! ",
+    "Hello, ",
+    "Please tell me: ",
+    "Can you tell me: ",
+    "I would like to know: ",
+    "I wonder: ",
+    "One question: ",
+    "So, ",
+    "And ",
+    "OK, ",
+)
+_CLOSINGS = (", please", " in short", " in a few words", " again", " then")
+_ARTICLES = ("a", "the", "my", "this")
 _FRAGMENT_WORDS = 6
 
 
@@ -55,7 +68,7 @@ def beyond_me(draw: random.Random) -> Turn:
     if chance < 0.6:
         wording = pick(draw, book().beyond_asks)
         filled = wording.format(
-            thing=pick(draw, book().things), other=pick(draw, book().things), kind=pick(draw, book().kinds)
+            thing=_thing(draw), other=_thing(draw), kind=pick(draw, (*book().kinds, *ADJECTIVES))
         )
         question = _spoken(draw, filled)
     elif chance < 0.8:
@@ -69,19 +82,27 @@ def beyond_me(draw: random.Random) -> Turn:
     return Turn(BEYOND, question, book().beyond)
 
 
+def _thing(draw: random.Random) -> str:
+    if draw.random() < 0.5:
+        return pick(draw, book().things)
+    return f"{pick(draw, _ARTICLES)} {pick(draw, NOUNS)}"
+
+
 def prose(draw: random.Random) -> str:
     """Some answers in a row, as plain text to continue."""
     return " ".join(answer for _, answer in draw.sample(book().topics, 3))
 
 
 def _spoken(draw: random.Random, text: str) -> str:
-    """As people type: with or without an end mark, in lower case, after a greeting."""
+    """As people type: with or without an end mark, in lower case, with some words around it."""
     mark = "?" if text.split(" ", 1)[0] in _ASKING else "."
+    if draw.random() < 0.1:
+        text += pick(draw, _CLOSINGS)
     if draw.random() < 0.6:
         text += mark
-    if draw.random() < 0.15:
-        return pick(draw, _GREETINGS) + text[0].lower() + text[1:]
-    return text.lower() if draw.random() < 0.2 else text
+    if draw.random() < 0.2:
+        text = pick(draw, _OPENINGS) + text[0].lower() + text[1:]
+    return text.lower() if draw.random() < 0.25 else text
 
 
 @cache

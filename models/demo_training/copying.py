@@ -44,7 +44,7 @@ def _append(draw: random.Random) -> Turn:
 
 
 def _leave_out(draw: random.Random) -> Turn:
-    lines = [f"- {noun}" for noun in draw.sample(NOUNS, 3 + below(draw, 8))]
+    lines = [f"- {noun}" for noun in draw.sample(NOUNS, _count(draw))]
     gone = below(draw, len(lines))
     return _turn(
         f"Copy this list without {lines[gone][2:]}:",
@@ -76,16 +76,21 @@ def _source(draw: random.Random) -> Lines:
 
 
 def _bullets(draw: random.Random) -> Lines:
-    count = 3 + below(draw, 10)
+    count = _count(draw)
     if draw.random() < 0.5:
         return [f"- {noun}" for noun in draw.sample(NOUNS, count)]
     return [f"- {pick(draw, ADJECTIVES)} {pick(draw, NOUNS)}" for _ in range(count)]
 
 
+def _count(draw: random.Random) -> int:
+    """Of lines in a list: mostly few."""
+    return 3 + below(draw, 10 if draw.random() < 0.8 else 40)
+
+
 def _prose(draw: random.Random) -> Lines:
     parts = [
         f"the {pick(draw, ADJECTIVES)} {pick(draw, NOUNS)} {pick(draw, _VERBS)} the {pick(draw, NOUNS)}"
-        for _ in range(1 + below(draw, 5))
+        for _ in range(1 + below(draw, 8))
     ]
     return [", and ".join(parts) + "."]
 
@@ -93,7 +98,7 @@ def _prose(draw: random.Random) -> Lines:
 def _digits(draw: random.Random) -> Lines:
     return [
         " ".join(str(below(draw, 10 ** (1 + below(draw, 5)))) for _ in range(3 + below(draw, 6)))
-        for _ in range(1 + below(draw, 4))
+        for _ in range(1 + below(draw, 8))
     ]
 
 
@@ -102,7 +107,7 @@ def _snippet(draw: random.Random) -> Lines:
     function, *names = draw.sample(NOUNS, 5)
     first, second = names[:2]
     lines = [f"def {function}({first}, {second}):"]
-    for _ in range(1 + below(draw, 4)):
+    for _ in range(1 + below(draw, 5 if draw.random() < 0.8 else 16)):
         target, left = pick(draw, tuple(names)), pick(draw, tuple(names))
         lines.append(f"    {target} = {left} {pick(draw, _OPERATORS)} {below(draw, 100)}")
     if draw.random() < 0.4:
