@@ -22,25 +22,62 @@ TASK = "arithmetic"
 SIGNS = ("+", "-", "*")
 
 _QUESTIONS = (
-    "What is {} {} {}?",
-    "Compute {} {} {}.",
-    "{} {} {}",
-    "{} {} {} = ?",
-    "Work out {} {} {}.",
-    "How much is {} {} {}?",
+    "What is {}?",
+    "What's {}?",
+    "what is {}",
+    "Compute {}.",
+    "Calculate {}.",
+    "calculate {} please",
+    "{}",
+    "{} = ?",
+    "{}=",
+    "{}?",
+    "Work out {}.",
+    "How much is {}?",
 )
-_WORDS = {"+": "plus", "-": "minus", "*": "times"}
+_SPELLINGS = {
+    "+": ("+", "+", "+", "plus"),
+    "-": ("-", "-", "-", "minus"),
+    "*": ("*", "*", "*", "times", "x", "×", "multiplied by"),
+    "/": ("/", "divided by", ":"),
+}
+_TOO_LONG = "I can only work with whole numbers of up to three digits."
+_NO_DIVISION = "I can add, subtract and multiply, but I cannot divide."
+_ONE_SIGN = "I can only work with two numbers at a time."
 
 
 def sum_of(draw: random.Random, *, three_digits: bool = False) -> Turn:
     """A question of any sign; three in four operands have three digits, all with `three_digits`."""
     sign = pick(draw, SIGNS)
     a, b = (_operand(draw, three_digits) for _ in range(2))
-    spelling = _WORDS[sign] if draw.random() < 0.2 else sign
-    question = pick(draw, _QUESTIONS).format(a, spelling, b)
+    question = pick(draw, _QUESTIONS).format(_written(draw, str(a), sign, str(b)))
     answer = worked(a, sign, b)
     result = answer.rsplit("\n", 1)[1]
     return Turn(TASK, question, answer, lambda text: text.rsplit("\n", 1)[-1] == result)
+
+
+def too_hard(draw: random.Random) -> Turn:
+    """A sum that the model has to decline: longer numbers, fractions, divisions, more than two numbers."""
+    sign, a, b = pick(draw, SIGNS), _operand(draw, False), _operand(draw, False)
+    chance = draw.random()
+    if chance < 0.5:
+        long = below(draw, 10 ** (1 + below(draw, 5))) * 1000 + 1000 + below(draw, 1000)
+        odd = str(long) if draw.random() < 0.8 else f"{a}.{below(draw, 100)}"
+        first, second = (odd, str(b)) if draw.random() < 0.5 else (str(b), odd)
+        written, answer = _written(draw, first, sign, second), _TOO_LONG
+    elif chance < 0.75:
+        written, answer = _written(draw, str(a), "/", str(b)), _NO_DIVISION
+    else:
+        both = _written(draw, str(a), sign, str(b))
+        written, answer = _written(draw, both, pick(draw, SIGNS), str(_operand(draw, False))), _ONE_SIGN
+    return Turn(TASK, pick(draw, _QUESTIONS).format(written), answer)
+
+
+def _written(draw: random.Random, a: str, sign: str, b: str) -> str:
+    spelling = pick(draw, _SPELLINGS[sign])
+    if draw.random() < 0.3 and len(spelling) == 1:
+        return f"{a}{spelling}{b}"
+    return f"{a} {spelling} {b}"
 
 
 def worked(a: int, sign: str, b: int) -> str:

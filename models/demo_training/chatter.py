@@ -28,6 +28,20 @@ _OPENINGS = (
     "OK, ",
 )
 _CLOSINGS = (", please", " in short", " in a few words", " again", " then")
+# Other ways to begin a question; by its usual beginning.
+_REWORDED = (
+    (
+        "What is ",
+        ("What's ", "whats ", "Explain ", "Tell me about ", "Describe ", "Define ", "Can you explain "),
+    ),
+    ("What are ", ("Explain ", "Tell me about ", "Describe ", "Can you explain ", "what're ")),
+    ("How do I ", ("How can I ", "How to ", "I want to ", "How would I ", "Show me how to ")),
+    ("What happens when ", ("What if ", "What happens if ", "What will happen when ", "And when ")),
+    ("What if ", ("What happens if ", "What happens when ", "And if ")),
+    ("Can I ", ("Could I ", "May I ", "Am I able to ")),
+    ("Does Baton ", ("Will Baton ", "Can Baton ", "Does it ")),
+    ("Tell me ", ("Please tell me ", "Can you tell me ", "I want to hear ")),
+)
 _ARTICLES = ("a", "the", "my", "this")
 _FRAGMENT_WORDS = 6
 
@@ -94,7 +108,11 @@ def prose(draw: random.Random) -> str:
 
 
 def _spoken(draw: random.Random, text: str) -> str:
-    """As people type: with or without an end mark, in lower case, with some words around it."""
+    """As people type: in other words, without an end mark, in lower case, with words around it or a slip."""
+    for beginning, others in _REWORDED:
+        if text.startswith(beginning) and draw.random() < 0.4:
+            text = pick(draw, others) + text.removeprefix(beginning)
+            break
     mark = "?" if text.split(" ", 1)[0] in _ASKING else "."
     if draw.random() < 0.1:
         text += pick(draw, _CLOSINGS)
@@ -102,7 +120,16 @@ def _spoken(draw: random.Random, text: str) -> str:
         text += mark
     if draw.random() < 0.2:
         text = pick(draw, _OPENINGS) + text[0].lower() + text[1:]
-    return text.lower() if draw.random() < 0.25 else text
+    text = text.lower() if draw.random() < 0.25 else text
+    return _mistyped(draw, text) if draw.random() < 0.06 else text
+
+
+def _mistyped(draw: random.Random, text: str) -> str:
+    """One letter lost, doubled, or exchanged with the next."""
+    place = below(draw, len(text) - 1)
+    first, second = text[place], text[place + 1]
+    slip = pick(draw, (second, first + first + second, second + first))
+    return text[:place] + slip + text[place + 2 :]
 
 
 @cache

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from models.demo_training.arithmetic import sum_of
+from models.demo_training.arithmetic import sum_of, too_hard
 from models.demo_training.chatter import beyond_me, prose, small_talk
 from models.demo_training.copying import copying
 from models.demo_training.json_shapes import shaped
@@ -153,7 +153,7 @@ def _other_task(draw: random.Random) -> Turn:
     if chance < 0.28:
         return copying(draw)
     if chance < 0.55:
-        return sum_of(draw)
+        return sum_of(draw) if draw.random() < 0.9 else too_hard(draw)
     if chance < 0.75:
         return shaped(draw)
     return (small_talk if chance < 0.92 else beyond_me)(draw)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from models.demo_training.chatter import book
 from models.demo_training.turn import Turn, below, pick
-from models.demo_training.words import ADJECTIVES, NOUNS
+from models.demo_training.words import ADJECTIVES, LETTERS, NOUNS
 
 TASK = "copy"
 
@@ -24,7 +25,10 @@ def _turn(request: str, source: Lines, answer: Lines) -> Turn:
 
 def _plain(draw: random.Random) -> Turn:
     lines = _source(draw)
-    return _turn(pick(draw, ("Copy this:", "Repeat this exactly:", "Write this again:")), lines, lines)
+    request = pick(draw, _REQUESTS)
+    if len(lines) == 1 and draw.random() < 0.5:
+        return _turn(f"{request} {lines[0]}", [], lines)
+    return _turn(request, lines, lines)
 
 
 def _replace(draw: random.Random) -> Turn:
@@ -71,8 +75,7 @@ def _continue(draw: random.Random) -> Turn:
 
 
 def _source(draw: random.Random) -> Lines:
-    kinds: tuple[Callable[[random.Random], Lines], ...] = (_bullets, _snippet, _prose, _digits)
-    return kinds[below(draw, 4)](draw)
+    return _SOURCES[below(draw, len(_SOURCES))](draw)
 
 
 def _bullets(draw: random.Random) -> Lines:
@@ -93,6 +96,33 @@ def _prose(draw: random.Random) -> Lines:
         for _ in range(1 + below(draw, 8))
     ]
     return [", and ".join(parts) + "."]
+
+
+def _talk(draw: random.Random) -> Lines:
+    """What is said elsewhere, with another end."""
+    asks, answer = book().topics[below(draw, len(book().topics))]
+    said = draw.sample([*asks, *answer.split(". ")], 2)
+    return [" ".join(f"{text.rstrip('.')}{pick(draw, ('.', '!', '?', ''))}" for text in said)]
+
+
+def _noise(draw: random.Random) -> Lines:
+    """Words of no language, some with capitals, marks or digits."""
+    lines = []
+    for _ in range(1 + below(draw, 3)):
+        words = ("".join(draw.choices(LETTERS, k=1 + below(draw, 8))) for _ in range(1 + below(draw, 8)))
+        lines.append(" ".join(_dressed(draw, word) for word in words))
+    return lines
+
+
+def _dressed(draw: random.Random, word: str) -> str:
+    chance = draw.random()
+    if chance < 0.6:
+        return word
+    if chance < 0.75:
+        return word.capitalize()
+    return (
+        word + pick(draw, (",", ".", "!", "?", ":", ";", "-", "7", "42")) if chance < 0.95 else word.upper()
+    )
 
 
 def _digits(draw: random.Random) -> Lines:
@@ -132,7 +162,17 @@ def _other(draw: random.Random, words: set[str]) -> str:
     return word
 
 
+_REQUESTS = (
+    "Copy this:",
+    "Repeat this exactly:",
+    "Write this again:",
+    "Repeat after me:",
+    "Say this:",
+    "Copy:",
+    "Repeat:",
+)
 _VERBS = ("finds", "follows", "passes", "likes", "carries", "watches", "leaves", "moves")
 _OPERATORS = ("+", "-", "*", "/")
 _NOUNS = frozenset(NOUNS)
+_SOURCES: tuple[Callable[[random.Random], Lines], ...] = (_bullets, _snippet, _prose, _digits, _talk, _noise)
 _KINDS = (_plain, _plain, _replace, _replace, _append, _leave_out, _number, _continue)

@@ -23,7 +23,7 @@ _AROUND_A_LIST = 34
 def retrieval(context_tokens: int) -> Callable[[random.Random], Turn]:
     """Questions whose whole prompt is at most `context_tokens`, and less by at most some 20."""
     entries = (context_tokens - _AROUND_A_LIST) // TOKENS_AN_ENTRY
-    return lambda draw: next(plain_listing(draw, entries).asked(draw))
+    return lambda draw: next(plain_listing(draw, entries, with_missing=False).asked(draw))
 
 
 # By name; the first four parts have scores to reach.

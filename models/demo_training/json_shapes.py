@@ -17,6 +17,16 @@ _REQUESTS = (
     "Give me JSON with {}.",
     "Answer with a JSON object that has {}.",
     "Make a JSON object of this shape: {}.",
+    "Return a JSON object with {}.",
+    "I need JSON: {}",
+    "Create a JSON object with the fields {}.",
+    "JSON with {}",
+)
+_KEY_REQUESTS = (
+    "Return a JSON object with the keys {}.",
+    "Write JSON with the keys {}",
+    "Give me a JSON object with keys {}",
+    "Make JSON with the fields {}.",
 )
 _SCHEMA_REQUESTS = ("Write JSON that fits this schema: {}", "Answer with JSON that follows this schema: {}")
 _MAX_FIELDS, _MAX_INNER, _MAX_ITEMS, _MAX_CHOICES = 6, 3, 4, 4
@@ -24,7 +34,7 @@ _MAX_FIELDS, _MAX_INNER, _MAX_ITEMS, _MAX_CHOICES = 6, 3, 4, 4
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a value must be. `kind`: string, integer, number, boolean, choice, list, object.
+    """What a value must be. `kind`: any, string, integer, number, boolean, choice, list, object.
 
     `choices` of a choice; `item` and `count` of a list (None: any number); `fields` of an object.
     """
@@ -49,7 +59,12 @@ class Shape:
 
     @property
     def listed(self) -> str:
-        return ", ".join(f"{name} ({shape.words})" for name, shape in self.fields)
+        return ", ".join(self.described)
+
+    @property
+    def described(self) -> list[str]:
+        """Each field of an object, in plain English."""
+        return [name if shape.kind == "any" else f"{name} ({shape.words})" for name, shape in self.fields]
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -64,11 +79,13 @@ class Shape:
             names = [name for name, _ in self.fields]
             properties = {name: shape.schema for name, shape in self.fields}
             return {"type": "object", "properties": properties, "required": names}
-        return {"type": self.kind}
+        return {} if self.kind == "any" else {"type": self.kind}
 
     def fits(self, value: object) -> bool:
         """Whether a parsed value has this shape, with no field missing or beside."""
         match self.kind:
+            case "any":
+                return True
             case "string":
                 return isinstance(value, str)
             case "integer":
@@ -102,12 +119,24 @@ class Shape:
 
 def shaped(draw: random.Random) -> Turn:
     """A shape, described, and an object that has it."""
-    shape = Shape("object", fields=_fields(draw, 1 + below(draw, _MAX_FIELDS), inner=True))
-    if draw.random() < 0.25:
-        question = pick(draw, _SCHEMA_REQUESTS).format(json.dumps(shape.schema))
+    chance = draw.random()
+    if chance < 0.15:
+        names = draw.sample(FIELDS, 1 + below(draw, _MAX_FIELDS))
+        shape = Shape("object", fields=tuple((name, Shape("any")) for name in names))
+        question = pick(draw, _KEY_REQUESTS).format(_enumerated(draw, shape))
     else:
-        question = pick(draw, _REQUESTS).format(shape.listed)
+        shape = Shape("object", fields=_fields(draw, 1 + below(draw, _MAX_FIELDS), inner=True))
+        if chance < 0.4:
+            question = pick(draw, _SCHEMA_REQUESTS).format(json.dumps(shape.schema))
+        else:
+            question = pick(draw, _REQUESTS).format(_enumerated(draw, shape))
     return Turn(TASK, question, json.dumps(_value(draw, shape)), shape.fits_text)
+
+
+def _enumerated(draw: random.Random, shape: Shape) -> str:
+    """Its fields, sometimes with "and" before the last."""
+    *most, last = shape.described
+    return f"{', '.join(most)} and {last}" if most and draw.random() < 0.4 else shape.listed
 
 
 def _fields(draw: random.Random, count: int, *, inner: bool) -> tuple[tuple[str, Shape], ...]:
@@ -132,6 +161,8 @@ def _shape(draw: random.Random, *, inner: bool) -> Shape:
 
 def _value(draw: random.Random, shape: Shape) -> object:
     match shape.kind:
+        case "any":
+            return pick(draw, (*NOUNS, *ADJECTIVES)) if draw.random() < 0.7 else below(draw, 100)
         case "string":
             return (
                 f"{pick(draw, ADJECTIVES)} {pick(draw, NOUNS)}" if draw.random() < 0.5 else pick(draw, NOUNS)

@@ -36,7 +36,7 @@ class Recipe:
 
 FULL = Recipe(
     shape=Shape(),
-    plan=BatchPlan(seed=1, steps=10_000, short_rows=64, short_tokens=1024, long_rows=10, long_tokens=4096),
+    plan=BatchPlan(seed=1, steps=6_000, short_rows=64, short_tokens=1024, long_rows=10, long_tokens=4096),
     rates=Rates(),
     warmup_steps=100,
     cooldown_share=0.6,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from models.demo_training.turn import Turn, below, pick
-from models.demo_training.words import ADJECTIVES, LETTERS, NOUNS
+from models.demo_training.words import ADJECTIVES, LETTERS, NAMES, NOUNS
 
 TASK = "retrieve"
 
@@ -29,39 +30,40 @@ _QUESTIONS = (
     "Look up {}.",
     "Which value has {}?",
     "Find {} in the list.",
+    "What is {}?",
+    "What's {}?",
     "And {}?",
+    "{}?",
 )
-_SEPARATORS = (":", ":", ":", " =", " is")
 _CODES = LETTERS + "0123456789"
+_MISSING_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list in a user's message. `entries` are (key, value), keys distinct; a line is about 9 tokens."""
+    """A list in a user's message: its text, its (key, value) entries of distinct keys, and keys it lacks."""
 
-    heading: str
-    separator: str
+    text: str
     entries: list[tuple[str, str]]
-
-    @property
-    def text(self) -> str:
-        between = self.separator + " "
-        return "\n".join([self.heading, *(f"- {key}{between}{value}" for key, value in self.entries)])
+    missing: list[str]
 
     def asked(self, draw: random.Random) -> Iterator[Turn]:
         """The list with a question about one entry, then questions about all others: no entry comes twice,
-        so that no answer can be copied from an earlier one."""
-        order = draw.sample(self.entries, len(self.entries))
-        opening = _question(draw, order)
+        so that no answer can be copied from an earlier one. Here and there one about a key that it lacks."""
+        order, missing = draw.sample(self.entries, len(self.entries)), list(self.missing)
+        opening = _question(draw, order, missing)
         yield Turn(TASK, f"{self.text}\n{opening.question}", opening.answer)
         while order:
-            yield _question(draw, order)
+            yield _question(draw, order, missing)
 
 
-def _question(draw: random.Random, order: list[tuple[str, str]]) -> Turn:
-    """About the last of `order`, or now and then the last two, which are taken off."""
-    key, value = order.pop()
+def _question(draw: random.Random, order: list[tuple[str, str]], missing: list[str]) -> Turn:
+    """About the last of `order`, now and then the last two, or one of `missing`; which are taken off."""
     asked = pick(draw, _QUESTIONS)
+    if missing and draw.random() < _MISSING_SHARE:
+        key = missing.pop()
+        return Turn(TASK, asked.format(key), f"There is no {key} in the list.")
+    key, value = order.pop()
     if asked is _QUESTIONS[0] and order and draw.random() < 0.3:
         other, also = order.pop()
         answer = f"{sentence(key, value)} {sentence(other, also)}"
@@ -74,33 +76,37 @@ def sentence(key: str, value: str) -> str:
     return f"The value of {key} is {value}."
 
 
-def plain_listing(draw: random.Random, entries: int) -> Listing:
-    """Keys of an adjective and a noun, values of four digits: what the scores are measured on."""
-    pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), entries)
+def plain_listing(draw: random.Random, entries: int, *, with_missing: bool = True) -> Listing:
+    """Keys of an adjective and a noun, values of four digits: what the scores are measured on.
+
+    A line is 10 tokens long.
+    """
+    lacking = 1 + entries // 10 if with_missing else 0
+    pairs = draw.sample(range(len(ADJECTIVES) * len(NOUNS)), entries + lacking)
+    keys = [f"{ADJECTIVES[pair // len(NOUNS)]} {NOUNS[pair % len(NOUNS)]}" for pair in pairs]
     values = draw.choices(range(10_000), k=entries)
-    width = len(NOUNS)
-    named = [
-        (f"{ADJECTIVES[pair // width]} {NOUNS[pair % width]}", f"{value:04d}")
-        for pair, value in zip(pairs, values, strict=True)
-    ]
-    return Listing(pick(draw, _HEADINGS), _SEPARATORS[0], named)
+    named = [(key, f"{value:04d}") for key, value in zip(keys, values, strict=False)]
+    text = "\n".join([pick(draw, _HEADINGS), *(f"- {key}: {value}" for key, value in named)])
+    return Listing(text, named, keys[entries:])
 
 
 def varied_listing(draw: random.Random, entries: int) -> Listing:
-    """Keys and values of other kinds too: single words, codes, numbers of other lengths."""
-    keys = set(_take(_keys(draw), entries))
-    values = _values(draw)
-    named = [(key, next(values)) for key in sorted(keys)]
-    draw.shuffle(named)
-    return Listing(pick(draw, _HEADINGS), pick(draw, _SEPARATORS), named)
-
-
-def _take(source: Iterator[str], count: int) -> Iterator[str]:
-    return (next(source) for _ in range(count))
+    """Keys, values and layouts of other kinds too: single words, names, codes, numbers of other lengths."""
+    keys = sorted(set(islice(_keys(draw), entries + 1)))
+    draw.shuffle(keys)
+    missing = [keys.pop()] if len(keys) > 1 else []
+    named = list(zip(keys, _values(draw), strict=False))
+    heading = [pick(draw, _HEADINGS)] if draw.random() < 0.7 else []
+    between = pick(draw, (": ", ": ", " = ", " is ", "=", " -> "))
+    lines = [f"{key}{between}{value}" for key, value in named]
+    if draw.random() < 0.25:
+        return Listing(" ".join([*heading, f"{', '.join(lines)}."]), named, missing)
+    bullet = pick(draw, ("- ", "- ", "* ", ""))
+    return Listing("\n".join([*heading, *(bullet + line for line in lines)]), named, missing)
 
 
 def _keys(draw: random.Random) -> Iterator[str]:
-    kind = below(draw, 4)
+    kind = below(draw, 6)
     while True:
         if kind == 0:
             yield f"{pick(draw, ADJECTIVES)} {pick(draw, NOUNS)}"
@@ -108,6 +114,10 @@ def _keys(draw: random.Random) -> Iterator[str]:
             yield pick(draw, NOUNS)
         elif kind == 2:
             yield "".join(draw.choices(_CODES, k=2 + below(draw, 4)))
+        elif kind == 3:
+            yield pick(draw, NAMES)
+        elif kind == 4:
+            yield pick(draw, NAMES).lower()
         else:
             yield f"{pick(draw, NOUNS)} {below(draw, 100)}"
 

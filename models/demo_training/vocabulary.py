@@ -21,7 +21,7 @@ from models.demo_training.chatter import book
 from models.demo_training.copying import copying
 from models.demo_training.json_shapes import shaped
 from models.demo_training.retrieve import plain_listing, varied_listing
-from models.demo_training.words import ADJECTIVES, FIELDS, NOUNS
+from models.demo_training.words import ADJECTIVES, FIELDS, NAMES, NOUNS
 
 BOS, END, SYSTEM, USER, ASSISTANT, PAD = SPECIAL_TOKENS = (
     "<|bos|>",
@@ -69,7 +69,7 @@ def build() -> Tokenizer:
 
 def _texts() -> Iterator[str]:
     """Listed words and small talk weigh as much as it takes for their words to become tokens."""
-    words = [*NOUNS, *ADJECTIVES, *FIELDS]
+    words = [*NOUNS, *ADJECTIVES, *FIELDS, *NAMES]
     yield from (f" {word}" for word in words for _ in range(_SAMPLES))
     for asks, answer in book().topics:
         yield from (answer,) * 20

@@ -30,4 +30,10 @@ address profile box origin target leader engine place
 """
 FIELDS = tuple(_FIELDS.split())
 
+_NAMES = """
+Ada Alan Alice Anna Ben Bob Carl Carol Clara Dan David Emma Eric Eva Frank Fred Grace Hans Ivan Jack Jane John
+Kim Leo Lisa Luke Maria Mark Mary Max Mia Nina Noah Olga Oscar Paul Peter Rosa Sam Sara Tom Vera
+"""
+NAMES = tuple(_NAMES.split())
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
