@@ -106,7 +106,8 @@ def _panel(answer: Answer) -> Panel:
 
 
 def _short(prompt: str) -> str:
-    return prompt if len(prompt) <= 60 else prompt[:59].rstrip() + "…"
+    line = " ".join(prompt.split())
+    return line if len(line) <= 60 else f"{line[:59].rstrip()}…"
 
 
 def _visible(text: str) -> str:
