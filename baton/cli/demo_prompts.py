@@ -11,7 +11,7 @@ _THINGS = ("anchor", "candle", "feather", "harbor", "kettle", "lantern", "otter"
 def _list_of_values() -> str:
     """64 lines, so that the answer has to be found in a cache of many blocks."""
     keys = [f"{color} {thing}" for thing in _THINGS for color in _COLORS]
-    return "\n".join(f"- {key}: {(number * 6397 + 1403) % 10_000:04d}" for number, key in enumerate(keys))
+    return "\n".join(f"- {key}: {(number * 6389 + 1403) % 10_000:04d}" for number, key in enumerate(keys))
 
 
 def _asked(text: str) -> Prompt:
@@ -23,9 +23,7 @@ FOR_THE_DEMO_MODEL = (
     _asked("Who takes the baton next?"),
     _asked(f"Read this list.\n{_list_of_values()}\nWhat is the value of golden lantern?"),
     _asked("What is 347 * 285?"),
-    _asked(
-        "Write a JSON object with these fields: team (string), score (integer), tags (list of 2 strings)."
-    ),
+    _asked("Write a JSON object with the fields team (string), score (integer), tags (list of 2 strings)."),
     _asked("Copy this list with numbers:\n- amber fox\n- quiet harbor\n- red lantern\n- swift otter"),
 )
 FOR_ANY_MODEL = (

@@ -24,7 +24,7 @@ from models.demo_training.turn import Turn
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
 # Prompt tokens of a batch, its padding included.
 BATCH_TOKENS = 200_000
-AT_ONCE = 16
+AT_ONCE = 4  # on a CPU a long prompt takes seconds, and who waits a minute for a slot is refused
 SAMPLES = 20
 
 # Answers a list of questions, each the first of its conversation.
