@@ -24,6 +24,8 @@ from tests.e2e.wrong_cache import FAULTS, Fault, Harm, harmed
 BLOCK_TOKENS = 16
 MAKER = RowMaker(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")))
 AT_ONCE = 4
+# 3,000 tokens of prompt on busy cores: slow is not dead.
+PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     torch.set_num_threads(1)
     faults = tmp_path_factory.mktemp("faults")
-    flags = ("--dtype", "float32", "--block-tokens", str(BLOCK_TOKENS))
+    flags = ("--dtype", "float32", "--block-tokens", str(BLOCK_TOKENS), "--chunk-tokens", "64")
     os.environ[FAULTS] = str(faults)
     try:
-        with baton_up(DEMO_MODEL, *flags, program=program("tests.e2e.wrong_cache")) as cluster:
+        with baton_up(
+            DEMO_MODEL, *flags, config=PATIENT, program=program("tests.e2e.wrong_cache")
+        ) as cluster:
             yield Served(cluster, faults)
     finally:
         del os.environ[FAULTS]
