@@ -43,7 +43,7 @@ FULL = Recipe(
 )
 SMOKE = Recipe(
     shape=Shape(hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, head_dim=32),
-    plan=BatchPlan(seed=1, steps=150, short_rows=4, short_tokens=256, long_rows=1, long_tokens=512),
+    plan=BatchPlan(seed=1, steps=400, short_rows=4, short_tokens=256, long_rows=1, long_tokens=512),
     rates=Rates(),
     warmup_steps=10,
     cooldown_share=0.5,

@@ -46,9 +46,11 @@ def save(folder: Path, network: Llama, optimizer: Optimizer, progress: Progress)
     (folder / "state.json").write_text(json.dumps(asdict(progress), indent=1) + "\n", "utf-8")
 
 
-def restore(folder: Path, network: Llama, optimizer: Optimizer) -> Progress:
-    """Reads what `save` wrote into network and optimizer."""
+def restore(folder: Path, network: Llama, optimizer: Optimizer, settings: dict[str, Any]) -> Progress:
+    """Reads what `save` wrote into network and optimizer; ValueError where it is of other settings."""
     progress = Progress(**json.loads((folder / "state.json").read_text("utf-8")))
+    if progress.settings != json.loads(json.dumps(settings)):
+        raise ValueError(f"the state in {folder} is of another recipe")
     tensors: dict[str, Tensor] = {}
     for file in sorted(folder.glob("state-*.safetensors")):
         tensors |= load_file(file)
@@ -89,6 +91,7 @@ def export(folder: Path, network: Llama, special_ids: Mapping[str, int], progres
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.to("cpu", torch.bfloat16) for name, tensor in network.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # it is made for its owner alone
     for name, content in (
         ("config.json", config),
         ("generation_config.json", {**ids, "do_sample": False}),

@@ -62,16 +62,16 @@ def train(trainer: Trainer, data: Iterator[Batch], maker: RowMaker, seconds: flo
 def run(recipe: Recipe, arguments: argparse.Namespace) -> bool:
     """Trains as the command line says; whether the plan is done.
 
-    SystemExit where the state is of another recipe.
+    ValueError where the state is of another recipe.
     """
     tokenizer_file = TOKENIZER / "tokenizer.json"
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     with BatchSource(recipe.plan, tokenizer_file, arguments.workers) as source:
         trainer = Trainer(recipe, device, compiled=device.type == "cuda")
         if arguments.state and (arguments.state / "state.json").is_file():
-            trainer.progress = state.restore(arguments.state, trainer.network, trainer.optimizer)
-            if trainer.progress.settings != json.loads(json.dumps(recipe.settings)):
-                raise SystemExit(f"the state in {arguments.state} is of another recipe")
+            trainer.progress = state.restore(
+                arguments.state, trainer.network, trainer.optimizer, recipe.settings
+            )
         maker = RowMaker(Tokenizer.from_file(str(tokenizer_file)))
         done = train(trainer, source.batches(trainer.progress.steps), maker, arguments.seconds)
     if arguments.state:
