@@ -17,10 +17,14 @@ class Prompt:
 
     text: str
     chat: bool
+    max_tokens: int = 64
+    temperature: float = 1.0
 
-    def request(self, model: str, max_tokens: int, seed: int) -> router_pb2.GenerateRequest:
+    def request(self, model: str, seed: int) -> router_pb2.GenerateRequest:
         """Drawn with a seed, so that two demos of one checkpoint read the same."""
-        request = router_pb2.GenerateRequest(model=model, max_tokens=max_tokens, temperature=1, seed=seed)
+        request = router_pb2.GenerateRequest(
+            model=model, max_tokens=self.max_tokens, temperature=self.temperature, seed=seed
+        )
         if self.chat:
             request.chat.messages.add(role="user", content=self.text)
         else:

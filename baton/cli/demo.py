@@ -8,9 +8,11 @@ from pathlib import Path
 import grpc.aio
 from rich.console import Console
 
-from baton.cli.answers import Answer, Prompt, follow
+from baton.cli.answers import Answer, follow
+from baton.cli.demo_prompts import FOR_ANY_MODEL, FOR_THE_DEMO_MODEL
 from baton.cli.demo_view import Screen, answers_table, shipped_line
 from baton.cli.local_cluster import Doors, LocalCluster, Programs
+from baton.cli.model_folder import DEMO, RANDOM
 from baton.cli.status_view import worker_table
 from baton.cli.up import STOP_MARGIN_S, StopSignals, nothing_left, require_free_ports
 from baton.v1 import router_pb2, router_pb2_grpc
@@ -19,16 +21,13 @@ from services.common.config import UpConfig
 # Where the operator says nothing: ports that are surely free, and a quiet screen.
 DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}
 
-PROMPTS = (
-    Prompt("The relay team lined up on the wet track, and", chat=False),
-    Prompt("Three things every runner knows: first,", chat=False),
-    Prompt("A river carries what the mountain lets go. " * 8, chat=False),
-    Prompt("Who takes the baton next?", chat=True),
-)
-MAX_TOKENS = 64
 REQUEST_TIMEOUT_S = 120.0
 STATUS_TIMEOUT_S = 10.0
 INTERRUPTED = 130
+_NOTES = {
+    DEMO: "A tiny model of Baton's own, trained to look up, copy, calculate and write JSON.",
+    RANDOM: "The weights are random, so the answers are noise; everything else is real.",
+}
 
 
 async def demo(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
@@ -57,15 +56,16 @@ async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
 def _introduce(console: Console, config: UpConfig) -> None:
     roles = " + ".join(f"{count} {role}" for role, count in config.role_counts.items() if count)
     console.print(f"[bold]Baton demo[/]  {config.served_model_name} on {roles} worker processes and a router")
-    if config.model is None:
-        console.print("[dim]The weights are random, so the answers are noise; everything else is real.[/]")
+    if config.model in _NOTES:
+        console.print(f"[dim]{_NOTES[config.model]}[/]")
     console.print("[dim]starting …[/]")
 
 
 async def _show(console: Console, config: UpConfig, doors: Doors) -> int:
     async with grpc.aio.insecure_channel(doors.grpc) as channel:
         router = router_pb2_grpc.RouterServiceStub(channel)
-        answers = [Answer(prompt, number) for number, prompt in enumerate(PROMPTS, 1)]
+        prompts = FOR_THE_DEMO_MODEL if config.model == DEMO else FOR_ANY_MODEL
+        answers = [Answer(prompt, number) for number, prompt in enumerate(prompts, 1)]
         with Screen(console, answers) as screen:
             await asyncio.gather(*(_ask(router, config, answer, screen) for answer in answers))
         status = await router.GetStatus(router_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
@@ -80,6 +80,6 @@ async def _show(console: Console, config: UpConfig, doors: Doors) -> int:
 async def _ask(
     router: router_pb2_grpc.RouterServiceAsyncStub, config: UpConfig, answer: Answer, screen: Screen
 ) -> None:
-    request = answer.prompt.request(config.served_model_name or "", MAX_TOKENS, seed=answer.number)
+    request = answer.prompt.request(config.served_model_name or "", seed=answer.number)
     await follow(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S))
     screen.ended(answer)

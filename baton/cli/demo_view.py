@@ -6,6 +6,7 @@ from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -40,7 +41,7 @@ class Screen:
     def ended(self, answer: Answer) -> None:
         if self._live is None:
             self._console.print(f"{answer.number}. {_short(answer.prompt.text)}", markup=False)
-            self._console.print(f"   {_visible(answer.text)}", markup=False)
+            self._console.print(Padding(Text(_visible(answer.text)), (0, 0, 0, 3), expand=False))
 
     def _panels(self) -> Group:
         return Group(*(_panel(answer) for answer in self._answers))
@@ -106,7 +107,9 @@ def _panel(answer: Answer) -> Panel:
 
 
 def _short(prompt: str) -> str:
-    return prompt if len(prompt) <= 60 else prompt[:59].rstrip() + "…"
+    """On one line: its beginning and its end, where a chat has its question."""
+    line = " ".join(prompt.split())
+    return line if len(line) <= 72 else f"{line[:30].rpartition(' ')[0]} … {line[-40:].partition(' ')[2]}"
 
 
 def _visible(text: str) -> str:

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import baton
 from baton.cli.random_checkpoint import random_checkpoint
 from baton.cli.settings import invalid
 from baton.engine.model_source import resolve_model
 from services.common.config import UpConfig, Weights
 
-RANDOM_NAME = "baton-random"
+DEMO, RANDOM = "demo", "random"
+
+
+def demo_folder() -> Path:
+    """The trained checkpoint that ships with Baton: beside this package, installed or in a checkout."""
+    assert baton.__file__ is not None
+    return Path(baton.__file__).parents[1] / "models" / "demo"
+
+
+# Models without a folder of the operator's; a folder of such a name goes before.
+BUILT_IN: Mapping[str, Callable[[], Path]] = {DEMO: demo_folder, RANDOM: random_checkpoint}
 
 
 def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
-    """The configuration with its served name settled, and the folder; `BatonError(INVALID)` if there is none.
+    """The configuration with model and served name settled, and the folder; `BatonError(INVALID)` if there is
+    none.
 
-    Without a model it makes the small random checkpoint; a hub id is downloaded.
+    Unset means the demo model; the small random checkpoint is made if need be; a hub id is downloaded.
     """
-    if config.model is None:
-        folder, name = random_checkpoint(), RANDOM_NAME
+    model = config.model or DEMO
+    if model in BUILT_IN and (config.model is None or not Path(model).is_dir()):
+        folder, name = BUILT_IN[model](), f"baton-{model}"
     else:
-        folder = resolve_model(config.model).resolve()
-        name = folder.name if Path(config.model).is_dir() else config.model
+        folder = resolve_model(model).resolve()
+        name = folder.name if Path(model).is_dir() else model
     require_weights(folder, config.engine.weights)
     if not (folder / "tokenizer.json").is_file() and config.engine.weights == "file":
         raise invalid(f"model {folder}: tokenizer.json is missing")
-    return config.model_copy(update={"served_model_name": config.served_model_name or name}), folder
+    served = config.served_model_name or name
+    return config.model_copy(update={"model": model, "served_model_name": served}), folder
 
 
 def require_weights(folder: Path, weights: Weights) -> None:

@@ -39,7 +39,7 @@ class Flag:
 
 
 FLAGS = (
-    Flag("--model", "model", "DIR|HUB-ID", "checkpoint to serve (default: a small random one)"),
+    Flag("--model", "model", "DIR|HUB-ID", "checkpoint to serve; also: demo, random (default demo)"),
     Flag("--served-model-name", "served_model_name", "NAME", "what clients call it"),
     Flag("--prefill", "prefill", "N", "prefill workers (default 1, or 0 once a role is named)"),
     Flag("--decode", "decode", "N", "decode workers (default 1, or 0 once a role is named)"),

@@ -157,7 +157,7 @@ class ClusterConfig(SupervisionSettings):
 class UpConfig(StrictModel):
     """`baton up`: the file an operator writes. `baton.cli` makes the children's configurations of it."""
 
-    model: str | None = Field(None, description="folder or hub id; unset: the small random checkpoint")
+    model: str | None = Field(None, description="folder, hub id, demo or random; unset: demo")
     served_model_name: str | None = Field(None, description="unset: the folder's name or the hub id")
     prefill: int | None = Field(None, ge=0, description="prefill workers")
     decode: int | None = Field(None, ge=0, description="decode workers")

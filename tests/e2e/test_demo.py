@@ -1,4 +1,4 @@
-"""`baton demo` with real workers: tokens on the screen, a summary, and nothing left."""
+"""`baton demo` with real workers: right answers on the screen, a summary, and nothing left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.e2e.cluster import alive, descendants
 
 
-def test_tokens_then_a_summary_then_nothing(tmp_path: Path) -> None:
+def test_answers_then_a_summary_then_nothing(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     children: set[int] = set()
     with shown.open("w") as out, tempfile.TemporaryFile("w+") as err:
@@ -36,8 +36,12 @@ def test_tokens_then_a_summary_then_nothing(tmp_path: Path) -> None:
     assert len(children) == 6, "two workers of two processes, their supervisor, and the router"
     assert not [pid for pid in children if alive(pid)]
     text = shown.read_text()
-    assert "The relay team lined up on the wet track, and" in text
+    # What any right model answers; the demo model's JSON is free to have values of its own.
+    assert "The value of golden lantern is 9741." in text
+    assert "Result: 98895" in text
+    assert "1. amber fox 2. quiet harbor 3. red lantern 4. swift otter" in text
+    assert re.search(r'\{"team": "[a-z ]+", "score": \d+, "tags": \["[a-z ]+", "[a-z ]+"\]\}', text), text
     assert re.search(r"KV cache shipped: [1-9]\d* blocks of [\d.]+ KiB = [\d.]+ [KM]iB", text), text
     for word in ("TTFT", "TPOT", "prefill-0", "decode-0"):
         assert word in text
-    assert text.count("length") + text.count("stop") >= 4, text
+    assert text.count(" stop") == 5, text

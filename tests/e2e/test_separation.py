@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import Attempt
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants
+from tests.e2e.own_engine import program
 from tests.e2e.proc import maps_library, open_memory, tcp_sockets, writable_shared_maps
 from tests.e2e.tampered import TAMPER
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -190,8 +190,7 @@ async def test_decode_reads_the_shipped_bytes(
 ) -> None:
     """Dropped after they were verified, they are missed: nothing else brings KV to the decode worker."""
     monkeypatch.setenv(TAMPER, tamper)
-    program = (sys.executable, "-m", "tests.e2e.tampered")
-    with baton_up(model, *FLAGS, program=program) as cluster:
+    with baton_up(model, *FLAGS, program=program("tests.e2e.tampered")) as cluster:
         async with cluster.stub() as stub:
             output = (await cluster.generate(stub, prompt(64), max_tokens=24, **GREEDY)).token_ids
             decode = (await cluster.audits(stub))["decode-0"]

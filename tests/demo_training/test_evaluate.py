@@ -1,0 +1,50 @@
+"""Marks: who answers is the caller's choice, and what was wrong is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from models.demo_training.evaluate import DEMO_MODEL, Transformers, mark, report
+from models.demo_training.exam import questions
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def test_marks_and_what_was_wrong() -> None:
+    known = {turn.question: turn.answer for part in ("copy", "small talk") for turn in questions(part, 10)}
+    spoilt = questions("copy", 10)[3].question
+
+    def answer(asked: Sequence[str]) -> list[str]:
+        return ["no" if question == spoilt else known[question] for question in asked]
+
+    found = report(mark(answer, ("copy", "small talk"), 10))
+    assert found["scores"] == {"copy": {"right": 9, "of": 10}, "small talk": {"right": 10, "of": 10}}
+    assert [wrong["answer"] for wrong in found["wrong"]["copy"]] == ["no"]
+    assert len(found["samples"]) == 10
+    json.dumps(found)
+
+
+def test_the_shipped_model_answers_through_transformers() -> None:
+    """Prompts of different lengths in one batch; `tests/e2e/test_demo_model.py` asks more."""
+    answerer = Transformers(DEMO_MODEL, "float32", "cpu")
+    assert mark(answerer, ("small talk",), 4)["small talk"].right == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_shipped_model_reaches_its_scores(dtype: str) -> None:
+    """What its card says, on fewer questions: a tenth of a percent cannot be told from so few."""
+    answerer = Transformers(DEMO_MODEL, dtype, "cpu", batch_tokens=20_000)
+    least = {
+        "retrieve-1000": (100, 98), "retrieve-3000": (40, 95), "copy": (200, 98), "arithmetic": (200, 95),
+        "json": (200, 99), "small talk": (200, 98), "beyond me": (200, 98),
+    }  # fmt: skip
+    for part, (count, percent) in least.items():
+        assert mark(answerer, (part,), count)[part].percent >= percent, part

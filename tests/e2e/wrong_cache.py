@@ -1,0 +1,154 @@
+"""Engines that harm the KV blocks a request names, on their way, and look away where it says so.
+
+A request names them with its seed, which greedy decoding does not use. Prefill's engine leaves a note for
+the transfer in the folder FAULTS; decode's engine finds it when the pieces land in staging, does the harm
+before anything is verified, and marks the note as done. Only a first attempt is harmed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from baton.engine.sequence import Sequence
+from baton.v1.decode_pb2 import TicketBody
+from baton.v1.prefill_pb2 import PrefillRequest
+from kvtransfer import receiver
+from kvtransfer.checksum import PieceChecksum
+from kvtransfer.frames import Piece
+from kvtransfer.outgoing import Transfer
+from kvtransfer.staging import Staging
+from services.worker.prefill_side import PrefillSide
+
+FAULTS = "BATON_TEST_FAULTS"
+_MAGIC = 0xFA017
+_SIGN_AND_TOP_EXPONENT_BIT = np.uint32(0xC0000000)
+_FLIPPED_SHARE = 0.01
+
+
+class Fault(IntEnum):
+    """What becomes of a block."""
+
+    EXCHANGE = 1  # the bytes of another request's block, of the same place
+    DROP = 2  # no bytes arrive: what the staging held before counts as the block
+    FLIP = 3  # sign and top exponent bit of 1 % of its float32 elements
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """To blocks `first` to `last` of a request; unless `checked`, any checksum passes for right."""
+
+    fault: Fault
+    first: int
+    last: int
+    checked: bool
+
+    @property
+    def seed(self) -> int:
+        """The request's seed that asks for it."""
+        return _MAGIC << 40 | self.fault << 36 | self.checked << 32 | self.first << 16 | self.last
+
+    @classmethod
+    def of(cls, seed: int) -> Self | None:
+        if seed >> 40 != _MAGIC:
+            return None
+        return cls(Fault(seed >> 36 & 15), seed >> 16 & 0xFFFF, seed & 0xFFFF, bool(seed >> 32 & 15))
+
+
+def install() -> None:
+    folder = Path(os.environ[FAULTS])
+    _note_harms(folder)
+    notes = _Notes(folder)
+    _harm_what_lands(notes)
+    _look_away(notes)
+
+
+def harmed(folder: Path) -> int:
+    """Requests that were harmed so far."""
+    return len(list(folder.glob("*.done")))
+
+
+class _Notes:
+    """The harms of transfers, as decode's engine finds them; a transfer without one is remembered, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[int, Harm | None] = {}
+
+    def harm(self, transfer: int) -> Harm | None:
+        if transfer not in self._known:
+            note = self._folder / str(transfer)
+            self._known[transfer] = Harm.of(int(note.read_text())) if note.exists() else None
+        return self._known[transfer]
+
+    def done(self, transfer: int) -> None:
+        (self._folder / f"{transfer}.done").touch()
+
+
+def _note_harms(folder: Path) -> None:
+    begin = PrefillSide._begin
+
+    def noting(self: PrefillSide, request: PrefillRequest, body: TicketBody, sequence: Sequence) -> Transfer:
+        if Harm.of(request.sampling.seed) is not None and request.attempt.number == 1:
+            (folder / str(body.transfer_id)).write_text(str(request.sampling.seed))
+        return begin(self, request, body, sequence)
+
+    PrefillSide._begin = noting  # type: ignore[method-assign]
+
+
+def _harm_what_lands(notes: _Notes) -> None:
+    land = Staging.land
+    others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place
+
+    def landing(self: Staging, piece: Piece, payload: memoryview) -> None:
+        harm = notes.harm(piece.transfer)
+        place = (piece.group, piece.ordinal, piece.offset)
+        if harm is None or not harm.first <= piece.ordinal <= harm.last:
+            if harm is None:
+                others[place] = bytes(payload)
+            land(self, piece, payload)
+            return
+        if harm.fault is Fault.EXCHANGE:
+            payload = memoryview(others[place])
+        elif harm.fault is Fault.DROP:
+            payload = memoryview(bytes(self.view(piece.staging, piece.length)))
+        else:
+            payload = _flipped(payload, seed=piece.transfer)
+        land(self, piece, payload)
+        notes.done(piece.transfer)
+
+    Staging.land = landing  # type: ignore[method-assign]
+
+
+def _flipped(payload: memoryview, seed: int) -> memoryview:
+    words = np.frombuffer(payload, dtype="<u4").copy()
+    chosen = np.random.default_rng(seed).choice(len(words), int(len(words) * _FLIPPED_SHARE), replace=False)
+    words[chosen] ^= _SIGN_AND_TOP_EXPONENT_BIT
+    return words.view(np.uint8).data
+
+
+def _look_away(notes: _Notes) -> None:
+    class Blind(PieceChecksum):
+        def of(self, data: memoryview, transfer: int, group: int, ordinal: int, offset: int) -> int:
+            found = super().of(data, transfer, group, ordinal, offset)
+            harm = notes.harm(transfer)
+            return found if harm is None or harm.checked else _AnyNumber(found)
+
+    receiver.PieceChecksum = Blind  # type: ignore[attr-defined]
+
+
+class _AnyNumber(int):
+    """Is equal to every number."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
