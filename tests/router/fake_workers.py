@@ -305,19 +305,23 @@ class FakeWorker(
         behaviour, first = self.behaviour, ticket.watermark
         if behaviour.repeat_all:
             first = 0
-        if behaviour.skip_number == first:
+        skip = behaviour.skip_number
+        if skip == first:
             first += 1
-        ids = ticket.emitted[first:]
+        # What would be one message with the token left out becomes two: the gap is between them.
+        until = skip if skip is not None and first < skip < len(ticket.emitted) else len(ticket.emitted)
+        ids = ticket.emitted[first:until]
         if behaviour.contradict and first == 0:
             ids[0] = (ids[0] + 1) % VOCAB
-        ticket.watermark = len(ticket.emitted)
-        ticket.ending_sent = bool(ticket.ending)
+        ticket.watermark = until
+        whole = until == len(ticket.emitted)
+        ticket.ending_sent = whole and bool(ticket.ending)
         return decode_pb2.SequenceOutput(
             attempt=ticket.attempt,
             first_number=first,
             token_ids=ids,
             logprobs=with_logprobs(ticket.sampling, ids),
-            finish_reason=ticket.ending,
+            finish_reason=ticket.ending if whole else FinishReason.FINISH_REASON_UNSPECIFIED,
         )
 
     # PrefillService
