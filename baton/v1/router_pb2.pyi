@@ -400,7 +400,9 @@ class GenerateResponse(_message.Message):
     index: _builtins.int
     """Which of the n outputs this message belongs to."""
     resumable: _builtins.bool
-    """The journal has this output's request: its prompt and all that decides its tokens outlive this router."""
+    """The journal has acknowledged this output's request: prompt and all that decides its tokens would outlive
+    this router.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property

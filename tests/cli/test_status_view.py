@@ -108,7 +108,7 @@ def test_the_store_is_told_of() -> None:
     store.registered_workers, store.journal_open = 4, 3
     text = "\n".join(lines(160, answer, top=False))
     assert (
-        "127.0.0.1:7000, embedded, started again 2 x; namespace ours; 4 workers registered, 3 requests"
+        "127.0.0.1:7000, embedded, started again 2 x; namespace ours; workers registered: 4, requests in"
         in text
     )
     assert "Redis" not in "\n".join(lines(160, answer, top=True))
