@@ -104,14 +104,16 @@ def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_pa
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     damage(folder)
-    flags = ("--http-port", "0", "--grpc-port", "0", "--ray-address", ray)
-    code, out, err = baton("up", "--model", str(folder), *flags)
+    up = ("up", "--model", str(folder), "--http-port", "0", "--grpc-port", "0", "--ray-address", ray)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        of_up, of_worker = pool.map(lambda command: baton(*command), (up, (*WORKER, "--model", str(folder))))
+    code, out, err = of_up
     assert (code, out) == (2, ""), err
     last = err.splitlines()[-1]
     assert last.startswith("baton: error: ")
     assert str(folder) in last
     assert "Traceback" not in err
-    code, out, err = baton(*WORKER, "--model", str(folder))
+    code, out, err = of_worker
     assert code == 2, err
     error = json.loads(out)["error"]
     assert error["kind"] == "invalid"
