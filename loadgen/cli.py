@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from loadgen.commands import run
+from loadgen.commands import run, search, sweep
 from loadgen.errors import LoadgenError
 
-COMMANDS = {"run": run}
+COMMANDS = {"run": run, "search": search, "sweep": sweep}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

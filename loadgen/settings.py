@@ -31,12 +31,13 @@ class TargetSettings(Strict):
     """Who is asked, and how."""
 
     url: str
-    model: str
+    # Empty: whatever is served there.
+    model: str = ""
     form: Form = Field("ids", description="what a prompt is sent as")
     timeout_s: float = Field(300.0, gt=0, description="a request fails after this")
-    connections: int = Field(1, ge=1, description="gRPC connections of each process")
+    connections: int = Field(1, ge=1, le=1024, description="gRPC connections of each process")
     ignore_eos: bool = Field(True, description="outputs have exactly the asked length")
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
     slo_headers: bool = Field(False, description="send each request's limits as x-slo-…-ms")
     # Added to every HTTP body.
     extra_body: dict[str, Any] = Field(default_factory=dict)
@@ -59,12 +60,11 @@ class RequestClass(Strict):
 
 
 class Words(Strict):
-    """Text of known length: every word costs `cost` tokens, a filler one, a prompt `overhead` more."""
+    """Text of known length: every word costs `cost` tokens, a prompt `overhead` more."""
 
     words: tuple[str, ...]
     cost: int = Field(1, ge=1)
     overhead: int = Field(0, ge=0)
-    filler: str | None = None
 
 
 class PromptSettings(Strict):
@@ -91,6 +91,7 @@ class TraceSettings(Strict):
     file: str
     format: TraceFormat
     speed: float = Field(1.0, gt=0, description="2 sends twice as fast as recorded")
+    length_scale: float = Field(1.0, gt=0, description="lengths times this")
 
 
 class LoadSettings(Strict):
@@ -104,7 +105,7 @@ class LoadSettings(Strict):
     trace: TraceSettings | None = None
     num_requests: int | None = Field(None, ge=1)
     duration_s: float | None = Field(None, gt=0)
-    seed: int = Field(0, ge=0, lt=2**64)
+    seed: int = Field(0, ge=0, lt=2**64, description="of all that is drawn")
     classes: tuple[RequestClass, ...] = (RequestClass(),)
     cancel_share: float = Field(0.0, ge=0, le=1, description="share of requests that leave early")
     cancel_after: str = Field("1", description="after how many seconds they leave")
@@ -130,17 +131,19 @@ class JudgeSettings(Strict):
     # Limits in milliseconds by metric.
     goodput: dict[str, float] = Field(default_factory=dict)
     attainment: float = Field(0.9, gt=0, lt=1, description="share of requests that must be good")
-    max_lag_ms: float = Field(10.0, gt=0, description="p99 of the generator's own lag")
-    max_error_share: float = Field(0.05, ge=0, le=1)
+    max_lag_ms: float = Field(10.0, gt=0, description="INVALID beyond: p99 of the generator's own lag")
+    max_error_share: float = Field(0.05, ge=0, le=1, description="of requests that failed")
     max_mismatch_share: float = Field(0.01, ge=0, le=1, description="of wrong token counts")
 
 
 class GeneratorSettings(Strict):
     """The generator itself."""
 
-    processes: int = Field(1, ge=1, le=256)
+    processes: int = Field(1, ge=1, le=256, description="that send, with one clock")
     warmup: int | None = Field(None, ge=0, description="requests before the clock starts; unset: enough")
     max_in_flight: int = Field(20_000, ge=1, description="of each process; more are counted, not sent")
+    # Prometheus endpoints to ask once a second meanwhile.
+    metrics_urls: tuple[str, ...] = ()
     drain_s: float | None = Field(None, ge=0, description="how long to wait after the last send")
 
 

@@ -23,7 +23,7 @@ from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, SUMMED, e2e
 from loadgen.analysis.quantities import Estimate, Quantity, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
-from loadgen.analysis.validity import Grounds, invalid_because
+from loadgen.analysis.validity import Grounds, Reason, invalid_because
 from loadgen.record import Outcome, Record
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Rates:
 class Summary:
     """Counts, rates and percentiles are of the requests that were due in the window."""
 
-    invalid: list[str]
+    invalid: list[Reason]
     cautions: list[str]
     window: Window
     # In the whole run: sent or not; then those of the window.

@@ -7,14 +7,16 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from loadgen import run_folder
 from loadgen.commands import flags
-from loadgen.generator.crew import measure
+from loadgen.generator.one_run import run_once
+from loadgen.load.traces import sniff
 from loadgen.reports.console import show_run
+from loadgen.reports.write import write_reports
 from loadgen.targets.preflight import preflight
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     flags.add_target(parser)
     when = parser.add_argument_group("when requests are sent").add_mutually_exclusive_group()
-    when.add_argument("--rate", type=float, help="requests a second (default 1)")
+    when.add_argument("--rate", type=float, help="requests (or conversations) a second (default 1)")
     when.add_argument("--concurrency", type=int, metavar="N", help="closed loop of N")
     when.add_argument(
         "--stages",
@@ -42,9 +44,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="STAGE",
         help="SECONDS:RATE, SECONDS:FROM-TO (a line), SECONDS:FROM~TO (exponential)",
     )
+    when.add_argument("--trace", metavar="FILE", help="as recorded: Mooncake JSONL, Azure or BurstGPT CSV")
     until = parser.add_argument_group("until when")
     until.add_argument("--num-requests", type=int, metavar="N", help=f"default {DEFAULT_REQUESTS}")
     until.add_argument("--duration", type=float, metavar="S")
+    until.add_argument("--speed", type=float, default=1.0, help="of a trace (default 1)")
+    until.add_argument("--length-scale", type=float, default=1.0, help="of a trace's lengths (default 1)")
     flags.add_load(parser)
     flags.add_prompts(parser)
     flags.add_judging(parser)
@@ -56,6 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings = settings_of(arguments)
     path = run_folder.fresh_folder(arguments.out, "run")
     run = asyncio.run(execute(settings, path))
+    write_reports(run, parquet=arguments.parquet)
     if arguments.json:
         print(json.dumps(run.as_dict()))
     else:
@@ -65,22 +71,26 @@ def main(arguments: argparse.Namespace) -> int:
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """One load out of the flags."""
-    rate = arguments.rate
-    if rate is None and arguments.concurrency is None and arguments.stages is None:
-        rate = 1.0
-    count = arguments.num_requests
-    if count is None and arguments.duration is None and arguments.stages is None:
-        count = DEFAULT_REQUESTS
-    return flags.settings_of(
-        arguments,
-        {
-            "rate": rate,
-            "concurrency": arguments.concurrency,
-            "stages": tuple(arguments.stages or ()),
-            "num_requests": count,
-            "duration_s": arguments.duration,
-        },
-    )
+    load: dict[str, Any] = {
+        "rate": arguments.rate,
+        "concurrency": arguments.concurrency,
+        "stages": tuple(arguments.stages or ()),
+        "num_requests": arguments.num_requests,
+        "duration_s": arguments.duration,
+    }
+    if arguments.trace is not None:
+        load["trace"] = {
+            "file": str(Path(arguments.trace).absolute()),
+            "format": sniff(arguments.trace),
+            "speed": arguments.speed,
+            "length_scale": arguments.length_scale,
+        }
+    elif not arguments.stages:
+        if load["rate"] is None and load["concurrency"] is None:
+            load["rate"] = 1.0
+        if load["num_requests"] is None and load["duration_s"] is None:
+            load["num_requests"] = DEFAULT_REQUESTS
+    return flags.settings_of(arguments, load)
 
 
 async def execute(settings: Settings, path: Path) -> Run:
@@ -90,10 +100,7 @@ async def execute(settings: Settings, path: Path) -> Run:
         f"loadgen: alone, a request takes {before.lone_s * 1e3:.0f} ms; {before.warmups} warmed up",
         file=sys.stderr,
     )
-    measured = await measure(before.settings, path, lambda _: True)
-    return run_folder.keep(
-        path, before.settings, measured, {"lone_s": before.lone_s, "warmups": before.warmups}
-    )
+    return await run_once(before, path, "run")
 
 
 def exit_code(run: Run) -> int:

@@ -36,6 +36,7 @@ class Progress:
     ended: int
     failed: int
     good: int
+    cancelled: int
     tokens: int
     # The worst since the last report.
     lag_ms: float
@@ -51,8 +52,9 @@ class Measured:
     """What a run brought: every record, by the time it was due, and how its processes fared."""
 
     records: list[Record]
-    # Wall clock time of the run's second 0.
+    # The run's second 0, on the wall's clock and on the machine's monotonic one.
     started_at: float
+    started_monotonic: float
     processes: list[dict[str, Any]]
     stopped: bool
 
@@ -144,7 +146,7 @@ class Crew:
                 one.cancel()
         records = await asyncio.to_thread(_read, [member.part for member in self._members])
         done = [member.done or {} for member in self._members]
-        return Measured(records, started_at, done, stopped)
+        return Measured(records, started_at, start, done, stopped)
 
     async def end(self) -> None:
         """No process is left, and no part of a record."""
@@ -167,6 +169,7 @@ class Crew:
             ended=total("ended"),
             failed=total("failed"),
             good=total("good"),
+            cancelled=total("cancelled"),
             tokens=total("tokens"),
             lag_ms=max((one.get("lag_ms", 0.0) for one in told), default=0.0),
         )

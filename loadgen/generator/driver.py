@@ -73,6 +73,7 @@ class Counts:
     sent: int = 0
     ended: int = 0
     failed: int = 0
+    cancelled: int = 0
     tokens: int = 0
     lags: list[float] = field(default_factory=list)
 
@@ -209,6 +210,7 @@ class Driver:
         finally:
             record.ended = clock()
             counts.ended += 1
+            counts.cancelled += record.outcome == Outcome.CANCELLED
             counts.failed += record.outcome not in (Outcome.OK, Outcome.CANCELLED, Outcome.STOPPED)
             counts.tokens += len(record.token_times)
             self._sink(record)

@@ -143,6 +143,7 @@ class Worker:
             "ended": counts.ended,
             "failed": counts.failed,
             "good": self._good,
+            "cancelled": counts.cancelled,
             "tokens": counts.tokens,
             "lag_ms": max(lags, default=0.0) * 1e3,
         }

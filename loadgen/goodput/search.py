@@ -47,6 +47,7 @@ class Finding(StrEnum):
     """How a search ended."""
 
     FOUND = "found"
+    NOTHING = "nothing was measured"
     # Not even the lowest rate that could be tried holds the limits.
     NONE = "no rate holds the limits"
     # The highest rate that could be tried still holds them.
@@ -83,7 +84,7 @@ class Goodput:
 
 
 class Search:
-    """One search; `tell` must follow each `next`."""
+    """One search; `tell` or `lose` must follow each `next`."""
 
     def __init__(self, plan: SearchPlan) -> None:
         self._plan = plan
@@ -115,9 +116,15 @@ class Search:
         if self._phase is Phase.CONFIRM:
             self._confirmed = probe
 
+    def lose(self, took_s: float) -> None:
+        """The last trial brought no answer; its time is gone."""
+        self._left -= took_s
+
     def result(self) -> Goodput:
         """What is known by now."""
         probes = tuple(self._probes)
+        if not probes:
+            return Goodput(Finding.NOTHING, None, None, probes)
         if not any(probe.verdict is Verdict.PASS for probe in probes):
             return Goodput(Finding.NONE, None, None, probes)
         if all(probe.verdict is Verdict.PASS for probe in probes):

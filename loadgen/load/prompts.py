@@ -57,6 +57,10 @@ class PromptMaker:
             np.random.default_rng([self._seed, BLOCKS, name]), -(-tokens // self._alphabet.cost)
         )
 
+    def own(self, random: np.random.Generator, tokens: int) -> Symbols:
+        """Symbols for `tokens` that nobody shares."""
+        return self._even(random, -(-tokens // self._alphabet.cost))
+
     def _even(self, random: np.random.Generator, count: int) -> Symbols:
         return random.integers(0, self._alphabet.size, count)
 

@@ -6,8 +6,6 @@ text last. So every kind of prompt goes with every kind of target, and its lengt
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,7 +53,6 @@ class WordAlphabet:
     words: tuple[str, ...]
     cost: int
     overhead: int
-    filler: str | None
 
     @property
     def size(self) -> int:
@@ -63,15 +60,15 @@ class WordAlphabet:
         return len(self.words)
 
     def content(self, symbols: Symbols, tokens: int) -> Content:
-        """Text that the server counts as `tokens`, as far as words and filler go."""
-        whole, rest = divmod(max(0, tokens - self.overhead), self.cost)
-        text = "".join(self.words[symbol] for symbol in symbols[:whole].tolist())
-        return text + (self.filler or "") * rest
+        """Text that the server counts as `tokens`, or as few less as a word costs; one word at least."""
+        return "".join(self.words[symbol] for symbol in symbols[: self._whole(tokens)].tolist())
 
     def counted(self, tokens: int) -> int:
         """What the server will count where `tokens` were wanted."""
-        whole, rest = divmod(max(0, tokens - self.overhead), self.cost)
-        return self.overhead + whole * self.cost + (rest if self.filler is not None else 0)
+        return self.overhead + self._whole(tokens) * self.cost
+
+    def _whole(self, tokens: int) -> int:
+        return max(1, (tokens - self.overhead) // self.cost)
 
 
 Alphabet = IdAlphabet | WordAlphabet
@@ -82,16 +79,4 @@ def alphabet_of(prompts: PromptSettings) -> Alphabet:
     if prompts.words is None:
         return IdAlphabet(prompts.vocab_size)
     words = prompts.words
-    return WordAlphabet(words.words, words.cost, words.overhead, words.filler)
-
-
-def same_cost(costs: Sequence[tuple[str, int]]) -> tuple[tuple[str, ...], int]:
-    """The words of the commonest cost, cheaper ones first among equals, and that cost."""
-    by_cost = {
-        cost: tuple(word for word, _ in group)
-        for cost, group in itertools.groupby(
-            sorted(costs, key=lambda pair: pair[1]), key=lambda pair: pair[1]
-        )
-    }
-    cost = max(sorted(by_cost), key=lambda one: len(by_cost[one]))
-    return by_cost[cost], cost
+    return WordAlphabet(words.words, words.cost, words.overhead)

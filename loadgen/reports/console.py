@@ -30,7 +30,7 @@ def show_run(run: Run, console: Console) -> None:
 def _parts(summary: Summary, width: int) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for reason in summary.invalid:
-        parts.append(Text(f"INVALID  {reason}", style="bold red"))
+        parts.append(Text(f"INVALID  {reason.text}", style="bold red"))
     for caution in summary.cautions:
         parts.append(Text(f"caution  {caution}", style="yellow"))
     parts.append(Text(_counts_line(summary)))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from loadgen.errors import LoadgenError
 from loadgen.load.sources import workload_of
 from loadgen.record import Record
+from loadgen.targets.learn_words import learn_words
 from loadgen.targets.open_target import open_target
+from loadgen.targets.served_model import served_model
 from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class Preflight:
 async def preflight(settings: Settings) -> Preflight:
     """Asks once, then warms up. LoadgenError where the server does not answer or not even one request ends
     well."""
+    settings = await _learn(settings)
     settings, lone_s = await _ask_once(settings)
     count = settings.generator.warmup
     if count is None:
@@ -51,6 +54,29 @@ async def preflight(settings: Settings) -> Preflight:
     return Preflight(settings, lone_s, count)
 
 
+async def _learn(settings: Settings) -> Settings:
+    """What the server alone can say: its model's name, and what words cost."""
+    if not settings.target.model:
+        settings = _with_target(settings, model=await served_model(settings.target))
+    prompts = settings.prompts
+    if settings.target.form != "ids" and prompts.file is None:
+        try:
+            words = await learn_words(settings)
+        except Failure as failure:
+            raise _refused(settings, failure) from None
+        settings = settings.model_copy(update={"prompts": prompts.model_copy(update={"words": words})})
+    return settings
+
+
+def _with_target(settings: Settings, **update: object) -> Settings:
+    return settings.model_copy(update={"target": settings.target.model_copy(update=update)})
+
+
+def _refused(settings: Settings, failure: Failure) -> LoadgenError:
+    words = f": {failure.detail}" if failure.detail else ""
+    return LoadgenError(f"{settings.target.url}: a first request failed: {failure.outcome}{words}")
+
+
 async def _ask_once(settings: Settings) -> tuple[Settings, float]:
     while True:
         failure, seconds = await _try(settings)
@@ -58,10 +84,8 @@ async def _ask_once(settings: Settings) -> tuple[Settings, float]:
             return settings, seconds
         less = _EXTENSIONS.get(settings.target.extensions)
         if failure.outcome not in _REFUSED or less is None:
-            words = f": {failure.detail}" if failure.detail else ""
-            raise LoadgenError(f"{settings.target.url}: a first request failed: {failure.outcome}{words}")
-        target = settings.target.model_copy(update={"extensions": less})
-        settings = settings.model_copy(update={"target": target})
+            raise _refused(settings, failure)
+        settings = _with_target(settings, extensions=less)
 
 
 async def _try(settings: Settings) -> tuple[Failure | None, float]:
