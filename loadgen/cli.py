@@ -6,10 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from loadgen.commands import run, search, sweep
+from loadgen.commands import compare, report, run, search, sweep, trace
 from loadgen.errors import LoadgenError
 
-COMMANDS = {"run": run, "search": search, "sweep": sweep}
+COMMANDS = {
+    "run": run,
+    "search": search,
+    "sweep": sweep,
+    "compare": compare,
+    "report": report,
+    "trace": trace,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
