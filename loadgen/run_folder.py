@@ -69,6 +69,8 @@ def keep(path: Path, settings: Settings, measured: Measured, more: dict[str, Any
     """Writes a run's folder and returns what it holds."""
     about = {
         "started_at": datetime.fromtimestamp(measured.started_at, UTC).isoformat(),
+        # Of the machine's monotonic clock, which the records count from.
+        "started_monotonic": measured.started_monotonic,
         "stopped": measured.stopped,
         "processes": measured.processes,
         "versions": versions(),

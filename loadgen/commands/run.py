@@ -13,6 +13,7 @@ from rich.console import Console
 
 from loadgen import run_folder
 from loadgen.commands import flags
+from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
 from loadgen.load.traces import sniff
 from loadgen.reports.console import show_run
@@ -100,7 +101,8 @@ async def execute(settings: Settings, path: Path) -> Run:
         f"loadgen: alone, a request takes {before.lone_s * 1e3:.0f} ms; {before.warmups} warmed up",
         file=sys.stderr,
     )
-    return await run_once(before, path, "run")
+    with Interrupt() as interrupt:
+        return await run_once(before, path, "run", lambda _: not interrupt.asked)
 
 
 def exit_code(run: Run) -> int:

@@ -13,6 +13,7 @@ from rich.console import Console
 from loadgen import run_folder
 from loadgen.commands import flags
 from loadgen.errors import LoadgenError
+from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
 from loadgen.goodput.curve import write_curve
 from loadgen.goodput.search import SearchPlan
@@ -83,7 +84,8 @@ async def _search(settings: Settings, path: Path, arguments: argparse.Namespace)
     before = await preflight(settings)
     start = arguments.start_rate or 1.0 / max(1e-3, before.lone_s)
     plan = SearchPlan(settings.judge.attainment, start, arguments.budget, arguments.max_rate)
-    return await Campaign(before, path, say).search(plan)
+    with Interrupt() as interrupt:
+        return await Campaign(before, path, say, interrupt).search(plan)
 
 
 def say(line: str) -> None:

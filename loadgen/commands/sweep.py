@@ -13,6 +13,7 @@ from loadgen import run_folder
 from loadgen.commands import flags
 from loadgen.commands.search import say
 from loadgen.errors import LoadgenError
+from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
 from loadgen.goodput.curve import write_curve
 from loadgen.reports.console_curve import show_curve
@@ -64,4 +65,5 @@ def main(arguments: argparse.Namespace) -> int:
 
 async def _sweep(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
     before = await preflight(settings)
-    return await Campaign(before, path, say).sweep(arguments.rates, arguments.duration)
+    with Interrupt() as interrupt:
+        return await Campaign(before, path, say, interrupt).sweep(arguments.rates, arguments.duration)

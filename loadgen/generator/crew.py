@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from baton.parent_death import die_with_parent
 from loadgen.errors import LoadgenError
 from loadgen.record import Record
 
@@ -96,7 +95,7 @@ class Crew:
         """Starts all and returns when every one is ready to send."""
         count = self._settings.generator.processes
         for number in range(count):
-            part = self._folder / f".part-{number}.jsonl"
+            part = self._folder / f"part-{number}.jsonl"
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -104,9 +103,8 @@ class Crew:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LINE,
-                # Ctrl-C is for us to answer; and they must not outlive us.
+                # Ctrl-C is for us to answer. Nothing may run between fork and exec: gRPC has threads here.
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             )
             member = _Member(process, part)
             self._members.append(member)
@@ -149,13 +147,14 @@ class Crew:
         return Measured(records, started_at, start, done, stopped)
 
     async def end(self) -> None:
-        """No process is left, and no part of a record."""
+        """No process is left; and no part of the record, if it was gathered."""
         for member in self._members:
             if member.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     member.process.kill()
             await member.process.wait()
-            member.part.unlink(missing_ok=True)
+            if member.done is not None:
+                member.part.unlink()
 
     def _progress(self, elapsed_s: float) -> Progress:
         told = [member.progress for member in self._members]

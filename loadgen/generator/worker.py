@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from baton.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
 from loadgen.errors import LoadgenError
 from loadgen.generator.driver import Driver
@@ -177,6 +178,7 @@ async def _main() -> None:
 
 def main() -> int:
     """0 when all was done; 2 after a mistake that was told."""
+    die_with_parent()
     try:
         asyncio.run(_main())
     except LoadgenError as error:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loadgen.generator.crew import Progress
+    from loadgen.generator.interrupt import Interrupt
     from loadgen.goodput.probe import Probe
     from loadgen.run_folder import Run
     from loadgen.settings import Settings
@@ -39,10 +40,11 @@ _GENERATORS_OWN = frozenset({ReasonKind.LAG, ReasonKind.NOT_SENT, ReasonKind.MIS
 class Campaign:
     """The runs of one search or sweep, against what its preflight found."""
 
-    def __init__(self, before: Preflight, path: Path, say: Say) -> None:
+    def __init__(self, before: Preflight, path: Path, say: Say, interrupt: Interrupt) -> None:
         self._before = before
         self._path = path
         self._say = say
+        self._interrupt = interrupt
         self._began = time.monotonic()
         self._points: list[Point] = []
 
@@ -51,11 +53,13 @@ class Campaign:
         made again; where it fails again and again, it is what limits, and the search is INVALID."""
         search = Search(plan)
         lost: list[tuple[str, ...]] = []
-        while len(lost) < _MOST_LOST and (trial := search.next()) is not None:
+        while len(lost) < _MOST_LOST and not self._interrupt.asked and (trial := search.next()) is not None:
             began = time.monotonic()
             early = trial.phase is not Phase.CONFIRM
             run, probe = await self._measure(trial.rate, trial.seconds, str(trial.phase), early_end=early)
             took_s = time.monotonic() - began
+            if self._interrupt.asked:
+                break
             faults = tuple(one.text for one in run.summary.invalid if one.kind in _GENERATORS_OWN)
             if faults:
                 lost.append(faults)
@@ -76,6 +80,8 @@ class Campaign:
     async def sweep(self, rates: Sequence[float], seconds: float) -> Curve:
         """Every rate once, for so long."""
         for place, rate in enumerate(rates, 1):
+            if self._interrupt.asked:
+                break
             await self._measure(rate, seconds, f"{place} of {len(rates)}", early_end=False)
         return self._curve("sweep")
 
@@ -89,6 +95,8 @@ class Campaign:
         def go_on(progress: Progress) -> bool:
             misses = progress.ended - progress.good - progress.cancelled
             may = (1 - settings.judge.attainment) * rate * seconds
+            if self._interrupt.asked:
+                return False
             return not early_end or misses <= max(10.0, _CERTAIN * may)
 
         before = _with_settings(self._before, settings)

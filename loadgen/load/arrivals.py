@@ -90,11 +90,12 @@ def unit_times(burstiness: float, seed: int) -> Iterator[float]:
 def arrivals(stages: Sequence[Stage], burstiness: float, seed: int) -> Iterator[float]:
     """Seconds from the start, ascending, as long as the stages last."""
     times = unit_times(burstiness, seed)
-    begun = sent = 0.0
+    begun = sent = last = 0.0
     now = next(times)
     for stage in stages:
         while now - sent < stage.expected:
-            yield begun + stage.when(now - sent)
+            last = max(last, begun + stage.when(now - sent))  # rounding must not turn time back
+            yield last
             now = next(times)
         begun += stage.seconds
         sent += stage.expected

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from loadgen.errors import LoadgenError
 from loadgen.load.sources import workload_of
@@ -18,9 +18,13 @@ from loadgen.targets.served_model import served_model
 from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from loadgen.load.workload import Workload
     from loadgen.settings import Settings
     from loadgen.targets.target import Target
+
+T = TypeVar("T")
 
 # Numbers of conversations that no run reaches: a warm-up must not fill caches with a run's own prompts.
 _FIRST_NUMBER = 2**40
@@ -43,64 +47,54 @@ class Preflight:
 async def preflight(settings: Settings) -> Preflight:
     """Asks once, then warms up. LoadgenError where the server does not answer or not even one request ends
     well."""
-    settings = await _learn(settings)
-    settings, lone_s = await _ask_once(settings)
+    if not settings.target.model:
+        settings = _with_target(settings, model=await served_model(settings.target))
+    if settings.target.form != "ids" and settings.prompts.file is None:
+        settings, words = await _with_less(settings, learn_words)
+        prompts = settings.prompts.model_copy(update={"words": words})
+        settings = settings.model_copy(update={"prompts": prompts})
+    settings, lone_s = await _with_less(settings, _alone)
     count = settings.generator.warmup
     if count is None:
         count = _concurrency(settings, lone_s)
     if count:
-        async with asyncio.timeout(settings.target.timeout_s):
-            await _send_at_once(settings, count)
+        await _send_at_once(settings, count)
     return Preflight(settings, lone_s, count)
 
 
-async def _learn(settings: Settings) -> Settings:
-    """What the server alone can say: its model's name, and what words cost."""
-    if not settings.target.model:
-        settings = _with_target(settings, model=await served_model(settings.target))
-    prompts = settings.prompts
-    if settings.target.form != "ids" and prompts.file is None:
+async def _with_less(settings: Settings, ask: Callable[[Settings], Awaitable[T]]) -> tuple[Settings, T]:
+    """What the server answers, and the settings with which it did: with fewer extensions where it refused
+    more."""
+    while True:
         try:
-            words = await learn_words(settings)
+            return settings, await ask(settings)
         except Failure as failure:
-            raise _refused(settings, failure) from None
-        settings = settings.model_copy(update={"prompts": prompts.model_copy(update={"words": words})})
-    return settings
+            less = _EXTENSIONS.get(settings.target.extensions)
+            if failure.outcome not in _REFUSED or less is None:
+                words = f": {failure.detail}" if failure.detail else ""
+                message = f"{settings.target.url}: a first request failed: {failure.outcome}{words}"
+                raise LoadgenError(message) from None
+            settings = _with_target(settings, extensions=less)
 
 
 def _with_target(settings: Settings, **update: object) -> Settings:
     return settings.model_copy(update={"target": settings.target.model_copy(update=update)})
 
 
-def _refused(settings: Settings, failure: Failure) -> LoadgenError:
-    words = f": {failure.detail}" if failure.detail else ""
-    return LoadgenError(f"{settings.target.url}: a first request failed: {failure.outcome}{words}")
-
-
-async def _ask_once(settings: Settings) -> tuple[Settings, float]:
-    while True:
-        failure, seconds = await _try(settings)
-        if failure is None:
-            return settings, seconds
-        less = _EXTENSIONS.get(settings.target.extensions)
-        if failure.outcome not in _REFUSED or less is None:
-            raise _refused(settings, failure)
-        settings = _with_target(settings, extensions=less)
-
-
-async def _try(settings: Settings) -> tuple[Failure | None, float]:
-    """One request alone, twice: the first may pay for what is made once."""
+async def _alone(settings: Settings) -> float:
+    """How long a request takes that is alone. Two are sent: the first may pay for what is made once."""
     clock = RunClock()
     target = open_target(settings.target, clock)
     workload = workload_of(settings)
+    began = 0.0
     try:
         await target.connect()
         for number in range(2):
             began = clock()
             failure = await _send(settings, target, workload, _FIRST_NUMBER + number)
             if failure is not None:
-                return failure, 0.0
-        return None, clock() - began
+                raise failure
+        return clock() - began
     finally:
         await target.close()
 

@@ -22,7 +22,17 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, RequestTrace, Stage, StageTime, Usage
+from baton.v1.router_pb2 import (
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    Model,
+    RequestTrace,
+    Stage,
+    StageTime,
+    Usage,
+)
 from baton.v1.types_pb2 import FinishReason
 
 # What a request may meet. The first four are told on either door in its own way.
@@ -48,8 +58,9 @@ class Behaviour:
     usage_off_by: int = 0
     # Whether the HTTP door knows fields that OpenAI's does not.
     extensions: bool = True
-    # Tokens of a text: a word costs so many, and every prompt one more.
+    # Tokens of a text: a word costs so many, and every prompt some more.
     tokens_a_word: int = 1
+    tokens_a_prompt: int = 1
     log: str | None = None
 
 
@@ -95,6 +106,13 @@ class Server:
         begin += self.begun
         return max(due, begin + length) if begin <= due else due
 
+    def count(self, prompt: str | list[int]) -> int:
+        """Tokens of a prompt, as billed."""
+        behaviour = self.behaviour
+        if isinstance(prompt, list):
+            return len(prompt) + behaviour.usage_off_by
+        return behaviour.tokens_a_prompt + len(prompt.split()) * behaviour.tokens_a_word
+
     def keep(self, request_id: str, log: list[float]) -> None:
         self.emitted.append({"id": request_id, "emitted": log})
 
@@ -110,10 +128,21 @@ class GrpcDoor:
             request_deserializer=GenerateRequest.FromString,
             response_serializer=GenerateResponse.SerializeToString,
         )
+        models = grpc.unary_unary_rpc_method_handler(
+            self.list_models,
+            request_deserializer=ListModelsRequest.FromString,
+            response_serializer=ListModelsResponse.SerializeToString,
+        )
+        handlers = {"Generate": handler, "ListModels": models}
         self.grpc.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("baton.v1.RouterService", {"Generate": handler}),)
+            (grpc.method_handlers_generic_handler("baton.v1.RouterService", handlers),)
         )
         self.port = self.grpc.add_insecure_port("127.0.0.1:0")
+
+    async def list_models(
+        self, request: ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> ListModelsResponse:
+        return ListModelsResponse(models=[Model(id="fake")])
 
     async def generate(
         self, request: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -153,7 +182,7 @@ class GrpcDoor:
         return GenerateResponse(
             finish_reason=FinishReason.FINISH_REASON_LENGTH,
             usage=Usage(
-                prompt_tokens=len(request.token_ids.ids) + self._server.behaviour.usage_off_by,
+                prompt_tokens=self._server.count(request.text or list(request.token_ids.ids)),
                 completion_tokens=number,
             ),
             trace=RequestTrace(
@@ -165,7 +194,7 @@ class GrpcDoor:
 
 
 class HttpDoor(asyncio.Protocol):
-    """One connection of an OpenAI server: /v1/completions, /v1/chat/completions, /tokenize."""
+    """One connection of an OpenAI server: /v1/completions, /v1/chat/completions, /v1/models."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -201,11 +230,7 @@ class HttpDoor(asyncio.Protocol):
     async def _answer(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> None:
         server, unknown = self._server, {"ignore_eos", "return_token_ids"} & set(body)
         server.requests.append({"path": path, "headers": headers, "body": body})
-        if path == "/tokenize":
-            text = body["prompt"] if "prompt" in body else "".join(m["content"] for m in body["messages"])
-            words = len(text.split())
-            self._whole(200, {"count": 1 + 3 * ("messages" in body) + words * server.behaviour.tokens_a_word})
-        elif path == "/v1/models":
+        if path == "/v1/models":
             self._whole(200, {"data": [{"id": "fake"}]})
         elif path not in ("/v1/completions", "/v1/chat/completions"):
             self._whole(404, {"error": {"message": "nothing here"}})
@@ -245,9 +270,8 @@ class HttpDoor(asyncio.Protocol):
             finish: dict[str, Any] = {"index": 0, "finish_reason": "length"}
             finish["delta" if chat else "text"] = {} if chat else ""
             self._event({"choices": [finish]})
-            prompt = body.get("prompt") or []
-            count = len(prompt) if isinstance(prompt, list) else 1 + len(prompt.split())
-            usage = {"prompt_tokens": count + server.behaviour.usage_off_by, "completion_tokens": number}
+            prompt = body.get("prompt") or "".join(one["content"] for one in body.get("messages", []))
+            usage = {"prompt_tokens": server.count(prompt), "completion_tokens": number}
             self._event({"choices": [], "usage": usage})
         self._chunk(b"data: [DONE]\n\n")
         self._write(b"0\r\n\r\n")

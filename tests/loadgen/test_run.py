@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -85,3 +90,134 @@ def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.
     (tmp_path / "settings.json").write_text("{}")
     assert main(["run", "grpc://127.0.0.1:1", "--model", "m", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"loadgen: error: {tmp_path} holds a run already\n"
+
+
+def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "loadgen", "run"]
+    with serve(Behaviour()) as served:
+        flags = [
+            "--rate",
+            "50",
+            "--duration",
+            "600",
+            "--output-len",
+            "2",
+            "--max-lag-ms",
+            "60000",
+            "--out",
+            str(out),
+        ]
+        with subprocess.Popen([*command, served.grpc, *flags], stdout=subprocess.PIPE, text=True) as process:
+            part = out / "part-0.jsonl"
+            until = time.monotonic() + 60
+            while not part.exists() and time.monotonic() < until:
+                time.sleep(0.1)
+            time.sleep(1.0)
+            process.send_signal(signal.SIGINT)
+            told, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "the run was stopped before its end" in told
+    assert len((out / "requests.jsonl").read_text().splitlines()) > 5
+    assert not part.exists()
+
+
+def test_a_process_of_the_generator_that_dies_is_told(serve: Serve, tmp_path: Path) -> None:
+    """And its part of the record stays."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "loadgen", "run"]
+    with serve(Behaviour()) as served:
+        flags = ["--rate", "50", "--duration", "600", "--output-len", "2", "--out", str(out)]
+        with subprocess.Popen([*command, served.grpc, *flags], stderr=subprocess.PIPE, text=True) as process:
+            part = out / "part-0.jsonl"
+            until = time.monotonic() + 60
+            while not part.exists() and time.monotonic() < until:
+                time.sleep(0.1)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert len(children) == 1
+            os.kill(int(children[0]), signal.SIGKILL)
+            _, told = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "a process of the generator ended by itself (exit code -9)" in told
+    assert part.exists()
+
+
+def test_a_search(serve: Serve, tmp_path: Path) -> None:
+    """The whole command on a queue in real time; how near it comes is the slow proof's business."""
+    with serve(Behaviour(service_s=(0.02,), gap_s=0.0)) as served:
+        done = loadgen(
+            *("search", served.grpc, "--budget", "10", "--start-rate", "20", "--output-len", "2"),
+            *("--goodput", "e2el:150", "--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "s")),
+        )
+    assert done.code in (0, 1), done.err
+    found = done.json
+    rates = [point["probe"]["rate"] for point in found["points"]]
+    assert rates == sorted(rates)
+    assert found["seconds"] < 60
+    assert {point["probe"]["verdict"] for point in found["points"]} <= {"pass", "fail", "unstable"}
+    for point in found["points"]:
+        assert (tmp_path / "s" / point["folder"] / "requests.jsonl").exists()
+    assert (tmp_path / "s" / "report.html").exists()
+
+
+def test_a_search_needs_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "grpc://127.0.0.1:1"]) == 2
+    assert "what a good request is" in capsys.readouterr().err
+
+
+def test_a_sweep_and_a_model_nobody_named(serve: Serve, tmp_path: Path) -> None:
+    with serve(Behaviour()) as served:
+        done = loadgen(
+            *("sweep", served.http, "--rates", "20", "40", "--duration", "1", "--output-len", "3"),
+            *("--goodput", "ttft:1000", "--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "s")),
+        )
+    assert done.code == 0, done.err
+    assert [point["probe"]["rate"] for point in done.json["points"]] == [20.0, 40.0]
+    kept = json.loads((tmp_path / "s" / done.json["points"][0]["folder"] / "settings.json").read_text())
+    assert kept["target"]["model"] == "fake"
+    assert kept["load"]["duration_s"] == 1.0
+
+
+def test_conversations_over_http_as_chats(serve: Serve, tmp_path: Path) -> None:
+    """Text of a known length, answers in the next prompt, a server without extensions."""
+    with serve(Behaviour(extensions=False, tokens_a_prompt=4)) as served:
+        done = loadgen(
+            *(
+                "run",
+                served.http,
+                "--form",
+                "chat",
+                "--dataset",
+                "chat",
+                "--turns",
+                "2",
+                "--think-time",
+                "0.01",
+            ),
+            *("--rate", "20", "--num-requests", "10", "--input-len", "12", "--output-len", "3"),
+            *("--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "c")),
+        )
+    assert done.code == 0, done.err
+    lines = [json.loads(line) for line in (tmp_path / "c" / "requests.jsonl").read_text().splitlines()]
+    assert len(lines) == 20
+    assert done.json["settings"]["target"]["extensions"] == "none"
+    first = [line for line in lines if line["turn"] == 0]
+    assert {(line["asked_input"], line["usage_input"]) for line in first} == {(12, 12)}
+    # Eight words, three of the answer, eight words, and what a prompt costs beside.
+    assert {line["usage_input"] for line in lines if line["turn"] == 1} == {23}
+
+
+def test_a_trace_and_leaving_clients(serve: Serve, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    one = {"input_length": 600, "output_length": 4, "hash_ids": [1, 2]}
+    trace.write_text("\n".join(json.dumps(one | {"timestamp": n * 100}) for n in range(30)))
+    with serve(Behaviour(first_s=0.3)) as served:
+        done = loadgen(
+            *("run", served.grpc, "--trace", str(trace), "--speed", "5", "--cancel-share", "0.5"),
+            *("--cancel-after", "0.05", "--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "t")),
+        )
+    assert done.code == 0, done.err
+    report = done.json
+    assert (report["planned"], report["ok"] + report["cancelled"]) == (30, 30)
+    assert 5 <= report["cancelled"] <= 25
+    assert report["cautions"] == ["the load changes over time by design: the whole run is summed up"]
