@@ -131,7 +131,7 @@ class JudgeSettings(Strict):
     # Limits in milliseconds by metric.
     goodput: dict[str, float] = Field(default_factory=dict)
     attainment: float = Field(0.9, gt=0, lt=1, description="share of requests that must be good")
-    max_lag_ms: float = Field(10.0, gt=0, description="INVALID beyond: p99 of the generator's own lag")
+    max_lag_ms: float = Field(5.0, gt=0, description="INVALID beyond: p99 of the generator's own lag")
     max_error_share: float = Field(0.05, ge=0, le=1, description="of requests that failed")
     max_mismatch_share: float = Field(0.01, ge=0, le=1, description="of wrong token counts")
 

@@ -122,7 +122,7 @@ def summarize(
         if not (ok or left)
     )
     mismatches = _mismatches(good_ones)
-    loop_lag = max((float(one.get("loop_lag_ms", {}).get("p99", 0.0)) for one in processes), default=0.0)
+    loop_lag, cpu_wait = (_worst(processes, name) for name in ("loop_lag_ms", "cpu_wait_ms"))
     grounds = Grounds(
         window=window,
         due=len(inside),
@@ -132,6 +132,7 @@ def summarize(
         not_sent=failed.get(Outcome.NOT_SENT, 0),
         send_lag_ms=quantities["lag"].at("99") or 0.0,
         loop_lag_ms=loop_lag,
+        cpu_wait_ms=cpu_wait,
     )
     return Summary(
         invalid=invalid_because(grounds, settings.judge),
@@ -148,9 +149,18 @@ def summarize(
         classes=_by_class(inside, settings),
         quantities=quantities,
         stages=_stages(good_ones, bootstrap),
-        generator={"processes": list(processes), "loop_lag_p99_ms": loop_lag},
+        generator={
+            "processes": list(processes),
+            "loop_lag_p99_ms": loop_lag,
+            "cpu_wait_p99_ms": cpu_wait,
+        },
         formulas=FORMULAS,
     )
+
+
+def _worst(processes: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The p99 of that process of the generator which has the largest."""
+    return max((float(one.get(name, {}).get("p99", 0.0)) for one in processes), default=0.0)
 
 
 def _bootstrap(records: Sequence[Record], seed: int) -> BlockBootstrap | None:

@@ -46,6 +46,7 @@ class Grounds:
     not_sent: int
     send_lag_ms: float
     loop_lag_ms: float
+    cpu_wait_ms: float
 
 
 def invalid_because(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
@@ -66,12 +67,16 @@ def _of_the_generator(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
     if grounds.not_sent:
         text = f"the generator had no room for {grounds.not_sent} requests (--max-in-flight): more processes"
         reasons.append(Reason(ReasonKind.NOT_SENT, text))
-    lags = {"requests left": grounds.send_lag_ms, "it took notice of tokens up to": grounds.loop_lag_ms}
+    lags = {
+        "requests left {} late": grounds.send_lag_ms,
+        "it took notice of tokens up to {} late": grounds.loop_lag_ms,
+        "it waited {} for a CPU": grounds.cpu_wait_ms,
+    }
     for what, lag_ms in lags.items():
         if lag_ms > limits.max_lag_ms:
             text = (
-                f"the generator lagged: {what} {lag_ms:.1f} ms late at p99 (at most {limits.max_lag_ms:g}): "
-                "more processes, or a less busy machine"
+                f"the generator lagged: {what.format(f'{lag_ms:.1f} ms')} at p99 (at most "
+                f"{limits.max_lag_ms:g}): more processes, or a less busy machine"
             )
             reasons.append(Reason(ReasonKind.LAG, text))
     if grounds.mismatched > limits.max_mismatch_share * max(1, grounds.ok):

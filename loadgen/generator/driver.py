@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loadgen.load.wording import Content
 from loadgen.record import Outcome, Record
-from loadgen.targets.target import Answer, Failure, Message, Prompt, Request
+from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request
 
 if TYPE_CHECKING:
     from loadgen.load.workload import Conversation, Turn, Workload
@@ -36,7 +36,7 @@ class Prepared:
 
     conversation: Conversation
     prompt: Prompt
-    request: bytes
+    payload: Payload
 
 
 class History:
@@ -115,7 +115,7 @@ class Driver:
         budget = PREPARED_BYTES
         for prepared in itertools.islice(coming, most):
             made.append(prepared)
-            budget -= len(prepared.request) + _OVERHEAD_BYTES
+            budget -= len(prepared.payload.data) + _OVERHEAD_BYTES
             if budget <= 0:
                 break
         return _taken(made, coming)
@@ -173,7 +173,7 @@ class Driver:
         """All turns of one conversation; after a turn that did not end well there is no next one."""
         conversation = prepared.conversation
         history = History(self._settings.target.form)
-        payload = prepared.request
+        payload = prepared.payload
         for number, turn in enumerate(conversation.turns):
             prompt = history.ask(turn.content)
             if number > 0:
@@ -188,7 +188,7 @@ class Driver:
             if number + 1 < len(conversation.turns):
                 history.hear(answer)
 
-    async def _send(self, payload: bytes, record: Record, answer: Answer, leave_s: float | None) -> None:
+    async def _send(self, payload: Payload, record: Record, answer: Answer, leave_s: float | None) -> None:
         """One request from its sending to its record; nothing is raised but our own cancellation."""
         timeout_s = self._settings.target.timeout_s
         leaves = leave_s is not None and leave_s < timeout_s

@@ -30,6 +30,7 @@ import numpy as np
 from baton.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
 from loadgen.errors import LoadgenError
+from loadgen.generator.cpu_wait import CpuWait
 from loadgen.generator.driver import Driver
 from loadgen.generator.loop_lag import LoopLag
 from loadgen.generator.plan import Share, numbers_of, open_times
@@ -68,6 +69,7 @@ class Worker:
         self._judge = Judge.of(self._settings)
         self._good = 0
         self._lag = LoopLag(self._clock)
+        self._wait = CpuWait(self._clock)
 
     async def run(self) -> None:
         """From connecting to the last record."""
@@ -117,7 +119,7 @@ class Worker:
         """Reports until the work is done, or whoever ordered it wants it no more."""
         cpu, began = time.process_time(), time.monotonic()
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._commands.readline())
-        lag = asyncio.ensure_future(self._lag.run())
+        watching = [asyncio.ensure_future(one.run()) for one in (self._lag, self._wait)]
         try:
             while not work.done():
                 await asyncio.wait((work, stop), timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
@@ -125,16 +127,19 @@ class Worker:
                     work.cancel()
                     await driver.stop()
                     break
+                self._records.flush()  # what ended stays, whatever becomes of this process
                 _tell(self._progress(driver))
             with contextlib.suppress(asyncio.CancelledError):
                 await work
         finally:
-            for task in (stop, lag):
+            for task in (stop, *watching):
                 task.cancel()
         busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - began)
         self._records.flush()
         _tell(self._progress(driver))
-        _tell({"done": {"cpu_share": busy, "loop_lag_ms": _spread_ms(self._lag.samples)}})
+        waits = _spread_ms(self._wait.samples)
+        done = {"cpu_share": busy, "loop_lag_ms": _spread_ms(self._lag.samples), "cpu_wait_ms": waits}
+        _tell({"done": done})
 
     def _progress(self, driver: Driver) -> dict[str, Any]:
         counts = driver.counts

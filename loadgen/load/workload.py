@@ -55,7 +55,12 @@ class Mix:
         load = settings.load
         weights = np.array([one.weight for one in load.classes])
         self._shares = np.cumsum(weights / weights.sum())
-        self._classes = load.classes
+        # A class without limits has the run's.
+        common = settings.judge.goodput
+        self._classes = tuple(
+            one if one.goodput or not common else one.model_copy(update={"goodput": common})
+            for one in load.classes
+        )
         self._cancel_share = load.cancel_share
         self._cancel_after = Distribution.parse(load.cancel_after)
         self._think = Distribution.parse(settings.prompts.think_time)

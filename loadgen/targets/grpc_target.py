@@ -12,7 +12,7 @@ from baton.v1 import router_pb2, types_pb2
 from baton.v1.router_pb2 import Stage
 from loadgen.errors import LoadgenError
 from loadgen.record import Outcome
-from loadgen.targets.target import Answer, Failure, Prompt, Request
+from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,8 +66,8 @@ class GrpcTarget:
         """Opens the connections; LoadgenError where nobody answers."""
         await wait_ready(self._channels, self._settings.url)
 
-    def prepare(self, request: Request) -> bytes:
-        """The serialised message."""
+    def prepare(self, request: Request) -> Payload:
+        """The serialised message, and its metadata."""
         settings = self._settings
         message = router_pb2.GenerateRequest(
             model=settings.model,
@@ -76,12 +76,15 @@ class GrpcTarget:
             ignore_eos=settings.ignore_eos,
         )
         _set_prompt(message, request.prompt)
-        return message.SerializeToString()
+        headers = headers_of(request, settings)
+        if request.klass.priority is not None:
+            headers += (("x-priority", str(request.klass.priority)),)
+        return Payload(message.SerializeToString(), headers)
 
-    async def send(self, prepared: bytes, record: Record, answer: Answer) -> None:
+    async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """One Generate call; Failure with gRPC's code where it failed."""
         clock, times = self._clock, record.token_times
-        call = next(self._calls)(prepared, metadata=(("x-request-id", record.request_id),))
+        call = next(self._calls)(payload.data, metadata=payload.metadata)
         try:
             async for response in call:
                 now = clock()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import ssl
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from loadgen.errors import LoadgenError
 from loadgen.record import Outcome
 from loadgen.targets.http_connection import HttpConnection
 from loadgen.targets.sse import EventReader
-from loadgen.targets.target import Answer, Failure, Request
+from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,12 +90,10 @@ class HttpTarget:
         self._clock = clock
         self._door = Door(settings.url, clock)
         self._chat = settings.form == "chat"
-        key = os.environ.get(settings.api_key_env, "")
         self._head = self._door.head(
             "POST",
             "/v1/chat/completions" if self._chat else "/v1/completions",
-            "Content-Type: application/json\r\nAccept: text/event-stream\r\n"
-            + (f"Authorization: Bearer {key}\r\n" if key else ""),
+            "Content-Type: application/json\r\nAccept: text/event-stream\r\n",
         )
 
     async def connect(self) -> None:
@@ -106,27 +103,18 @@ class HttpTarget:
         except Failure as failure:
             raise LoadgenError(f"nobody answers at {self._settings.url} ({failure.detail})") from None
 
-    def prepare(self, request: Request) -> bytes:
+    def prepare(self, request: Request) -> Payload:
         """The whole request, head and body."""
-        klass = request.klass
-        more = f"X-Request-Id: {request.request_id}\r\n"
-        if klass.tenant is not None:
-            more += f"X-Tenant-Id: {klass.tenant}\r\n"
-        if self._settings.slo_headers:
-            more += "".join(
-                f"X-SLO-{metric}-ms: {limit:g}\r\n"
-                for metric, limit in klass.goodput.items()
-                if metric in ("ttft", "tpot")
-            )
+        told = "".join(f"{name}: {value}\r\n" for name, value in headers_of(request, self._settings))
         body = json.dumps(self._body(request), separators=(",", ":")).encode()
-        return f"{self._head}{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        return Payload(f"{self._head}{told}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
-    async def send(self, prepared: bytes, record: Record, answer: Answer) -> None:
+    async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """One exchange; Failure with `HTTP_<status>` where the server refused."""
         listener = StreamListener(record, answer, self._clock, chat=self._chat)
         connection = await self._door.take()
         try:
-            await connection.exchange(prepared, listener)
+            await connection.exchange(payload.data, listener)
         finally:
             self._door.give(connection)
         listener.check_end()
@@ -165,6 +153,7 @@ class StreamListener:
         self._events = EventReader()
         self._error = bytearray()
         self._streams = False
+        self._has_ids = False
 
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
         """Notes whether what comes is a stream."""
@@ -192,6 +181,8 @@ class StreamListener:
             raise Failure(Outcome.MALFORMED, "the answer is no stream of events")
         if not self._record.finish_reason:
             raise Failure(Outcome.NO_FINISH)
+        if not self._has_ids and self._record.usage_output:
+            self._record.token_times = spread(self._record.token_times, self._record.usage_output)
 
     def _chunk(self, name: str, chunk: dict[str, Any], now: float) -> None:
         if name == "error" or "error" in chunk:
@@ -201,10 +192,11 @@ class StreamListener:
         for choice in chunk["choices"]:
             text = self._text(choice)
             ids = choice.get("token_ids")
-            # Without ids a chunk with text counts as one token; usage says whether that was right.
+            # Without ids a chunk with text counts as one token, until usage says how many there were.
             count = len(ids) if ids is not None else bool(text)
             record.token_times.extend([now] * count)
             if ids:
+                self._has_ids = True
                 self._answer.ids.extend(ids)
             if text:
                 self._answer.text.append(text)
@@ -219,6 +211,17 @@ class StreamListener:
             return choice.get("text") or ""
         delta = choice["delta"]
         return delta.get("content") or delta.get("reasoning_content") or ""
+
+
+def spread(times: list[float], count: int) -> list[float]:
+    """The times of `count` tokens that came in as many chunks as there are times: the first and the last
+    where they are, the others dealt out evenly, each at the time of its chunk."""
+    if not times or len(times) == count or count < 1:
+        return times
+    if count == 1:
+        return times[:1]
+    last = len(times) - 1
+    return [times[round(place * last / (count - 1))] for place in range(count)]
 
 
 def _error_text(body: bytes) -> str:

@@ -141,4 +141,5 @@ def _concurrency(settings: Settings, lone_s: float) -> int:
         expected = load.rate * lone_s
     else:
         expected = _FEWEST_WARMUP
-    return min(_MOST_WARMUP, max(_FEWEST_WARMUP, math.ceil(2 * expected)))
+    count = min(_MOST_WARMUP, max(_FEWEST_WARMUP, math.ceil(2 * expected)))
+    return max(count, load.concurrency or 0)

@@ -40,7 +40,7 @@ async def _over_grpc(url: str) -> list[str]:
 async def _over_http(settings: TargetSettings) -> list[str]:
     from loadgen.targets.http_get import get
 
-    key = os.environ.get(settings.api_key_env, "")
+    key = os.environ.get(settings.api_key_env)
     url = settings.url.rstrip("/").removesuffix("/v1")
     try:
         body = await get(f"{url}/v1/models", CONNECT_S, f"Authorization: Bearer {key}\r\n" if key else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loadgen.record import Record
-    from loadgen.settings import RequestClass
+    from loadgen.settings import RequestClass, TargetSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,31 @@ class Request:
     prompt: Prompt
     output_tokens: int
     klass: RequestClass
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A request as it will travel; `metadata` goes beside it where the protocol has a place for that."""
+
+    data: bytes
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+def headers_of(request: Request, settings: TargetSettings) -> tuple[tuple[str, str], ...]:
+    """What is told beside a request, the same over both protocols: its id, tenant, limits, and who asks."""
+    klass = request.klass
+    headers = [("x-request-id", request.request_id)]
+    if klass.tenant is not None:
+        headers.append(("x-tenant-id", klass.tenant))
+    if settings.slo_headers:
+        headers += [
+            (f"x-slo-{metric}-ms", f"{klass.goodput[metric]:g}")
+            for metric in ("ttft", "tpot")
+            if metric in klass.goodput
+        ]
+    if key := os.environ.get(settings.api_key_env):
+        headers.append(("authorization", f"Bearer {key}"))
+    return tuple(headers)
 
 
 @dataclass(slots=True)
@@ -69,10 +95,10 @@ class Target(Protocol):
     async def connect(self) -> None:
         """LoadgenError where nobody answers."""
 
-    def prepare(self, request: Request) -> bytes:
+    def prepare(self, request: Request) -> Payload:
         """The request as it will travel: made before its time has come."""
 
-    async def send(self, prepared: bytes, record: Record, answer: Answer) -> None:
+    async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """Sends it and follows the answer to its end, filling the record as tokens come.
 
         Raises Failure, and nothing else but its own cancellation, which ends the request at the server.

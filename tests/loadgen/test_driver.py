@@ -14,7 +14,7 @@ from loadgen.generator.plan import Share, numbers_of, open_times
 from loadgen.load.workload import SyntheticWorkload
 from loadgen.record import Outcome, Record
 from loadgen.settings import Settings
-from loadgen.targets.target import Answer, Failure, Request, RunClock
+from loadgen.targets.target import Answer, Failure, Payload, Request, RunClock
 from tests.loadgen.builders import settings
 from tests.loadgen.virtual_time import run_virtual
 
@@ -34,11 +34,11 @@ class Memory:
 
     async def connect(self) -> None: ...
 
-    def prepare(self, request: Request) -> bytes:
+    def prepare(self, request: Request) -> Payload:
         self.prompts.append(request.prompt)
-        return b"x"
+        return Payload(b"x")
 
-    async def send(self, prepared: bytes, record: Record, answer: Answer) -> None:
+    async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:

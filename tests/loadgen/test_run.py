@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from loadgen import run_folder
 from loadgen.cli import main
-from tests.loadgen.conftest import Serve, loadgen
 from tests.loadgen.fake_server import Behaviour
+from tests.loadgen.processes import Serve, loadgen
 
 
 @pytest.mark.parametrize("door", ["grpc", "http"])
@@ -100,7 +101,7 @@ def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> N
             "--rate",
             "50",
             "--duration",
-            "600",
+            "60",
             "--output-len",
             "2",
             "--max-lag-ms",
@@ -111,14 +112,13 @@ def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> N
         with subprocess.Popen([*command, served.grpc, *flags], stdout=subprocess.PIPE, text=True) as process:
             part = out / "part-0.jsonl"
             until = time.monotonic() + 60
-            while not part.exists() and time.monotonic() < until:
+            while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
                 time.sleep(0.1)
-            time.sleep(1.0)
             process.send_signal(signal.SIGINT)
             told, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "the run was stopped before its end" in told
-    assert len((out / "requests.jsonl").read_text().splitlines()) > 5
+    assert len((out / "requests.jsonl").read_text().splitlines()) > 0
     assert not part.exists()
 
 
@@ -127,11 +127,11 @@ def test_a_process_of_the_generator_that_dies_is_told(serve: Serve, tmp_path: Pa
     out = tmp_path / "out"
     command = [sys.executable, "-m", "loadgen", "run"]
     with serve(Behaviour()) as served:
-        flags = ["--rate", "50", "--duration", "600", "--output-len", "2", "--out", str(out)]
+        flags = ["--rate", "50", "--duration", "60", "--output-len", "2", "--out", str(out)]
         with subprocess.Popen([*command, served.grpc, *flags], stderr=subprocess.PIPE, text=True) as process:
             part = out / "part-0.jsonl"
             until = time.monotonic() + 60
-            while not part.exists() and time.monotonic() < until:
+            while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
                 time.sleep(0.1)
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             assert len(children) == 1
@@ -139,7 +139,7 @@ def test_a_process_of_the_generator_that_dies_is_told(serve: Serve, tmp_path: Pa
             _, told = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "a process of the generator ended by itself (exit code -9)" in told
-    assert part.exists()
+    assert part.read_text().count('"outcome":"OK"') > 0
 
 
 def test_a_search(serve: Serve, tmp_path: Path) -> None:
@@ -221,3 +221,39 @@ def test_a_trace_and_leaving_clients(serve: Serve, tmp_path: Path) -> None:
     assert (report["planned"], report["ok"] + report["cancelled"]) == (30, 30)
     assert 5 <= report["cancelled"] <= 25
     assert report["cautions"] == ["the load changes over time by design: the whole run is summed up"]
+
+
+@pytest.mark.parametrize("door", ["grpc", "http"])
+def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, door: str, tmp_path: Path) -> None:
+    """A server that does everything wrong in turn; the run goes on and ends in time."""
+    ways = ("hang", "reset", "no_finish", "busy", "down", "malformed", "stream_error", "late_reset", "ok")
+    with serve(Behaviour(faults=("ok", "ok", *ways))) as served:
+        began = time.monotonic()
+        done = loadgen(
+            *("run", getattr(served, door), "--model", "m", "--rate", "50", "--num-requests", "99"),
+            *("--output-len", "3", "--warmup", "0", "--timeout", "1", "--max-lag-ms", "60000", "--json"),
+            *("--goodput", "ttft:60000", "--out", str(tmp_path / "f")),
+        )
+        took = time.monotonic() - began
+    assert done.code == 3
+    assert took < 60
+    lines = [json.loads(line) for line in (tmp_path / "f" / "requests.jsonl").read_text().splitlines()]
+    outcomes = Counter(line["outcome"] for line in lines)
+    # Two of eleven in a turn are well; the preflight had the first two of the first turn.
+    if door == "grpc":
+        kinds = {
+            "TIMEOUT": 1,
+            "UNAVAILABLE": 4,
+            "NO_FINISH": 1,
+            "RESOURCE_EXHAUSTED": 1,
+            "INTERNAL": 1,
+            "OK": 3,
+        }
+    else:
+        kinds = {
+            **{"TIMEOUT": 1, "RESET": 2, "NO_FINISH": 1, "HTTP_429": 1, "HTTP_503": 1},
+            **{"MALFORMED": 1, "STREAM_ERROR": 1, "OK": 3},
+        }
+    assert outcomes == {kind: 9 * count for kind, count in kinds.items()}
+    assert any(reason["kind"] == "errors" for reason in done.json["invalid"])
+    assert done.json["attainment"]["share"]["value"] == pytest.approx(3 / 11, abs=0.05)

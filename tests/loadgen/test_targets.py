@@ -6,11 +6,14 @@ import asyncio
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.errors import LoadgenError
 from loadgen.record import Outcome, Record
 from loadgen.settings import RequestClass, TargetSettings
 from loadgen.targets.http_connection import HttpConnection
+from loadgen.targets.http_target import spread
 from loadgen.targets.open_target import open_target
 from loadgen.targets.sse import EventReader
 from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
@@ -182,15 +185,27 @@ async def test_http_request_as_it_travels() -> None:
     assert headers == {"x-request-id": "me", "x-tenant-id": "acme", "x-slo-ttft-ms": "200"}
 
 
-async def test_http_without_ids_a_chunk_is_a_token() -> None:
-    """And usage shows where that was wrong."""
+async def test_http_without_ids_usage_says_how_many_tokens_came() -> None:
     async with serving(Behaviour(tokens_a_message=2)) as (_, _grpc, url):
         settings = TargetSettings(url=url, model="m", extensions="no_ids")
         target = open_target(settings, RunClock())
         record = Record(0, 0, "default", 0.0, 1, 6, request_id="r")
         await target.send(target.prepare(Request("r", [1], 6, RequestClass())), record, Answer())
         await target.close()
-    assert (len(record.token_times), record.usage_output) == (3, 6)
+    times = record.token_times
+    assert (len(times), len(set(times)), record.messages, record.usage_output) == (6, 3, 5, 6)
+    assert times == sorted(times)
+
+
+@given(st.lists(st.floats(0, 9), min_size=1, max_size=9), st.integers(1, 20))
+def test_tokens_are_dealt_out_over_their_chunks(times: list[float], count: int) -> None:
+    times = sorted(times)
+    dealt = spread(times, count)
+    assert len(dealt) == count
+    assert dealt[0] == times[0]
+    assert dealt == sorted(dealt)
+    assert count == 1 or dealt[-1] == times[-1]
+    assert count < len(times) or set(dealt) == set(times)
 
 
 async def test_http_uses_a_connection_again_but_not_a_stale_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,3 +287,19 @@ async def test_a_cancelled_request_ends_at_the_server(door: str) -> None:
     assert failure is not None
     assert failure.outcome == Outcome.TIMEOUT
     assert record.token_times
+
+
+async def test_grpc_tells_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "secret")
+    klass = RequestClass(name="a", tenant="acme", priority=2, goodput={"ttft": 200.0})
+    settings = TargetSettings(url="grpc://127.0.0.1:1", model="m", slo_headers=True, api_key_env="A_KEY")
+    target = open_target(settings, RunClock())
+    payload = target.prepare(Request("me", [7], 3, klass))
+    await target.close()
+    assert dict(payload.metadata) == {
+        "x-request-id": "me",
+        "x-tenant-id": "acme",
+        "x-priority": "2",
+        "x-slo-ttft-ms": "200",
+        "authorization": "Bearer secret",
+    }
