@@ -1,0 +1,134 @@
+"""How far loadgen's own numbers are right, and how much one process can send.
+
+    python -m bench.loadgen truth --doors grpc,http --rates 10,200,1000 [--seconds 30] [--json]
+    python -m bench.loadgen limit --doors grpc,http [--output-len 4] [--processes 1,2] [--json]
+
+Against a server that logs when it emitted each token (`tests/loadgen/fake_server.py`), on the same machine
+and clock. `truth`: the error of every percentile. `limit`: rates 25 % apart, up to the first that is INVALID
+or whose p50 to p99 are off by more than 5 % and 3 ms; a run that is wrong and says VALID is called `lied`.
+The server takes about as much CPU as the generator, so two free cores are the least. With --json one object a
+case goes to stdout; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.loadgen.fake_server import Behaviour
+from tests.loadgen.processes import served
+from tests.loadgen.truth import Tolerance, Truth, measure
+
+CLOSE = Tolerance(ms=1.0, share=0.01)
+LOOSE = Tolerance(ms=3.0, share=0.05)
+STEP = 1.25
+LIMIT_SECONDS = 8.0
+_MOST = 40
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when every case was measured; whether it holds is in the figures."""
+    arguments = _parser().parse_args(argv)
+    cases = truth(arguments) if arguments.what == "truth" else limit(arguments)
+    for case in cases:
+        told = {"bench": f"loadgen {arguments.what}", **case, "device": _device()}
+        print(
+            json.dumps(told) if arguments.json else "  ".join(f"{k}={_short(v)}" for k, v in case.items()),
+            flush=True,
+        )
+    return 0
+
+
+def truth(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A queue's latencies at each rate and door."""
+    for door in arguments.doors.split(","):
+        for rate in map(float, arguments.rates.split(",")):
+            behaviour = Behaviour(first_s=0.02, gap_s=0.004)
+            if rate <= 200:
+                behaviour = Behaviour(service_s=(0.001, 0.002, 0.004), gap_s=0.004)
+            tolerance = CLOSE if rate <= 200 else LOOSE
+            found = _run(behaviour, door, rate, arguments.seconds, arguments.output_len, 1)
+            wrong = found.beyond(tolerance)
+            yield {"holds": not wrong, "wrong": wrong, **found.as_dict()}
+
+
+def limit(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The highest rate that holds, of each door and number of processes."""
+    behaviour = Behaviour(first_s=0.02, gap_s=0.004)
+    for door in arguments.doors.split(","):
+        for processes in map(int, arguments.processes.split(",")):
+            best: Truth | None = None
+            lied: list[float] = []
+            rate = arguments.start_rate
+            for _ in range(_MOST):
+                found = _run(behaviour, door, rate, LIMIT_SECONDS, arguments.output_len, processes, beyond=())
+                holds = found.holds(LOOSE)
+                if found.valid and not holds:
+                    lied.append(round(rate, 1))
+                if not (found.valid and holds):
+                    break
+                best, rate = found, rate * STEP
+            yield {
+                "door": door,
+                "processes": processes,
+                "output_len": arguments.output_len,
+                "requests_s": None if best is None else round(best.rate, 1),
+                "tokens_s": None if best is None else round(best.output_tokens),
+                "lag_p99_ms": None if best is None else round(best.lag_p99_ms, 2),
+                "cpu_share": None if best is None else round(best.cpu_share, 2),
+                "ended_at_rate": round(rate, 1),
+                "ended_because": found.invalid or found.beyond(LOOSE),
+                "lied": lied,
+            }
+
+
+def _run(
+    behaviour: Behaviour,
+    door: str,
+    rate: float,
+    seconds: float,
+    output_len: int,
+    processes: int,
+    beyond: Sequence[float] = (99.9, 100.0),
+) -> Truth:
+    flags = ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", "--input-len", "16", "--timeout", "60"]
+    flags += ["--output-len", str(output_len), "--processes", str(processes)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        found = measure(lambda one: served(one, path), behaviour, door, path / "out", *flags, beyond=beyond)
+    print(
+        f"{door} {rate:g}/s: valid={found.valid} lag={found.lag_p99_ms:.1f} ms", file=sys.stderr, flush=True
+    )
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.loadgen", description=__doc__)
+    parser.add_argument("what", choices=("truth", "limit"))
+    parser.add_argument("--doors", default="grpc,http")
+    parser.add_argument("--rates", default="10,200,1000", help="of truth")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each run of truth")
+    parser.add_argument("--output-len", type=int, default=4)
+    parser.add_argument("--processes", default="1", help="of limit")
+    parser.add_argument("--start-rate", type=float, default=400.0, help="of limit")
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def _device() -> str:
+    return f"{os.cpu_count()} CPUs, {platform.platform()}, Python {platform.python_version()}"
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From records to numbers, and whether to believe them."""

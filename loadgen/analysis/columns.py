@@ -1,0 +1,67 @@
+"""The records of a run as arrays, one row a request that counts, by the time it was due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.record import NOT_COUNTED, Outcome, Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.analysis.slo import Judge
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Times in seconds since the start. A request that never ended has its end at infinity."""
+
+    records: tuple[Record, ...]
+    scheduled: Floats
+    ended: Floats
+    ok: Flags
+    cancelled: Flags
+    good: Flags
+
+    @classmethod
+    def of(cls, records: Sequence[Record], judge: Judge) -> Columns:
+        """Requests of a run that was stopped under them have no row."""
+        counted = tuple(record for record in records if record.outcome not in NOT_COUNTED)
+        return cls(
+            records=counted,
+            scheduled=np.array([record.scheduled for record in counted], np.float64),
+            ended=np.array([np.inf if record.ended is None else record.ended for record in counted]),
+            ok=np.array([record.outcome == Outcome.OK for record in counted], np.bool_),
+            cancelled=np.array([record.outcome == Outcome.CANCELLED for record in counted], np.bool_),
+            good=np.array([judge.good(record) for record in counted], np.bool_),
+        )
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def within(self, since: float, until: float) -> Columns:
+        """The requests that were due in [since, until)."""
+        return self.where((self.scheduled >= since) & (self.scheduled < until))
+
+    def where(self, rows: Flags) -> Columns:
+        """These rows."""
+        return Columns(
+            tuple(record for record, is_in in zip(self.records, rows, strict=True) if is_in),
+            self.scheduled[rows],
+            self.ended[rows],
+            self.ok[rows],
+            self.cancelled[rows],
+            self.good[rows],
+        )
+
+    @property
+    def judged(self) -> Flags:
+        """The rows that attainment is about."""
+        return ~self.cancelled

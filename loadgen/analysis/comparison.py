@@ -1,0 +1,114 @@
+"""Two runs against each other: every difference with its interval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.analysis.columns import Columns
+from loadgen.analysis.intervals import BlockBootstrap, correlation_time, independent_draws, interval, newcombe
+from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT, e2e
+from loadgen.analysis.slo import Judge
+from loadgen.record import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from loadgen.record import Record
+    from loadgen.run_folder import Run
+
+    Floats = NDArray[np.float64]
+
+PERCENTILES = (50.0, 90.0, 99.0)
+DIFFERENCE_FORMULA = (
+    "second - first; percentiles: both runs drawn anew from blocks of time; attainment: Newcombe's interval"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of two runs. Times are in milliseconds, `low` and `high` bound second - first."""
+
+    name: str
+    unit: str
+    first: float
+    second: float
+    low: float | None
+    high: float | None
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves no doubt which is larger."""
+        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+    @property
+    def change(self) -> float | None:
+        """(second - first) / first."""
+        return (self.second - self.first) / self.first if self.first else None
+
+
+def compare(first: Run, second: Run) -> list[Difference]:
+    """Attainment and percentiles of what both runs have, in their windows."""
+    one, other = _Side(first), _Side(second)
+    differences: list[Difference] = []
+    if first.settings.judge.goodput and second.settings.judge.goodput:
+        low, high = newcombe(one.share, other.share)
+        differences.append(Difference("attainment", "share", one.share[0], other.share[0], low, high))
+    for metric in (TTFT, TPOT, E2E, TBT10):
+        differences += _percentiles(metric.title, one.of(metric.of), other.of(metric.of))
+    differences += _percentiles("ITL", one.gaps(), other.gaps())
+    for name in ("output_tokens", "ended_well"):
+        before, after = (float(getattr(run.summary.rates, name)) for run in (first, second))
+        differences.append(Difference(f"{name.replace('_', ' ')} a second", "/s", before, after, None, None))
+    return differences
+
+
+class _Side:
+    """One run's window, ready to be drawn from."""
+
+    def __init__(self, run: Run) -> None:
+        columns = Columns.of(run.records, Judge.of(run.settings))
+        window = run.summary.window
+        inside = columns.within(window.since, np.nextafter(window.until, np.inf))
+        hits = inside.good[inside.judged].astype(np.float64)
+        self.share = (float(hits.mean()) if len(hits) else 0.0, independent_draws(hits))
+        self._records = [record for record in inside.records if record.outcome == Outcome.OK]
+        latency = np.array([e2e(record) for record in self._records], np.float64)
+        order = np.array([record.scheduled for record in self._records])
+        self._bootstrap = BlockBootstrap(order, correlation_time(latency), run.settings.load.seed + 1)
+
+    def of(self, metric: Callable[[Record], float | None]) -> tuple[Floats, Floats, float]:
+        """Percentiles, the same in every draw, and the draws' degrees of freedom."""
+        rows = [(row, v) for row, record in enumerate(self._records) if (v := metric(record)) is not None]
+        return self._drawn(np.array([v for _, v in rows]), [row for row, _ in rows])
+
+    def gaps(self) -> tuple[Floats, Floats, float]:
+        """Of all gaps between tokens."""
+        each = [np.diff(record.token_times) for record in self._records]
+        rows = np.repeat(np.arange(len(each)), [len(one) for one in each])
+        return self._drawn(np.concatenate([*each, np.empty(0)]), rows.tolist())
+
+    def _drawn(self, seconds: Floats, rows: Sequence[int]) -> tuple[Floats, Floats, float]:
+        if not len(seconds):
+            return np.empty(0), np.empty(0), 0.0
+        values, shares = seconds * 1e3, np.asarray(PERCENTILES) / 100
+        drawn = self._bootstrap.quantiles(values, np.asarray(rows, np.int64), shares)
+        return np.quantile(values, shares), drawn, self._bootstrap.freedom
+
+
+def _percentiles(
+    title: str, one: tuple[Floats, Floats, float], other: tuple[Floats, Floats, float]
+) -> list[Difference]:
+    if not len(one[0]) or not len(other[0]):
+        return []
+    found: list[Difference] = []
+    for place, percentile in enumerate(PERCENTILES):
+        first, second = float(one[0][place]), float(other[0][place])
+        ends = interval(other[1][:, place] - one[1][:, place], min(one[2], other[2]))
+        low, high = ends if ends is not None else (None, None)
+        found.append(Difference(f"{title} p{percentile:g}", "ms", first, second, low, high))
+    return found

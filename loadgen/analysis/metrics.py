@@ -1,0 +1,115 @@
+"""What one request is measured by. The formula stands beside the name, here and in every report, since the
+field's tools mean different things by the same words.
+
+Times count from when a request was due (`scheduled`), not from when it was sent: a generator that lags, or
+a server that stalls, cannot hide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.errors import LoadgenError
+
+if TYPE_CHECKING:
+    from loadgen.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Of one request, in seconds; None where it is not defined."""
+
+    name: str
+    title: str
+    formula: str
+    of: Callable[[Record], float | None]
+
+
+def ttft(record: Record) -> float | None:
+    """To the first token."""
+    return record.token_times[0] - record.scheduled if record.token_times else None
+
+
+def service_ttft(record: Record) -> float | None:
+    """As tools count that start their clock when they send."""
+    return record.token_times[0] - record.sent if record.token_times and record.sent is not None else None
+
+
+def tpot(record: Record) -> float | None:
+    """Of requests with two tokens or more."""
+    times = record.token_times
+    return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def e2e(record: Record) -> float | None:
+    """To the end of the stream."""
+    return record.ended - record.scheduled if record.ended is not None else None
+
+
+def ntpot(record: Record) -> float | None:
+    """End to end, shared among the tokens."""
+    whole = e2e(record)
+    return whole / len(record.token_times) if whole is not None and record.token_times else None
+
+
+def _of_gaps(reduce: Callable[[np.ndarray], float]) -> Callable[[Record], float | None]:
+    def of(record: Record) -> float | None:
+        if len(record.token_times) < 2:
+            return None
+        return float(reduce(np.diff(record.token_times)))
+
+    return of
+
+
+def _longest_tenth(gaps: np.ndarray) -> float:
+    return float(np.sort(gaps)[-max(1, len(gaps) // 10) :].mean())
+
+
+TTFT = Metric("ttft", "TTFT", "first token - scheduled send", ttft)
+TPOT = Metric("tpot", "TPOT", "(last token - first token) / (tokens - 1)", tpot)
+E2E = Metric("e2el", "E2E", "end of stream - scheduled send", e2e)
+SERVICE_TTFT = Metric("service_ttft", "TTFT from send", "first token - actual send", service_ttft)
+NTPOT = Metric("ntpot", "E2E a token", "(end of stream - scheduled send) / tokens", ntpot)
+TBT10 = Metric(
+    "tbt10", "TBT", "mean of the longest tenth of a request's gaps (Mooncake)", _of_gaps(_longest_tenth)
+)
+# By what requests are summed up.
+SUMMED = (TTFT, TPOT, E2E, TBT10, NTPOT, SERVICE_TTFT)
+ITL_FORMULA = "every gap between two tokens of a stream, of all requests; 0 within a message"
+LAG_FORMULA = "actual send - scheduled send: the generator's own"
+
+
+def _percentile(percentile: float) -> Callable[[np.ndarray], float]:
+    return lambda gaps: float(np.percentile(gaps, percentile))
+
+
+_GAPS: dict[str, Callable[[np.ndarray], float]] = {
+    "itl_mean": np.mean,
+    "itl_max": np.max,
+    **{f"itl_p{percentile:g}": _percentile(percentile) for percentile in (50, 90, 95, 99, 99.9)},
+}
+# What a limit may be set on.
+LIMITABLE: dict[str, Metric] = {
+    **{metric.name: metric for metric in SUMMED},
+    **{
+        name: Metric(
+            name, name.replace("_", " ").upper(), f"{name[4:]} of a request's own gaps", _of_gaps(of)
+        )
+        for name, of in _GAPS.items()
+    },
+}
+_ALIASES = {"e2e": "e2el", "itl": "itl_mean"}
+
+
+def limitable(name: str) -> Metric:
+    """The metric of a limit; LoadgenError where there is none of that name."""
+    metric = LIMITABLE.get(_ALIASES.get(name, name))
+    if metric is None:
+        raise LoadgenError(
+            f"no metric is called {name!r}; limits may be set on {', '.join(sorted(LIMITABLE))}"
+        )
+    return metric

@@ -1,0 +1,64 @@
+"""Which requests are good.
+
+A request is good when it ended well and met every limit of its class. One that failed is a miss, and stays
+in the denominator of attainment. A limit on something that a request does not have (the TPOT of one
+token) is met, as vLLM counts it. Requests that their own client cancelled are in neither count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Self
+
+from loadgen.analysis.metrics import limitable
+from loadgen.errors import LoadgenError
+from loadgen.record import Outcome
+
+if TYPE_CHECKING:
+    from loadgen.analysis.metrics import Metric
+    from loadgen.record import Record
+    from loadgen.settings import Settings
+
+GOOD_FORMULA = "a request that ended well and met every limit of its class"
+ATTAINMENT_FORMULA = "good / (all that were due, failed ones included, less those cancelled by their client)"
+
+
+def parse_goodput(items: Sequence[str]) -> dict[str, float]:
+    """Limits in milliseconds by metric, from vLLM's `ttft:300 tpot:30`; LoadgenError where that is none."""
+    limits: dict[str, float] = {}
+    for item in items:
+        name, colon, text = item.partition(":")
+        try:
+            limit = float(text)
+        except ValueError:
+            limit = -1.0
+        if not colon or not 0 < limit < float("inf"):
+            raise LoadgenError(f"{item!r} is no limit (METRIC:MILLISECONDS, such as ttft:300)")
+        limits[limitable(name).name] = limit
+    return limits
+
+
+class Judge:
+    """Judges requests by the limits of their class."""
+
+    def __init__(self, limits: Mapping[str, Mapping[str, float]]) -> None:
+        self._limits: dict[str, list[tuple[Metric, float]]] = {
+            name: [(limitable(metric), limit / 1e3) for metric, limit in own.items()]
+            for name, own in limits.items()
+        }
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """By the limits of the classes, and the run's where a class has none."""
+        common = settings.judge.goodput
+        return cls({one.name: one.goodput or common for one in settings.load.classes})
+
+    def good(self, record: Record) -> bool:
+        """Whether it ended well and met every limit."""
+        if record.outcome != Outcome.OK:
+            return False
+        for metric, limit in self._limits[record.klass]:
+            value = metric.of(record)
+            if value is not None and value > limit:
+                return False
+        return True

@@ -1,0 +1,278 @@
+"""One run in one object: what was sent, what came back, how far to trust it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from loadgen.analysis.columns import Columns
+from loadgen.analysis.intervals import (
+    BOOTSTRAP_FORMULA,
+    WILSON_FORMULA,
+    BlockBootstrap,
+    correlation_time,
+    independent_draws,
+    share_interval,
+)
+from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, SUMMED, e2e
+from loadgen.analysis.quantities import Estimate, Quantity, quantity
+from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
+from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
+from loadgen.analysis.validity import Grounds, Reason, invalid_because
+from loadgen.record import Outcome, Record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.settings import Settings
+
+    Floats = NDArray[np.float64]
+    Rows = NDArray[np.int64]
+
+STAGES = ("intake", "queue", "prefill", "transfer", "decode")
+FORMULAS = {
+    "good": GOOD_FORMULA,
+    "attainment": ATTAINMENT_FORMULA,
+    "window": WINDOW_FORMULA,
+    "interval of attainment": WILSON_FORMULA,
+    "interval of percentiles": BOOTSTRAP_FORMULA,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """Of one class or of all."""
+
+    goal: float
+    good: int
+    judged: int
+    share: Estimate
+    # How many independent draws the share is worth.
+    draws: float
+    limits_ms: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A second, within the window."""
+
+    offered: float
+    sent: float
+    ended_well: float
+    good: float
+    output_tokens: float
+    input_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts, rates and percentiles are of the requests that were due in the window."""
+
+    invalid: list[Reason]
+    cautions: list[str]
+    window: Window
+    # In the whole run: sent or not; then those of the window.
+    planned: int
+    due: int
+    ok: int
+    cancelled: int
+    failed: dict[str, int]
+    mismatches: dict[str, int]
+    rates: Rates
+    attainment: Attainment | None
+    classes: dict[str, Attainment]
+    quantities: dict[str, Quantity]
+    stages: dict[str, Quantity]
+    generator: dict[str, Any]
+    formulas: dict[str, str]
+
+    @property
+    def valid(self) -> bool:
+        """Whether it says anything about the server."""
+        return not self.invalid
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"valid": self.valid, **dataclasses.asdict(self)}
+
+
+def summarize(
+    records: Sequence[Record],
+    settings: Settings,
+    processes: Sequence[Mapping[str, Any]] = (),
+    *,
+    stopped: bool = False,
+) -> Summary:
+    """The summary of a run's raw record; `processes` are what each of the generator's own told at its end."""
+    judge = Judge.of(settings)
+    whole = Columns.of(records, judge)
+    window = find_window(whole.scheduled, whole.ended, stationary=settings.load.stationary)
+    inside = whole.within(window.since, np.nextafter(window.until, np.inf))
+    good_ones = [record for record in inside.records if record.outcome == Outcome.OK]
+    bootstrap = _bootstrap(good_ones, settings.load.seed)
+    quantities = _quantities(inside, good_ones, bootstrap)
+    failed = Counter(
+        r.outcome
+        for r, ok, left in zip(inside.records, inside.ok, inside.cancelled, strict=True)
+        if not (ok or left)
+    )
+    mismatches = _mismatches(good_ones)
+    loop_lag, cpu_wait = (_worst(processes, name) for name in ("loop_lag_ms", "cpu_wait_ms"))
+    grounds = Grounds(
+        window=window,
+        due=len(inside),
+        ok=len(good_ones),
+        failed=failed,
+        mismatched=sum(mismatches.values()),
+        not_sent=failed.get(Outcome.NOT_SENT, 0),
+        send_lag_ms=quantities["lag"].at("99") or 0.0,
+        loop_lag_ms=loop_lag,
+        cpu_wait_ms=cpu_wait,
+    )
+    return Summary(
+        invalid=invalid_because(grounds, settings.judge),
+        cautions=_cautions(window, settings, stopped=stopped),
+        window=window,
+        planned=len(records),
+        due=len(inside),
+        ok=len(good_ones),
+        cancelled=int(inside.cancelled.sum()),
+        failed=dict(failed),
+        mismatches=mismatches,
+        rates=_rates(whole, inside, window),
+        attainment=_attainment(inside, settings, settings.judge.goodput),
+        classes=_by_class(inside, settings),
+        quantities=quantities,
+        stages=_stages(good_ones, bootstrap),
+        generator={
+            "processes": list(processes),
+            "loop_lag_p99_ms": loop_lag,
+            "cpu_wait_p99_ms": cpu_wait,
+        },
+        formulas=FORMULAS,
+    )
+
+
+def _worst(processes: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The p99 of that process of the generator which has the largest."""
+    return max((float(one.get(name, {}).get("p99", 0.0)) for one in processes), default=0.0)
+
+
+def _bootstrap(records: Sequence[Record], seed: int) -> BlockBootstrap | None:
+    if len(records) < 2:
+        return None
+    latency = np.array([e2e(record) for record in records], np.float64)
+    order = np.array([record.scheduled for record in records])
+    return BlockBootstrap(order, correlation_time(latency), seed)
+
+
+def _quantities(
+    inside: Columns, records: Sequence[Record], bootstrap: BlockBootstrap | None
+) -> dict[str, Quantity]:
+    found: dict[str, Quantity] = {}
+    for metric in SUMMED:
+        seconds, rows = _defined([metric.of(record) for record in records])
+        found[metric.name] = quantity(metric.name, metric.title, metric.formula, seconds, rows, bootstrap)
+    gaps = [np.diff(record.token_times) for record in records]
+    counts = [len(gap) for gap in gaps]
+    pooled = np.concatenate([*gaps, np.empty(0)])
+    rows = np.repeat(np.arange(len(records)), counts)
+    found["itl"] = quantity("itl", "ITL", ITL_FORMULA, pooled, rows, bootstrap)
+    lags, rows = _defined([None if r.sent is None else r.sent - r.scheduled for r in inside.records])
+    found["lag"] = quantity("lag", "send lag", LAG_FORMULA, lags, rows, None)
+    return found
+
+
+def _defined(values: Sequence[float | None]) -> tuple[Floats, Rows]:
+    """Those that are not None, and where they stood."""
+    rows = np.array([row for row, value in enumerate(values) if value is not None], np.int64)
+    return np.array([value for value in values if value is not None], np.float64), rows
+
+
+def _stages(records: Sequence[Record], bootstrap: BlockBootstrap | None) -> dict[str, Quantity]:
+    found: dict[str, Quantity] = {}
+    for stage in STAGES:
+        seconds, rows = _defined([(record.stages or {}).get(stage) for record in records])
+        if len(seconds):
+            found[stage] = quantity(stage, stage, "the server's own", seconds, rows, bootstrap)
+    return found
+
+
+def _mismatches(records: Sequence[Record]) -> dict[str, int]:
+    """Requests whose token counts are not what was asked for, or not what the server says."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        received = len(record.token_times)
+        if record.exact_output and received != record.asked_output:
+            counts["output shorter or longer than asked for"] += 1
+        elif record.usage_output is not None and received != record.usage_output:
+            counts["output tokens told by usage are not those received"] += 1
+        elif (
+            None not in (record.usage_input, record.asked_input) and record.usage_input != record.asked_input
+        ):
+            counts["prompt tokens told by usage are not those sent"] += 1
+    return dict(counts)
+
+
+def _rates(whole: Columns, inside: Columns, window: Window) -> Rates:
+    seconds = max(1e-9, window.seconds)
+    tokens = sum(
+        int(np.searchsorted(r.token_times, window.until) - np.searchsorted(r.token_times, window.since))
+        for r in whole.records
+    )
+    sent = sum(r.sent is not None and window.since <= r.sent <= window.until for r in whole.records)
+    ended = (whole.ended >= window.since) & (whole.ended <= window.until)
+    prompts = sum((r.usage_input or r.asked_input or 0) for r in inside.records if r.sent is not None)
+    return Rates(
+        offered=len(inside) / seconds,
+        sent=sent / seconds,
+        ended_well=int((ended & whole.ok).sum()) / seconds,
+        good=int(inside.good.sum()) / seconds,
+        output_tokens=tokens / seconds,
+        input_tokens=prompts / seconds,
+    )
+
+
+def _attainment(columns: Columns, settings: Settings, limits: Mapping[str, float]) -> Attainment | None:
+    """None where no class has a limit, or there is nothing to judge."""
+    limited = limits or any(one.goodput for one in settings.load.classes)
+    hits = columns.good[columns.judged].astype(np.float64)
+    if not limited or not len(hits):
+        return None
+    low, high = share_interval(hits)
+    return Attainment(
+        goal=settings.judge.attainment,
+        good=int(hits.sum()),
+        judged=len(hits),
+        share=Estimate(float(hits.mean()), low, high),
+        draws=independent_draws(hits),
+        limits_ms=dict(limits),
+    )
+
+
+def _by_class(columns: Columns, settings: Settings) -> dict[str, Attainment]:
+    if len(settings.load.classes) < 2:
+        return {}
+    found: dict[str, Attainment] = {}
+    for klass in settings.load.classes:
+        mine = np.array([record.klass == klass.name for record in columns.records], np.bool_)
+        one = _attainment(columns.where(mine), settings, klass.goodput or settings.judge.goodput)
+        if one is not None:
+            found[klass.name] = one
+    return found
+
+
+def _cautions(window: Window, settings: Settings, *, stopped: bool) -> list[str]:
+    cautions: list[str] = []
+    if stopped:
+        cautions.append("the run was stopped before its end")
+    if not settings.load.stationary:
+        cautions.append("the load changes over time by design: the whole run is summed up")
+    elif window.steadiness is Steadiness.SHORT:
+        cautions.append("too short to tell whether the server was in a steady state")
+    return cautions

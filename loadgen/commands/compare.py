@@ -1,0 +1,113 @@
+"""`loadgen compare`: two or more runs, or searches, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from loadgen import run_folder
+from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
+from loadgen.errors import LoadgenError
+from loadgen.goodput.curve import CURVE, Curve, read_curve
+from loadgen.reports.compared import comparison_page
+from loadgen.reports.described import load_words
+from loadgen.reports.words import interval, number
+
+HELP = "differences between runs, with intervals"
+DESCRIPTION = (
+    "Compares each further run with the first: every difference has an interval of 95 %, and one that does "
+    "not hold zero is marked. Folders of searches are compared by their goodput."
+)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="of two or more runs, or of searches")
+    parser.add_argument("--html", metavar="FILE", help="write a page, too")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """0, whatever the differences are."""
+    paths = [Path(folder) for folder in arguments.folders]
+    if len(paths) < 2:
+        raise LoadgenError("compare needs two folders or more")
+    if all((path / CURVE).exists() for path in paths):
+        return _curves([read_curve(path) for path in paths], paths, arguments)
+    runs = [run_folder.load(path) for path in paths]
+    compared = {str(run.path): compare(runs[0], run) for run in runs[1:]}
+    if arguments.html:
+        Path(arguments.html).write_text(comparison_page(runs, compared))
+    if arguments.json:
+        document = {
+            "first": str(runs[0].path),
+            "formula": DIFFERENCE_FORMULA,
+            "valid": {str(run.path): run.summary.valid for run in runs},
+            "differences": {
+                path: [dataclasses.asdict(one) | {"certain": one.certain} for one in differences]
+                for path, differences in compared.items()
+            },
+        }
+        print(json.dumps(document))
+        return 0
+    console = Console(highlight=False)
+    for run in runs:
+        verdict = "" if run.summary.valid else "  INVALID"
+        console.print(
+            Text(f"{run.path}: {load_words(run.settings.load)}{verdict}", style="" if not verdict else "red")
+        )
+    for path, differences in compared.items():
+        console.print(Text(f"\n{runs[0].path} → {path}", style="bold"), table(differences), sep="\n")
+    console.print(Text(f"*: certain, the interval does not hold zero. {DIFFERENCE_FORMULA}", style="dim"))
+    return 0
+
+
+def table(differences: list[Difference]) -> Table:
+    """A row a figure; what is certain stands out."""
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("", "first", "second", "difference", "95 %", "change"):
+        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for one in differences:
+        scale = 100 if one.unit == "share" else 1
+        unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
+        low, high = (None if end is None else end * scale for end in (one.low, one.high))
+        shown.add_row(
+            f"{'*' if one.certain else ' '} {one.name} {unit}".rstrip(),
+            number(one.first * scale),
+            number(one.second * scale),
+            number((one.second - one.first) * scale),
+            interval(low, high),
+            "" if one.change is None else f"{one.change:+.0%}",
+            style="bold" if one.certain else "",
+        )
+    return shown
+
+
+def _curves(curves: list[Curve], paths: list[Path], arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        print(json.dumps({str(path): curve.as_dict() for path, curve in zip(paths, curves, strict=True)}))
+        return 0
+    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("search", "goodput/s", "95 %", "of the first", "finding"):
+        shown.add_column(name, justify="left" if name in ("search", "finding") else "right")
+    first = curves[0].crossing
+    for path, curve in zip(paths, curves, strict=True):
+        found = curve.crossing
+        shown.add_row(
+            str(path),
+            number(found.rate) if found else "–",
+            interval(found.low, found.high) if found else "",
+            f"{found.rate / first.rate:.2f} [{found.low / first.high:.2f}, {found.high / first.low:.2f}]"
+            if found and first
+            else "",
+            curve.finding or curve.kind,
+        )
+    Console(highlight=False).print(shown)
+    return 0

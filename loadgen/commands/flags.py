@@ -1,0 +1,235 @@
+"""The flags that run, search and sweep share, and the settings they make."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from loadgen.analysis.presets import PRESETS
+from loadgen.analysis.slo import parse_goodput
+from loadgen.commands.classes import parse_class
+from loadgen.errors import LoadgenError
+from loadgen.load.arrivals import Stage
+from loadgen.load.distributions import FORMS_HELP, Distribution
+from loadgen.load.prompt_files import form_of, read_prompts
+from loadgen.settings import (
+    GeneratorSettings,
+    JudgeSettings,
+    LoadSettings,
+    PromptSettings,
+    RequestClass,
+    Settings,
+    TargetSettings,
+)
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_DISTRIBUTIONS = ("input_len", "output_len", "turns", "think_time", "cancel_after")
+# What a conversation is like where nobody says.
+_CHAT_TURNS, _CHAT_THINK = "uniform:2-6", "exp:2"
+
+
+def add_target(parser: argparse.ArgumentParser) -> None:
+    """Who is asked."""
+    group = parser.add_argument_group("target")
+    group.add_argument(
+        "target", metavar="TARGET", help="grpc://HOST:PORT (Baton) or http(s)://HOST:PORT (OpenAI)"
+    )
+    group.add_argument("--model", default="", help="default: the one that is served there")
+    group.add_argument(
+        "--form", choices=("ids", "text", "chat"), help="what prompts are sent as (default ids)"
+    )
+    _add(group, TargetSettings, "timeout_s", "--timeout", float, "S")
+    _add(group, TargetSettings, "connections", "--connections", int, "N")
+    _add(group, TargetSettings, "temperature", "--temperature", float, "T")
+    group.add_argument("--no-ignore-eos", action="store_true", help="let outputs end by themselves")
+    group.add_argument("--extra-body", metavar="JSON", default="{}", help="more fields of every HTTP body")
+    group.add_argument("--slo-headers", action="store_true", help="tell the server each request's limits")
+    _add(group, TargetSettings, "api_key_env", "--api-key-env", str, "NAME")
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    """What is asked."""
+    group = parser.add_argument_group("prompts", description=f"lengths and times: {FORMS_HELP}")
+    group.add_argument("--dataset", choices=("random", "document", "code", "chat"), default="random")
+    group.add_argument("--prompts", metavar="FILE", help="own prompts: JSONL, or ShareGPT's JSON")
+    _add(group, PromptSettings, "input_len", "--input-len", str, "TOKENS")
+    _add(group, PromptSettings, "output_len", "--output-len", str, "TOKENS")
+    _add(group, PromptSettings, "prefix_len", "--prefix-len", int, "TOKENS")
+    _add(group, PromptSettings, "num_prefixes", "--num-prefixes", int, "N")
+    _add(group, PromptSettings, "question_len", "--question-len", int, "TOKENS")
+    group.add_argument("--turns", metavar="N", help="turns of a conversation (default 1)")
+    group.add_argument("--think-time", metavar="S", help="before a user's next turn (default 0)")
+    _add(group, PromptSettings, "vocab_size", "--vocab-size", int, "N")
+
+
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """How bursty and of which kinds; when and until when is each command's own."""
+    group = parser.add_argument_group("load")
+    _add(group, LoadSettings, "burstiness", "--burstiness", float, "B")
+    _add(group, LoadSettings, "seed", "--seed", int, "K")
+    group.add_argument(
+        "--class",
+        dest="classes",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "KEY:VALUE"),
+        help="a share of the requests: weight, tenant, priority, input-len, output-len, limits in ms",
+    )
+    _add(group, LoadSettings, "cancel_share", "--cancel-share", float, "SHARE")
+    _add(group, LoadSettings, "cancel_after", "--cancel-after", str, "S")
+
+
+def add_judging(parser: argparse.ArgumentParser) -> None:
+    """What is good, and what is not to be believed."""
+    group = parser.add_argument_group("judging")
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="METRIC:MS",
+        help="limits of a good request, such as ttft:300 tpot:30 itl_p99:100",
+    )
+    group.add_argument(
+        "--preset", choices=sorted(PRESETS), metavar="NAME", help=f"{', '.join(sorted(PRESETS))}"
+    )
+    group.add_argument("--attainment", type=float, metavar="SHARE", help="that must be good (default 0.9)")
+    _add(group, JudgeSettings, "max_lag_ms", "--max-lag-ms", float, "MS")
+    _add(group, JudgeSettings, "max_error_share", "--max-error-share", float, "SHARE")
+    _add(group, JudgeSettings, "max_mismatch_share", "--max-mismatch-share", float, "SHARE")
+
+
+def add_generator(parser: argparse.ArgumentParser) -> None:
+    """The generator, and where its results go."""
+    group = parser.add_argument_group("generator and results")
+    _add(group, GeneratorSettings, "processes", "--processes", int, "N")
+    group.add_argument(
+        "--warmup",
+        type=int,
+        metavar="N",
+        help="requests before the clock starts (default: twice the expected concurrency)",
+    )
+    _add(group, GeneratorSettings, "max_in_flight", "--max-in-flight", int, "N")
+    group.add_argument("--drain", type=float, metavar="S", help="wait after the last send (default: timeout)")
+    group.add_argument(
+        "--metrics-url",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a Prometheus endpoint to ask meanwhile",
+    )
+    group.add_argument("--out", metavar="DIR", help="default: a new folder in loadgen-runs")
+    group.add_argument("--parquet", action="store_true", help="the raw record as parquet, too")
+    group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def settings_of(arguments: argparse.Namespace, load: Mapping[str, Any]) -> Settings:
+    """The settings that flags and `load` ask for; LoadgenError names the first that is wrong."""
+    for stage in load.get("stages", ()):
+        Stage.parse(stage)
+    try:
+        settings = Settings(
+            target=_target(arguments),
+            prompts=_prompts(arguments),
+            load=LoadSettings(
+                burstiness=arguments.burstiness,
+                seed=arguments.seed,
+                classes=tuple(parse_class(words) for words in arguments.classes) or (RequestClass(),),
+                cancel_share=arguments.cancel_share,
+                cancel_after=arguments.cancel_after,
+                **load,
+            ),
+            judge=_judge(arguments),
+            generator=GeneratorSettings(
+                processes=arguments.processes,
+                warmup=arguments.warmup,
+                max_in_flight=arguments.max_in_flight,
+                drain_s=arguments.drain,
+                metrics_urls=tuple(arguments.metrics_url),
+            ),
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise LoadgenError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+    _check_distributions(settings)
+    return settings
+
+
+def _target(arguments: argparse.Namespace) -> TargetSettings:
+    try:
+        extra = json.loads(arguments.extra_body)
+    except json.JSONDecodeError:
+        raise LoadgenError("--extra-body is no JSON object") from None
+    form = arguments.form
+    if arguments.prompts is not None:
+        form = form_of(read_prompts(arguments.prompts), form or "ids")
+    return TargetSettings(
+        url=arguments.target,
+        model=arguments.model,
+        form=form or "ids",
+        timeout_s=arguments.timeout,
+        connections=arguments.connections,
+        ignore_eos=not arguments.no_ignore_eos,
+        temperature=arguments.temperature,
+        extra_body=extra,
+        slo_headers=arguments.slo_headers,
+        api_key_env=arguments.api_key_env,
+    )
+
+
+def _prompts(arguments: argparse.Namespace) -> PromptSettings:
+    chat = arguments.dataset == "chat"
+    return PromptSettings(
+        dataset=arguments.dataset,
+        file=arguments.prompts,
+        input_len=arguments.input_len,
+        output_len=arguments.output_len,
+        prefix_len=arguments.prefix_len,
+        num_prefixes=arguments.num_prefixes,
+        question_len=arguments.question_len,
+        turns=arguments.turns or (_CHAT_TURNS if chat else "1"),
+        think_time=arguments.think_time or (_CHAT_THINK if chat else "0"),
+        vocab_size=arguments.vocab_size,
+    )
+
+
+def _judge(arguments: argparse.Namespace) -> JudgeSettings:
+    limits = parse_goodput(arguments.goodput)
+    attainment = arguments.attainment
+    if arguments.preset is not None:
+        preset = PRESETS[arguments.preset]
+        limits = preset.goodput | limits
+        attainment = attainment or preset.attainment
+    return JudgeSettings(
+        goodput=limits,
+        attainment=0.9 if attainment is None else attainment,
+        max_lag_ms=arguments.max_lag_ms,
+        max_error_share=arguments.max_error_share,
+        max_mismatch_share=arguments.max_mismatch_share,
+    )
+
+
+def _check_distributions(settings: Settings) -> None:
+    for part in (settings.prompts, settings.load, *settings.load.classes):
+        for name in _DISTRIBUTIONS:
+            text = getattr(part, name, None)
+            if text is not None:
+                Distribution.parse(text)
+
+
+def _add(
+    group: argparse._ArgumentGroup, model: type[BaseModel], name: str, flag: str, kind: type, metavar: str
+) -> None:
+    """A flag whose default and words are the setting's own."""
+    field = model.model_fields[name]
+    words = (
+        f"{field.description} (default {field.default})" if field.description else f"default {field.default}"
+    )
+    group.add_argument(flag, type=kind, metavar=metavar, default=field.default, help=words)

@@ -1,0 +1,93 @@
+"""`loadgen search`: the highest arrival rate that holds the limits."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from loadgen import run_folder
+from loadgen.commands import flags
+from loadgen.errors import LoadgenError
+from loadgen.generator.interrupt import Interrupt
+from loadgen.goodput.campaign import Campaign
+from loadgen.goodput.curve import write_curve
+from loadgen.goodput.search import SearchPlan
+from loadgen.reports.console_curve import show_curve
+from loadgen.reports.write import write_curve_reports
+from loadgen.targets.preflight import preflight
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadgen.goodput.curve import Curve
+    from loadgen.settings import Settings
+
+HELP = "the highest arrival rate that holds the limits"
+DESCRIPTION = (
+    "Finds the goodput: the highest Poisson arrival rate at which so large a share of requests meets every "
+    "limit, with an interval. A rate at which the backlog grows is unstable whatever it attains. Exit code "
+    "0: found, 1: no rate holds, or the highest still does, 2: nothing could be measured, 3: INVALID."
+)
+DEFAULT_BUDGET_S = 480.0
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    flags.add_target(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument(
+        "--budget",
+        type=float,
+        default=DEFAULT_BUDGET_S,
+        metavar="S",
+        help="seconds in all (default %(default)g)",
+    )
+    group.add_argument("--start-rate", type=float, metavar="R", help="default: one request after another")
+    group.add_argument("--max-rate", type=float, metavar="R", help="try no higher one")
+    flags.add_load(parser)
+    flags.add_prompts(parser)
+    flags.add_judging(parser)
+    flags.add_generator(parser)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """The exit code."""
+    settings = flags.settings_of(arguments, {"rate": arguments.start_rate or 1.0, "duration_s": 1.0})
+    require_limits(settings)
+    if arguments.budget < 10:
+        raise LoadgenError("--budget must be 10 s or more")
+    path = run_folder.fresh_folder(arguments.out, "search")
+    curve = asyncio.run(_search(settings, path, arguments))
+    write_curve(path, curve)
+    write_curve_reports(path, curve)
+    if arguments.json:
+        print(json.dumps({"out": str(path), "settings": settings.model_dump(mode="json"), **curve.as_dict()}))
+    else:
+        show_curve(curve, path, Console(highlight=False))
+    if curve.invalid:
+        return 3
+    return 0 if curve.crossing is not None else 1
+
+
+def require_limits(settings: Settings) -> None:
+    """LoadgenError where nothing says what a good request is."""
+    if not settings.judge.goodput and not any(one.goodput for one in settings.load.classes):
+        raise LoadgenError("--goodput or --preset must say what a good request is")
+
+
+async def _search(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
+    before = await preflight(settings)
+    start = arguments.start_rate or 1.0 / max(1e-3, before.lone_s)
+    plan = SearchPlan(settings.judge.attainment, start, arguments.budget, arguments.max_rate)
+    with Interrupt() as interrupt:
+        return await Campaign(before, path, say, interrupt).search(plan)
+
+
+def say(line: str) -> None:
+    """How it goes, on stderr."""
+    print(f"loadgen: {line}", file=sys.stderr, flush=True)

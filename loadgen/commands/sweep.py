@@ -1,0 +1,69 @@
+"""`loadgen sweep`: the curve of attainment and latency over the rate."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from loadgen import run_folder
+from loadgen.commands import flags
+from loadgen.commands.search import say
+from loadgen.errors import LoadgenError
+from loadgen.generator.interrupt import Interrupt
+from loadgen.goodput.campaign import Campaign
+from loadgen.goodput.curve import write_curve
+from loadgen.reports.console_curve import show_curve
+from loadgen.reports.write import write_curve_reports
+from loadgen.targets.preflight import preflight
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadgen.goodput.curve import Curve
+    from loadgen.settings import Settings
+
+HELP = "one run at each of several rates"
+DESCRIPTION = (
+    "One run at each rate, and the curve over all. Exit code 0: done, 2: nothing could be measured, 3: every "
+    "run is INVALID."
+)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    flags.add_target(parser)
+    group = parser.add_argument_group("sweep")
+    group.add_argument("--rates", type=float, nargs="+", required=True, metavar="R", help="requests a second")
+    group.add_argument(
+        "--duration", type=float, default=60.0, metavar="S", help="of each (default %(default)g)"
+    )
+    flags.add_load(parser)
+    flags.add_prompts(parser)
+    flags.add_judging(parser)
+    flags.add_generator(parser)
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """The exit code."""
+    if min(arguments.rates) <= 0:
+        raise LoadgenError("--rates must be positive")
+    settings = flags.settings_of(arguments, {"rate": arguments.rates[0], "duration_s": arguments.duration})
+    path = run_folder.fresh_folder(arguments.out, "sweep")
+    curve = asyncio.run(_sweep(settings, path, arguments))
+    write_curve(path, curve)
+    write_curve_reports(path, curve)
+    if arguments.json:
+        print(json.dumps({"out": str(path), "settings": settings.model_dump(mode="json"), **curve.as_dict()}))
+    else:
+        show_curve(curve, path, Console(highlight=False))
+    return 3 if all(point.invalid for point in curve.points) else 0
+
+
+async def _sweep(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
+    before = await preflight(settings)
+    with Interrupt() as interrupt:
+        return await Campaign(before, path, say, interrupt).sweep(arguments.rates, arguments.duration)

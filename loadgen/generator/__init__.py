@@ -1,0 +1,1 @@
+"""Many processes that send to one clock, and who starts and watches them."""

@@ -1,0 +1,209 @@
+"""Starts the processes of a run, gives them one start, watches them and gathers what they recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loadgen.errors import LoadgenError
+from loadgen.record import Record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadgen.settings import Settings
+
+# A process makes its prompts before it is ready; long ones take their time.
+READY_S = 300.0
+# From the word to the first send: every process must have heard it.
+_AHEAD_S = 0.2
+_LONGEST_LINE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The whole run so far, all processes together."""
+
+    elapsed_s: float
+    sent: int
+    ended: int
+    failed: int
+    good: int
+    cancelled: int
+    tokens: int
+    # The worst since the last report.
+    lag_ms: float
+
+    @property
+    def in_flight(self) -> int:
+        """Sent and not ended."""
+        return self.sent - self.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run brought: every record, by the time it was due, and how its processes fared."""
+
+    records: list[Record]
+    # The run's second 0, on the wall's clock and on the machine's monotonic one.
+    started_at: float
+    started_monotonic: float
+    processes: list[dict[str, Any]]
+    stopped: bool
+
+
+@dataclass(slots=True)
+class _Member:
+    process: asyncio.subprocess.Process
+    part: Path
+    progress: dict[str, float] = field(default_factory=dict)
+    done: dict[str, Any] | None = None
+
+
+Watch = Callable[[Progress], bool]
+
+
+async def measure(settings: Settings, folder: Path, watch: Watch) -> Measured:
+    """One run. `watch` is told four times a second how it goes and says whether to go on.
+
+    Parts of the raw record are written to `folder` while it runs. LoadgenError where the target does not
+    answer or a process dies.
+    """
+    crew = Crew(settings, folder)
+    try:
+        await crew.start()
+        return await crew.run(watch)
+    finally:
+        await crew.end()
+
+
+class Crew:
+    """The processes of one run."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._members: list[_Member] = []
+
+    async def start(self) -> None:
+        """Starts all and returns when every one is ready to send."""
+        count = self._settings.generator.processes
+        for number in range(count):
+            part = self._folder / f"part-{number}.jsonl"
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "loadgen.generator.worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE,
+                # Ctrl-C is for us to answer. Nothing may run between fork and exec: gRPC has threads here.
+                start_new_session=True,
+            )
+            member = _Member(process, part)
+            self._members.append(member)
+            assignment = {
+                "settings": self._settings.model_dump(mode="json"),
+                "process": number,
+                "of": count,
+                "records": str(part),
+            }
+            await self._say(member, assignment)
+        try:
+            async with asyncio.timeout(READY_S):
+                for member in self._members:
+                    await self._hear(member)
+        except TimeoutError:
+            raise LoadgenError("the generator's processes were not ready in time") from None
+
+    async def run(self, watch: Watch) -> Measured:
+        """Starts the clock and returns when every process is done."""
+        start = time.monotonic() + _AHEAD_S
+        started_at = time.time() + _AHEAD_S
+        for member in self._members:
+            await self._say(member, {"start": start})
+        hearing = [asyncio.ensure_future(self._hear_all(member)) for member in self._members]
+        stopped = False
+        try:
+            while not all(one.done() for one in hearing):
+                await asyncio.wait(hearing, timeout=0.25, return_when=asyncio.FIRST_EXCEPTION)
+                if not watch(self._progress(time.monotonic() - start)) and not stopped:
+                    stopped = True
+                    for member in self._members:
+                        await self._say(member, {"stop": True})
+            for one in hearing:
+                one.result()
+        finally:
+            for one in hearing:
+                one.cancel()
+        records = await asyncio.to_thread(_read, [member.part for member in self._members])
+        done = [member.done or {} for member in self._members]
+        return Measured(records, started_at, start, done, stopped)
+
+    async def end(self) -> None:
+        """No process is left; and no part of the record, if it was gathered."""
+        for member in self._members:
+            if member.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    member.process.kill()
+            await member.process.wait()
+            if member.done is not None:
+                member.part.unlink()
+
+    def _progress(self, elapsed_s: float) -> Progress:
+        told = [member.progress for member in self._members]
+
+        def total(name: str) -> int:
+            return int(sum(one.get(name, 0) for one in told))
+
+        return Progress(
+            elapsed_s=max(0.0, elapsed_s),
+            sent=total("sent"),
+            ended=total("ended"),
+            failed=total("failed"),
+            good=total("good"),
+            cancelled=total("cancelled"),
+            tokens=total("tokens"),
+            lag_ms=max((one.get("lag_ms", 0.0) for one in told), default=0.0),
+        )
+
+    async def _hear_all(self, member: _Member) -> None:
+        while member.done is None:
+            message = await self._hear(member)
+            if "done" in message:
+                member.done = message["done"]
+            else:
+                member.progress = message
+
+    async def _hear(self, member: _Member) -> dict[str, Any]:
+        assert member.process.stdout is not None
+        line = await member.process.stdout.readline()
+        if not line:
+            code = await member.process.wait()
+            raise LoadgenError(f"a process of the generator ended by itself (exit code {code})")
+        message: dict[str, Any] = json.loads(line)
+        if "error" in message:
+            raise LoadgenError(message["error"])
+        return message
+
+    @staticmethod
+    async def _say(member: _Member, message: dict[str, Any]) -> None:
+        assert member.process.stdin is not None
+        member.process.stdin.write(json.dumps(message).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # who is gone is found when it is heard
+            await member.process.stdin.drain()
+
+
+def _read(parts: Iterable[Path]) -> list[Record]:
+    records: list[Record] = []
+    for part in parts:
+        with part.open("rb") as lines:
+            records += [Record.from_line(line) for line in lines]
+    records.sort(key=lambda record: (record.scheduled, record.conversation, record.turn))
+    return records

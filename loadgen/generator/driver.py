@@ -1,0 +1,275 @@
+"""Sends one process's share of a run, each conversation at its time, whatever became of the earlier ones.
+
+open loop     a conversation begins when its time has come
+closed loop   a fixed number of users; each begins its next conversation when the last has ended
+
+A turn after the first is due its think time after the answer before it. Latency counts from when a request
+was due, so that neither a generator that lags nor a server that stalls can hide what a user would feel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from loadgen.load.wording import Content
+from loadgen.record import Outcome, Record
+from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request
+
+if TYPE_CHECKING:
+    from loadgen.load.workload import Conversation, Turn, Workload
+    from loadgen.settings import Form, Settings
+    from loadgen.targets.target import RunClock, Target
+
+# Prompts made before the clock starts; the rest is made as it comes.
+PREPARED_BYTES = 256 * 1024 * 1024
+_OVERHEAD_BYTES = 1024
+_ANSWER_ROLE, _USER_ROLE = "assistant", "user"
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A conversation with its first request as it will travel."""
+
+    conversation: Conversation
+    prompt: Prompt
+    payload: Payload
+
+
+class History:
+    """A conversation so far; the next prompt is all of it and the user's new words."""
+
+    def __init__(self, form: Form) -> None:
+        self._chat = form == "chat"
+        self._messages: list[Message] = []
+        self._ids: list[int] = []
+        self._text = ""
+
+    def ask(self, content: Content) -> Prompt:
+        """The prompt of the next turn."""
+        if isinstance(content, list):
+            self._ids += content
+            return list(self._ids)
+        if self._chat:
+            self._messages.append(Message(_USER_ROLE, content))
+            return tuple(self._messages)
+        self._text += content
+        return self._text
+
+    def hear(self, answer: Answer) -> None:
+        """Keeps the answer."""
+        self._ids += answer.ids
+        self._text += "".join(answer.text)
+        self._messages.append(Message(_ANSWER_ROLE, "".join(answer.text)))
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a process has done so far."""
+
+    sent: int = 0
+    ended: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    tokens: int = 0
+    lags: list[float] = field(default_factory=list)
+
+    @property
+    def in_flight(self) -> int:
+        """Sent and not ended."""
+        return self.sent - self.ended
+
+
+class Driver:
+    """Runs a share of the load once. `sink` is given every record at its end."""
+
+    def __init__(
+        self,
+        target: Target,
+        workload: Workload,
+        settings: Settings,
+        clock: RunClock,
+        sink: Callable[[Record], None],
+        *,
+        process: int = 0,
+    ) -> None:
+        self._target = target
+        self._workload = workload
+        self._settings = settings
+        self._clock = clock
+        self._sink = sink
+        self._process = process
+        self._running: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self._fault: BaseException | None = None
+        self.counts = Counts()
+
+    def prepare(self, numbers: Iterable[int], most: int | None = None) -> Iterator[Prepared]:
+        """The conversations of these numbers, in order. The first `most` are made at once, as far as memory
+        allows, the others when they are asked for."""
+        coming = self._prepare_each(iter(numbers))
+        made: list[Prepared] = []
+        budget = PREPARED_BYTES
+        for prepared in itertools.islice(coming, most):
+            made.append(prepared)
+            budget -= len(prepared.payload.data) + _OVERHEAD_BYTES
+            if budget <= 0:
+                break
+        return _taken(made, coming)
+
+    async def open_loop(self, prepared: Iterator[Prepared], times: Iterator[float]) -> None:
+        """Begins each conversation at its time; returns when all have ended, or their time is over."""
+        last = 0.0
+        for time, one in zip(times, prepared, strict=False):
+            last = time
+            await self._sleep_until(time)
+            if self._fault is not None:
+                break
+            if self.counts.in_flight >= self._settings.generator.max_in_flight:
+                self._refuse(one, time)
+            else:
+                self._spawn(self._converse(one, time))
+        await self._drain(last)
+
+    async def closed_loop(self, prepared: Iterator[Prepared], users: int) -> None:
+        """`users` conversations under way at any time, until there are no more or the duration is over."""
+        until = self._settings.load.duration_s
+
+        async def user() -> None:
+            for one in prepared:
+                if until is not None and self._clock() >= until:
+                    return
+                await self._converse(one, self._clock())
+
+        for _ in range(users):
+            self._spawn(user())
+        await asyncio.wait(self._running, timeout=None if until is None else max(0.0, until - self._clock()))
+        await self._drain(self._clock())
+
+    async def stop(self) -> None:
+        """Ends what runs; those requests are marked as stopped."""
+        self._stopped = True
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _prepare_each(self, numbers: Iterator[int]) -> Iterator[Prepared]:
+        for number in numbers:
+            conversation = self._workload.conversation(number)
+            if conversation is None:
+                return
+            prompt = History(self._settings.target.form).ask(conversation.turns[0].content)
+            request = self._request(conversation, 0, prompt)
+            yield Prepared(conversation, prompt, self._target.prepare(request))
+
+    def _request(self, conversation: Conversation, turn: int, prompt: Prompt) -> Request:
+        request_id = f"{self._settings.load.seed:x}-{conversation.number}-{turn}"
+        return Request(request_id, prompt, conversation.turns[turn].output_tokens, conversation.klass)
+
+    async def _converse(self, prepared: Prepared, due: float) -> None:
+        """All turns of one conversation; after a turn that did not end well there is no next one."""
+        conversation = prepared.conversation
+        history = History(self._settings.target.form)
+        payload = prepared.payload
+        for number, turn in enumerate(conversation.turns):
+            prompt = history.ask(turn.content)
+            if number > 0:
+                due = self._clock() + turn.think_s
+                payload = self._target.prepare(self._request(conversation, number, prompt))
+                await self._sleep_until(due)
+            record = self._record(conversation, number, turn, prompt, due)
+            answer = Answer()
+            await self._send(payload, record, answer, turn.cancel_after_s)
+            if record.outcome != Outcome.OK:
+                return
+            if number + 1 < len(conversation.turns):
+                history.hear(answer)
+
+    async def _send(self, payload: Payload, record: Record, answer: Answer, leave_s: float | None) -> None:
+        """One request from its sending to its record; nothing is raised but our own cancellation."""
+        timeout_s = self._settings.target.timeout_s
+        leaves = leave_s is not None and leave_s < timeout_s
+        counts, clock = self.counts, self._clock
+        record.sent = clock()
+        counts.sent += 1
+        counts.lags.append(record.sent - record.scheduled)
+        try:
+            async with asyncio.timeout(leave_s if leaves else timeout_s):
+                await self._target.send(payload, record, answer)
+            record.outcome = Outcome.OK
+        except TimeoutError:
+            record.outcome = Outcome.CANCELLED if leaves else Outcome.TIMEOUT
+        except Failure as failure:
+            record.outcome, record.detail = failure.outcome, failure.detail
+        except asyncio.CancelledError:
+            record.outcome = Outcome.STOPPED if self._stopped else Outcome.TIMEOUT
+            raise
+        finally:
+            record.ended = clock()
+            counts.ended += 1
+            counts.cancelled += record.outcome == Outcome.CANCELLED
+            counts.failed += record.outcome not in (Outcome.OK, Outcome.CANCELLED, Outcome.STOPPED)
+            counts.tokens += len(record.token_times)
+            self._sink(record)
+
+    def _record(
+        self, conversation: Conversation, number: int, turn: Turn, prompt: Prompt, due: float
+    ) -> Record:
+        asked_input = len(prompt) if isinstance(prompt, list) else turn.tokens if number == 0 else None
+        return Record(
+            conversation=conversation.number,
+            turn=number,
+            klass=conversation.klass.name,
+            scheduled=due,
+            asked_input=asked_input,
+            asked_output=turn.output_tokens,
+            exact_output=self._settings.target.ignore_eos,
+            request_id=self._request(conversation, number, prompt).request_id,
+            process=self._process,
+        )
+
+    def _refuse(self, prepared: Prepared, due: float) -> None:
+        conversation = prepared.conversation
+        record = self._record(conversation, 0, conversation.turns[0], prepared.prompt, due)
+        record.outcome = Outcome.NOT_SENT
+        self.counts.failed += 1
+        self._sink(record)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        """A conversation raises nothing but a fault of ours, and that ends the run."""
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fault = self._fault or error
+
+    async def _sleep_until(self, due: float) -> None:
+        """Gives the loop a turn even where the time has passed."""
+        await asyncio.sleep(max(0.0, due - self._clock()))
+
+    async def _drain(self, last: float) -> None:
+        """Waits for what runs, within the time that the run's settings leave it after the last send."""
+        generator, target = self._settings.generator, self._settings.target
+        patience = target.timeout_s if generator.drain_s is None else generator.drain_s
+        left = max(0.0, last + patience - self._clock())
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=left)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        if self._fault is not None:
+            raise self._fault
+
+
+def _taken(made: list[Prepared], rest: Iterator[Prepared]) -> Iterator[Prepared]:
+    """First what was made, each let go as it is taken, then the rest."""
+    made.reverse()
+    while made:
+        yield made.pop()
+    yield from rest

@@ -1,0 +1,35 @@
+"""How late an event loop runs: what a token's arrival time may be late by, too.
+
+A tick is due every 5 ms. The loop that is busy through many of them makes one late call, but each missed tick
+counts with its own lateness, or a long stall would weigh no more than a short one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TICK_S = 0.005
+# asyncio rounds a wait up to the next millisecond; that much is no lag.
+_TIMER_S = 0.001
+
+
+class LoopLag:
+    """Samples a loop while `run` runs there."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.samples: list[float] = []
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        due = self._clock() + TICK_S
+        while True:
+            await asyncio.sleep(max(0.0, due - self._clock()))
+            now = self._clock()
+            while due <= now:
+                self.samples.append(max(0.0, now - due - _TIMER_S))
+                due += TICK_S

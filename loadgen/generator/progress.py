@@ -1,0 +1,99 @@
+"""A run while it lasts: offered and achieved rate, in flight, attainment so far, the generator's own lag."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.reports.words import number, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from loadgen.generator.crew import Progress
+    from loadgen.settings import Settings
+
+_RECENT = 20  # reports: the last five seconds
+
+
+class ProgressView:
+    """Draws itself on stderr where that is a terminal, else says nothing. Give its `watch` to a crew; `go_on`
+    has the last word on whether the run goes on."""
+
+    def __init__(
+        self, settings: Settings, title: str, go_on: Callable[[Progress], bool] = lambda _: True
+    ) -> None:
+        self._settings = settings
+        self._title = title
+        self._go_on = go_on
+        self._recent: deque[Progress] = deque(maxlen=_RECENT)
+        self._live: Live | None = None
+        if sys.stderr.isatty():
+            self._live = Live(console=Console(stderr=True), refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def watch(self, progress: Progress) -> bool:
+        """Shows it."""
+        self._recent.append(progress)
+        if self._live is not None:
+            self._live.update(self.render())
+        return self._go_on(progress)
+
+    def render(self) -> Group:
+        """The screen's few lines."""
+        now, before = self._recent[-1], self._recent[0]
+        seconds = max(1e-9, now.elapsed_s - before.elapsed_s)
+        cells = [
+            ("offered/s", number(self._offered(now))),
+            ("sent/s", number((now.sent - before.sent) / seconds)),
+            ("ended/s", number((now.ended - before.ended) / seconds)),
+            ("tokens/s", number((now.tokens - before.tokens) / seconds)),
+            ("in flight", str(now.in_flight)),
+            ("failed", str(now.failed)),
+            ("good so far", percent(now.good / now.ended if now.ended else None)),
+            ("lag ms", number(max(one.lag_ms for one in self._recent))),
+        ]
+        table = Table.grid(padding=(0, 2))
+        for _ in cells:
+            table.add_column(justify="right")
+        table.add_row(*(Text(name, style="dim") for name, _ in cells))
+        table.add_row(*(Text(value) for _, value in cells))
+        share = self._share(now)
+        line = Table.grid(padding=(0, 1))
+        line.add_row(
+            Text(self._title, style="bold"),
+            ProgressBar(total=1.0, completed=share, width=30),
+            Text(f"{now.elapsed_s:.0f} s", style="dim"),
+        )
+        return Group(line, table)
+
+    def _offered(self, now: Progress) -> float | None:
+        return self._settings.load.rate
+
+    def _share(self, now: Progress) -> float:
+        load = self._settings.load
+        shares = [0.0]
+        if load.num_requests is not None:
+            shares.append(now.ended / load.num_requests)
+        if load.duration_s is not None:
+            shares.append(now.elapsed_s / load.duration_s)
+        return min(1.0, max(shares))

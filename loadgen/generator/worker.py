@@ -1,0 +1,198 @@
+"""One process of the generator: `python -m loadgen.generator.worker`, started by a crew.
+
+It reads one line with its assignment from stdin and answers in lines of JSON on stdout:
+
+    → {"settings": …, "process": 0, "of": 2, "records": "FILE"}
+    ← {"ready": true}                   connected, prompts made
+    → {"start": 1234.5}                 a time of the machine's monotonic clock
+    ← {"sent": …, "ended": …, …}        four times a second
+    → {"stop": true}                    or the end of stdin: ends what runs
+    ← {"done": {…}}                     all records are in the file
+
+A mistake ends it with {"error": "…"} instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from baton.parent_death import die_with_parent
+from loadgen.analysis.slo import Judge
+from loadgen.errors import LoadgenError
+from loadgen.generator.cpu_wait import CpuWait
+from loadgen.generator.driver import Driver
+from loadgen.generator.loop_lag import LoopLag
+from loadgen.generator.plan import Share, numbers_of, open_times
+from loadgen.load.sources import recorded_times, workload_of
+from loadgen.settings import Settings, Strict
+from loadgen.targets.open_target import open_target
+from loadgen.targets.target import RunClock
+
+if TYPE_CHECKING:
+    from loadgen.record import Record
+
+PROGRESS_S = 0.25
+# How many conversations of a closed loop, whose number nobody knows, are made before it starts.
+_AHEAD = 1000
+_BUFFER = 4 * 1024 * 1024
+
+
+class Assignment(Strict):
+    """What one process is told."""
+
+    settings: Settings
+    process: int
+    of: int
+    records: str
+
+
+class Worker:
+    """Runs one assignment."""
+
+    def __init__(self, assignment: Assignment, commands: asyncio.StreamReader, records: BinaryIO) -> None:
+        self._settings = assignment.settings
+        self._share = Share(assignment.process, assignment.of)
+        self._commands = commands
+        self._records = records
+        self._clock = RunClock()
+        self._judge = Judge.of(self._settings)
+        self._good = 0
+        self._lag = LoopLag(self._clock)
+        self._wait = CpuWait(self._clock)
+
+    async def run(self) -> None:
+        """From connecting to the last record."""
+        target = open_target(self._settings.target, self._clock)
+        workload = workload_of(self._settings)
+        driver = Driver(
+            target, workload, self._settings, self._clock, self._keep, process=self._share.process
+        )
+        try:
+            await target.connect()
+            work = self._work(driver)
+            gc.collect()
+            gc.freeze()
+            _tell({"ready": True})
+            self._clock.start = await self._told_start()
+            await self._follow(driver, asyncio.ensure_future(work))
+        finally:
+            await target.close()
+
+    def _work(self, driver: Driver) -> Coroutine[Any, Any, None]:
+        """The whole run, its prompts made as far as memory goes."""
+        load, share = self._settings.load, self._share
+        if load.concurrency is not None:
+            users = share.concurrency(load.concurrency)
+            prepared = driver.prepare(numbers_of(load, share), max(_AHEAD, 4 * users))
+            return driver.closed_loop(prepared, users)
+        recorded = recorded_times(self._settings)
+        mine = [
+            (number, time)
+            for number, time in enumerate(open_times(load, recorded))
+            if number % share.of == share.process
+        ]
+        prepared = driver.prepare(number for number, _ in mine)
+        return driver.open_loop(prepared, (time for _, time in mine))
+
+    def _keep(self, record: Record) -> None:
+        self._good += self._judge.good(record)
+        self._records.write(record.to_line())
+
+    async def _told_start(self) -> float:
+        line = await self._commands.readline()
+        if not line:
+            raise LoadgenError("nobody said when to start")
+        return float(json.loads(line)["start"])
+
+    async def _follow(self, driver: Driver, work: asyncio.Future[Any]) -> None:
+        """Reports until the work is done, or whoever ordered it wants it no more."""
+        cpu, began = time.process_time(), time.monotonic()
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self._commands.readline())
+        watching = [asyncio.ensure_future(one.run()) for one in (self._lag, self._wait)]
+        try:
+            while not work.done():
+                await asyncio.wait((work, stop), timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
+                if stop.done():
+                    work.cancel()
+                    await driver.stop()
+                    break
+                self._records.flush()  # what ended stays, whatever becomes of this process
+                _tell(self._progress(driver))
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+        finally:
+            for task in (stop, *watching):
+                task.cancel()
+        busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - began)
+        self._records.flush()
+        _tell(self._progress(driver))
+        waits = _spread_ms(self._wait.samples)
+        done = {"cpu_share": busy, "loop_lag_ms": _spread_ms(self._lag.samples), "cpu_wait_ms": waits}
+        _tell({"done": done})
+
+    def _progress(self, driver: Driver) -> dict[str, Any]:
+        counts = driver.counts
+        lags, counts.lags = counts.lags, []
+        return {
+            "sent": counts.sent,
+            "ended": counts.ended,
+            "failed": counts.failed,
+            "good": self._good,
+            "cancelled": counts.cancelled,
+            "tokens": counts.tokens,
+            "lag_ms": max(lags, default=0.0) * 1e3,
+        }
+
+
+def _spread_ms(samples: list[float]) -> dict[str, float]:
+    values = np.asarray(samples or [0.0]) * 1e3
+    return {
+        "p50": float(np.percentile(values, 50)),
+        "p99": float(np.percentile(values, 99)),
+        "max": float(values.max()),
+    }
+
+
+def _tell(message: dict[str, Any]) -> None:
+    # One write, short of what a pipe takes at once; the crew reads all the time.
+    os.write(sys.stdout.fileno(), json.dumps(message).encode() + b"\n")
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    commands = asyncio.StreamReader(limit=64 * 1024 * 1024)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    line = await commands.readline()
+    if not line:
+        return
+    assignment = Assignment.model_validate_json(line)
+    with io.BufferedWriter(io.FileIO(assignment.records, "wb"), _BUFFER) as records:
+        await Worker(assignment, commands, records).run()
+
+
+def main() -> int:
+    """0 when all was done; 2 after a mistake that was told."""
+    die_with_parent()
+    try:
+        asyncio.run(_main())
+    except LoadgenError as error:
+        _tell({"error": str(error)})
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The highest arrival rate that holds the limits."""

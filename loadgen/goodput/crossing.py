@@ -1,0 +1,102 @@
+"""Where attainment crosses its goal, from all probes together.
+
+Around the crossing, the logit of attainment is taken to fall in a straight line over the logarithm of the
+rate. Two unknowns, the crossing and the steepness, both flat in logarithm beforehand, are weighed on a grid
+by how well they explain the probes; a cliff is no special case, only very steep. The median of the crossing
+is the goodput, the middle 95 % its interval. Probes far from the crossing say less about it, since the line
+is straight near it only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.goodput.probe import Probe, Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+_STEEPNESS = np.exp(np.linspace(math.log(3.0), math.log(300.0), 20))
+_RATES = 300
+_BEYOND = 0.7  # how far from the outermost probes it may lie, in logarithms of the rate
+_NEAR = 0.2  # how far from the crossing a probe tells its full weight
+_FAR_WEIGHT = 0.02
+_NEAR_WEIGHT = 0.3
+# Draws are an estimate too; with this weight intervals held the truth as often as they say, in simulations of
+# queues whose truth is known.
+_TRUST = 0.6
+# What an unstable probe counts as, at least.
+_UNSTABLE_DRAWS = 4.0
+
+FORMULA = "the rate at which attainment crosses its goal: logit-linear in log rate, over all probes"
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """The goodput in requests a second, and its interval of 95 %."""
+
+    rate: float
+    low: float
+    high: float
+
+    @property
+    def width(self) -> float:
+        """high / low."""
+        return self.high / self.low
+
+
+def find_crossing(probes: Sequence[Probe], goal: float) -> Crossing:
+    """The crossing that explains the probes (one at least)."""
+    places = np.log([probe.rate for probe in probes])
+    span = (float(places.min()) - _BEYOND, float(places.max()) + _BEYOND)
+    even = np.ones(len(probes))
+    coarse = np.linspace(*span, _RATES)
+    middle, low, high = _quantiles(coarse, _weigh(coarse, probes, goal, even))
+    # Closer, and with an eye for what is near.
+    step = coarse[1] - coarse[0]
+    fine = np.linspace(low - 4 * step - 0.1, high + 4 * step + 0.1, _RATES)
+    near = np.maximum(_FAR_WEIGHT, np.exp(-0.5 * ((places - middle) / _NEAR) ** 2))
+    middle, low, high = _quantiles(fine, _weigh(fine, probes, goal, near))
+    return Crossing(math.exp(middle), math.exp(low), math.exp(high))
+
+
+def _weigh(crossings: Floats, probes: Sequence[Probe], goal: float, weights: Floats) -> Floats:
+    """How probable each crossing is, the steepness summed out."""
+    at_goal = math.log(goal / (1 - goal))
+    logs = np.zeros((len(crossings), len(_STEEPNESS)))
+    for probe, weight, draws in zip(probes, weights, _draws(probes, weights), strict=True):
+        share = probe.attainment
+        if probe.verdict is Verdict.UNSTABLE:
+            share, draws = min(share, goal / 2), _UNSTABLE_DRAWS
+        logit = at_goal - _STEEPNESS * (math.log(probe.rate) - crossings[:, None])
+        hit, miss = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
+        logs += _TRUST * weight * draws * (share * hit + (1 - share) * miss)
+    likelihood = np.exp(logs - logs.max()).sum(axis=1)
+    weights_of: Floats = likelihood / likelihood.sum()
+    return weights_of
+
+
+def _draws(probes: Sequence[Probe], weights: Floats) -> list[float]:
+    """How many independent draws each probe is worth. One that saw no miss, or too short a time, does not
+    know for how long its requests hang together; those near the crossing know better."""
+    near = [
+        probe.requests / probe.draws / probe.rate
+        for probe, weight in zip(probes, weights, strict=True)
+        if weight > _NEAR_WEIGHT and 0 < probe.attainment < 1 and probe.verdict is not Verdict.UNSTABLE
+    ]
+    common = float(np.median(near)) if near else 0.0
+    return [min(probe.draws, probe.requests / max(1.0, common * probe.rate)) for probe in probes]
+
+
+def _quantiles(places: Floats, weights: Floats) -> tuple[float, float, float]:
+    """Median and both ends of the middle 95 %, interpolated between the grid's places."""
+    sums = np.cumsum(weights) - weights / 2
+    middle, low, high = np.interp([0.5, 0.025, 0.975], sums, places)
+    return float(middle), float(low), float(high)

@@ -1,0 +1,73 @@
+"""One measurement of one arrival rate, and its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from loadgen.analysis.intervals import correlation_time, freedom_of, wilson
+from loadgen.analysis.steady import Steadiness, Window, find_window, judge_window
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
+
+# A probe starts with an empty server; so much of it is cut whatever its backlog says.
+CUT = 0.2
+
+
+class Verdict(StrEnum):
+    """What a rate is to the limits."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    # The backlog grows: attainment depends on how long one looks, and in the long run there is none.
+    UNSTABLE = "unstable"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A point of the curve of attainment over rate."""
+
+    rate: float
+    seconds: float
+    requests: int
+    attainment: float
+    # How many independent draws the attainment is worth.
+    draws: float
+    low: float
+    high: float
+    steadiness: Steadiness
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, rate: float, goal: float, scheduled: Floats, ended: Floats, good: Flags) -> Self:
+        """The probe of requests in the order in which they were due; nobody's cancelled ones among them."""
+        if not len(scheduled):
+            return cls(rate, 0.0, 0, 0.0, 0.0, 0.0, 1.0, Steadiness.SHORT, Verdict.FAIL)
+        window = _window(scheduled, ended)
+        inside = scheduled >= window.since
+        hits = good[inside].astype(np.float64)
+        latency = np.minimum(ended[inside], window.until + 3600.0) - scheduled[inside]
+        # The indicator of a probe where all is well does not say how its requests hang together.
+        correlation = max(correlation_time(hits), correlation_time(latency))
+        draws = len(hits) / correlation
+        share = float(hits.mean())
+        low, high = wilson(share, draws, freedom=freedom_of(len(hits), correlation))
+        if window.steadiness is Steadiness.GROWING:
+            verdict = Verdict.UNSTABLE
+        else:
+            verdict = Verdict.PASS if share >= goal else Verdict.FAIL
+        return cls(rate, window.seconds, len(hits), share, draws, low, high, window.steadiness, verdict)
+
+
+def _window(scheduled: Floats, ended: Floats) -> Window:
+    window = find_window(scheduled, ended)
+    first, last = float(scheduled[0]), float(scheduled[-1])
+    cut = first + CUT * (last - first)
+    return window if window.since >= cut else judge_window(scheduled, ended, cut, last)

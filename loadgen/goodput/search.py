@@ -1,0 +1,166 @@
+"""Which rate to try next, and when to stop: the search without the sending.
+
+1. Bracket: short probes, each twice the rate of the last, until one does not pass (or half, until one does).
+2. Refine: longer probes a little to both sides of where the crossing seems to be.
+3. Confirm: the longest probe, at the rate that will be reported.
+
+    search = Search(plan)
+    while (trial := search.next()) is not None:
+        search.tell(probe of trial, seconds that it took)
+    search.result()
+
+Time is bounded by the plan's budget: what a probe took is taken from it, whatever was meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from loadgen.goodput.crossing import Crossing, find_crossing
+from loadgen.goodput.probe import Probe, Verdict
+
+_BRACKET_SHARE = 1 / 30
+_REFINE_SHARE = 1 / 7
+_CONFIRM_SHARE = 1 / 6
+# A rate that needs longer for a few requests is as good as none.
+_LONGEST_SHARE = 1 / 5
+# No more of the budget goes into finding the neighbourhood.
+_MOST_BRACKETING = 0.5
+_FACTOR = 2.0
+# While the crossing is known no better than this, probes stay short and at its middle.
+_VAGUE = 1.5
+_KNOWN = 1.2
+_ASIDE = 0.03
+_FEWEST_REQUESTS = 10
+
+
+class Phase(StrEnum):
+    """What a trial is for."""
+
+    BRACKET = "bracket"
+    REFINE = "refine"
+    CONFIRM = "confirm"
+
+
+class Finding(StrEnum):
+    """How a search ended."""
+
+    FOUND = "found"
+    NOTHING = "nothing was measured"
+    # Not even the lowest rate that could be tried holds the limits.
+    NONE = "no rate holds the limits"
+    # The highest rate that could be tried still holds them.
+    BEYOND = "holds at the highest rate tried"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to measure next."""
+
+    rate: float
+    seconds: float
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """What is looked for, from where, and for how long; rates in requests a second."""
+
+    goal: float
+    start: float
+    budget_s: float
+    highest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """What was found. `crossing` is None unless it was; `confirmed` is the last, longest probe."""
+
+    finding: Finding
+    crossing: Crossing | None
+    confirmed: Probe | None
+    probes: tuple[Probe, ...]
+
+
+class Search:
+    """One search; `tell` or `lose` must follow each `next`."""
+
+    def __init__(self, plan: SearchPlan) -> None:
+        self._plan = plan
+        self._left = plan.budget_s
+        self._probes: list[Probe] = []
+        self._confirmed: Probe | None = None
+        self._phase = Phase.BRACKET
+
+    def next(self) -> Trial | None:
+        """The next trial; None when the search is over."""
+        if self._confirmed is not None or self._left <= 0:
+            return None
+        if self._phase is Phase.BRACKET and (trial := self._bracket()) is not None:
+            return trial
+        if not self._enclosed():
+            return None
+        self._phase = Phase.REFINE
+        crossing = find_crossing(self._probes, self._plan.goal)
+        confirming = self._plan.budget_s * _CONFIRM_SHARE
+        if self._left > confirming * 1.1:
+            return self._refine(crossing, self._left - confirming)
+        self._phase = Phase.CONFIRM
+        return Trial(self._within(crossing.rate), self._left, Phase.CONFIRM)
+
+    def tell(self, probe: Probe, took_s: float) -> None:
+        """The answer to the last trial."""
+        self._left -= took_s
+        self._probes.append(probe)
+        if self._phase is Phase.CONFIRM:
+            self._confirmed = probe
+
+    def lose(self, took_s: float) -> None:
+        """The last trial brought no answer; its time is gone."""
+        self._left -= took_s
+
+    def result(self) -> Goodput:
+        """What is known by now."""
+        probes = tuple(self._probes)
+        if not probes:
+            return Goodput(Finding.NOTHING, None, None, probes)
+        if not any(probe.verdict is Verdict.PASS for probe in probes):
+            return Goodput(Finding.NONE, None, None, probes)
+        if all(probe.verdict is Verdict.PASS for probe in probes):
+            return Goodput(Finding.BEYOND, None, None, probes)
+        crossing = find_crossing(probes, self._plan.goal)
+        return Goodput(Finding.FOUND, crossing, self._confirmed, probes)
+
+    def _bracket(self) -> Trial | None:
+        """The next rate up or down; None when there are rates on both sides, or no time or room is left."""
+        if not self._probes:
+            return self._short(self._within(self._plan.start))
+        if self._enclosed() or self._left < self._plan.budget_s * (1 - _MOST_BRACKETING):
+            return None
+        if self._probes[-1].verdict is Verdict.PASS:
+            rate = self._within(max(probe.rate for probe in self._probes) * _FACTOR)
+        else:
+            rate = min(probe.rate for probe in self._probes) / _FACTOR
+        trial = self._short(rate)
+        hopeless = trial.seconds > self._plan.budget_s * _LONGEST_SHARE
+        return None if hopeless or any(probe.rate == rate for probe in self._probes) else trial
+
+    def _short(self, rate: float) -> Trial:
+        """A short probe, long enough for a few requests."""
+        seconds = max(self._plan.budget_s * _BRACKET_SHARE, _FEWEST_REQUESTS / rate)
+        return Trial(rate, min(self._left, seconds), Phase.BRACKET)
+
+    def _refine(self, crossing: Crossing, left: float) -> Trial:
+        share = _REFINE_SHARE if crossing.width < _VAGUE else _BRACKET_SHARE
+        rate = crossing.rate
+        if crossing.width < _KNOWN:
+            rate *= 1 + _ASIDE if len(self._probes) % 2 else 1 - _ASIDE
+        return Trial(self._within(rate), min(left, self._plan.budget_s * share), Phase.REFINE)
+
+    def _enclosed(self) -> bool:
+        passed = [probe.verdict is Verdict.PASS for probe in self._probes]
+        return any(passed) and not all(passed)
+
+    def _within(self, rate: float) -> float:
+        return rate if self._plan.highest is None else min(rate, self._plan.highest)

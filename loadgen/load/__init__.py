@@ -1,0 +1,1 @@
+"""What is sent and when; nothing here knows of sending."""

@@ -1,0 +1,86 @@
+"""Synthetic prompts, drawn without any download; the same number always gives the same prompt.
+
+    random     symbols drawn evenly: no two prompts share a prefix but by chance
+    document   one of a few long documents, and a question of its own
+    code       few different lines, repeated with small changes: what speculation likes
+    chat       as random; its conversations have several turns by default
+
+Of documents there are `num_prefixes`; any other prompt may begin with one of as many shared prefixes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.load.wording import Alphabet
+    from loadgen.settings import PromptSettings
+
+    Symbols = NDArray[np.int64]
+
+# Every purpose has random numbers of its own, so that none moves when another is used more.
+PREFIXES, DOCUMENTS, LINES, BLOCKS = 11, 12, 13, 14
+
+_DIFFERENT_LINES = 64
+_LINE = (4, 16)
+_CHANGED = 0.1
+
+
+class PromptMaker:
+    """Draws the symbols of prompts."""
+
+    def __init__(self, prompts: PromptSettings, alphabet: Alphabet, seed: int) -> None:
+        self._prompts = prompts
+        self._alphabet = alphabet
+        self._seed = seed
+        self._lines = self._draw_lines() if prompts.dataset == "code" else []
+
+    def symbols(self, random: np.random.Generator, tokens: int) -> Symbols:
+        """Enough symbols for `tokens`."""
+        prompts, cost = self._prompts, self._alphabet.cost
+        wanted = -(-tokens // cost)
+        if prompts.dataset == "document":
+            shared = self._shared(random, DOCUMENTS, max(0, wanted - prompts.question_len // cost))
+        else:
+            shared = self._shared(random, PREFIXES, min(prompts.prefix_len, tokens) // cost)
+        rest = wanted - len(shared)
+        own = self._code(random, rest) if prompts.dataset == "code" else self._even(random, rest)
+        return np.concatenate([shared, own])
+
+    def block(self, name: int, tokens: int) -> Symbols:
+        """The symbols of one named block of a trace: the same wherever the name comes up."""
+        return self._even(
+            np.random.default_rng([self._seed, BLOCKS, name]), -(-tokens // self._alphabet.cost)
+        )
+
+    def own(self, random: np.random.Generator, tokens: int) -> Symbols:
+        """Symbols for `tokens` that nobody shares."""
+        return self._even(random, -(-tokens // self._alphabet.cost))
+
+    def _even(self, random: np.random.Generator, count: int) -> Symbols:
+        return random.integers(0, self._alphabet.size, count)
+
+    def _shared(self, random: np.random.Generator, purpose: int, count: int) -> Symbols:
+        if count <= 0:
+            return np.empty(0, np.int64)
+        which = int(random.integers(self._prompts.num_prefixes))
+        return self._even(np.random.default_rng([self._seed, purpose, which]), count)
+
+    def _draw_lines(self) -> list[Symbols]:
+        random = np.random.default_rng([self._seed, LINES])
+        lengths = random.integers(*_LINE, _DIFFERENT_LINES)
+        return [self._even(random, int(length)) for length in lengths]
+
+    def _code(self, random: np.random.Generator, count: int) -> Symbols:
+        parts: list[Symbols] = []
+        length = 0
+        while length < count:
+            line = self._lines[int(random.integers(len(self._lines)))]
+            changed = random.random(len(line)) < _CHANGED
+            parts.append(np.where(changed, self._even(random, len(line)), line))
+            length += len(line)
+        return np.concatenate([*parts, np.empty(0, np.int64)])[:count]

@@ -1,0 +1,34 @@
+"""Which workload a run's settings ask for, and when a trace says that requests come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from loadgen.load.prompt_files import FileWorkload, read_prompts
+from loadgen.load.traces import Trace, TraceWorkload, read_trace, scaled
+from loadgen.load.workload import SyntheticWorkload
+
+if TYPE_CHECKING:
+    from loadgen.load.workload import Workload
+    from loadgen.settings import Settings
+
+
+def workload_of(settings: Settings) -> Workload:
+    """A trace's, a file's, or a synthetic one; LoadgenError where a file is none."""
+    if (trace := _trace_of(settings)) is not None:
+        return TraceWorkload(settings, trace)
+    if settings.prompts.file is not None:
+        return FileWorkload(settings, read_prompts(settings.prompts.file))
+    return SyntheticWorkload(settings)
+
+
+def recorded_times(settings: Settings) -> Iterator[float] | None:
+    """The times of a trace; None where there is none."""
+    trace = _trace_of(settings)
+    return None if trace is None else (entry.at for entry in trace.entries)
+
+
+def _trace_of(settings: Settings) -> Trace | None:
+    trace = settings.load.trace
+    return None if trace is None else scaled(read_trace(trace.file, trace.format), trace)

@@ -1,0 +1,85 @@
+"""What a trace holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from loadgen.load.traces import Trace
+
+_PARTS = 60
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """Rates a second; lengths in tokens, by percentile."""
+
+    requests: int
+    skipped: int
+    seconds: float
+    mean_rate: float
+    peak_rate: float
+    # The gamma shape with the gaps' own coefficient of variation: 1 is Poisson, less is burstier.
+    burstiness: float | None
+    input_tokens: dict[str, float]
+    output_tokens: dict[str, float]
+    # Of all prompt tokens, those in a prefix that an earlier request had: what a cache without end would hit.
+    shared_prefix: float
+    # Requests in each sixtieth of the time.
+    rates: list[float]
+
+
+def facts_of(trace: Trace) -> TraceFacts:
+    """Read off the entries."""
+    times = np.array([entry.at for entry in trace.entries])
+    inputs = np.array([entry.input_tokens for entry in trace.entries])
+    outputs = np.array([entry.output_tokens for entry in trace.entries])
+    seconds = float(times[-1]) if len(times) else 0.0
+    counts = np.histogram(times, bins=_PARTS, range=(0.0, max(seconds, 1e-9)))[0]
+    rates = counts / max(seconds / _PARTS, 1e-9)
+    return TraceFacts(
+        requests=len(times),
+        skipped=trace.skipped,
+        seconds=seconds,
+        mean_rate=len(times) / seconds if seconds else 0.0,
+        peak_rate=float(rates.max()) if seconds else 0.0,
+        burstiness=_burstiness(times),
+        input_tokens=_spread(inputs),
+        output_tokens=_spread(outputs),
+        shared_prefix=shared_prefix(trace),
+        rates=[float(rate) for rate in rates],
+    )
+
+
+def shared_prefix(trace: Trace) -> float:
+    """The share of prompt tokens whose whole prefix has been seen before."""
+    seen: set[tuple[int, ...]] = set()
+    hits = total = 0
+    for entry in trace.entries:
+        total += entry.input_tokens
+        fresh = False
+        for end in range(1, len(entry.blocks) + 1):
+            # A block's id stands for all that is before it as well, but nothing says so in the file.
+            prefix = (hash(entry.blocks[:end]),)
+            if prefix in seen and not fresh:
+                hits += min(trace.block_tokens, entry.input_tokens - (end - 1) * trace.block_tokens)
+            else:
+                fresh = True
+                seen.add(prefix)
+    return hits / total if total else 0.0
+
+
+def _burstiness(times: np.ndarray) -> float | None:
+    gaps = np.diff(times)
+    if len(gaps) < 2 or gaps.mean() == 0 or gaps.std() == 0:
+        return None
+    return float((gaps.mean() / gaps.std()) ** 2)
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    spread = {f"p{q}": float(np.percentile(values, q)) for q in PERCENTILES}
+    return {"mean": float(values.mean()), **spread, "max": float(values.max())}

@@ -1,0 +1,82 @@
+"""What prompts are made of: token ids, or words whose cost in tokens the server has told.
+
+A prompt is drawn as an array of symbols, which says all about repetition and sharing, and becomes ids or
+text last. So every kind of prompt goes with every kind of target, and its length is known exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from loadgen.settings import PromptSettings
+
+    Symbols = NDArray[np.int64]
+
+Content = list[int] | str
+
+# Common enough to be one token each in most vocabularies.
+_COMMON = (
+    "time year people way day man thing woman life child world school state family student group country"
+    " problem hand part place case week company system program question work government number night point"
+    " home water room mother area money story fact month lot right study book eye job word business issue"
+    " side kind head house service friend father power hour game line end member law car city community"
+    " name president team minute idea kid body information back parent face others level office door health"
+    " person art war history party result change morning reason research girl guy moment air teacher force"
+    " education"
+)
+LEXICON = tuple(dict.fromkeys(_COMMON.split()))
+
+
+@dataclass(frozen=True, slots=True)
+class IdAlphabet:
+    """A symbol is a token id below `size`."""
+
+    size: int
+    cost: int = 1
+
+    def content(self, symbols: Symbols, tokens: int) -> Content:
+        """The first `tokens` of them."""
+        ids: list[int] = symbols[:tokens].tolist()
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class WordAlphabet:
+    """A symbol is a word; all cost the same number of tokens."""
+
+    words: tuple[str, ...]
+    cost: int
+    overhead: int
+
+    @property
+    def size(self) -> int:
+        """Different symbols."""
+        return len(self.words)
+
+    def content(self, symbols: Symbols, tokens: int) -> Content:
+        """Text that the server counts as `tokens`, or as few less as a word costs; one word at least."""
+        return "".join(self.words[symbol] for symbol in symbols[: self._whole(tokens)].tolist())
+
+    def counted(self, tokens: int) -> int:
+        """What the server will count where `tokens` were wanted."""
+        return self.overhead + self._whole(tokens) * self.cost
+
+    def _whole(self, tokens: int) -> int:
+        return max(1, (tokens - self.overhead) // self.cost)
+
+
+Alphabet = IdAlphabet | WordAlphabet
+
+
+def alphabet_of(prompts: PromptSettings) -> Alphabet:
+    """The alphabet that a run's prompts are written in."""
+    if prompts.words is None:
+        return IdAlphabet(prompts.vocab_size)
+    words = prompts.words
+    return WordAlphabet(words.words, words.cost, words.overhead)

@@ -1,0 +1,83 @@
+"""A comparison as an HTML page."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from loadgen.analysis.comparison import DIFFERENCE_FORMULA
+from loadgen.analysis.metrics import tpot, ttft
+from loadgen.record import Outcome
+from loadgen.reports.described import limit_words, load_words
+from loadgen.reports.page import charts, heading, page, section, table
+from loadgen.reports.scales import Scale, around_log
+from loadgen.reports.svg import Chart
+from loadgen.reports.words import interval, number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from loadgen.analysis.comparison import Difference
+    from loadgen.record import Record
+    from loadgen.run_folder import Run
+
+_STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
+
+
+def comparison_page(runs: Sequence[Run], compared: Mapping[str, Sequence[Difference]]) -> str:
+    """Distributions of all, then every difference from the first."""
+    lines = [
+        f"{run.path.name}: {load_words(run.settings.load)}; {limit_words(run.settings)}"
+        + ("" if run.summary.valid else "; INVALID")
+        for run in runs
+    ]
+    parts = [
+        heading("Comparison", "", "", lines),
+        section("Distributions", charts([_shares(runs, "TTFT", ttft), _shares(runs, "TPOT", tpot)])),
+        *(
+            section(f"{runs[0].path.name} → {path.rpartition('/')[2]}", _table(some))
+            for path, some in compared.items()
+        ),
+        f'<p class="soft">{escape(DIFFERENCE_FORMULA)}</p>',
+    ]
+    return page("Comparison", parts)
+
+
+def _shares(runs: Sequence[Run], title: str, of: Callable[[Record], float | None]) -> Chart | None:
+    each = {
+        run.path.name: np.sort(
+            [v * 1e3 for r in run.records if r.outcome == Outcome.OK and (v := of(r)) is not None]
+        )
+        for run in runs
+    }
+    values = [float(value) for one in each.values() for value in one]
+    if not values:
+        return None
+    chart = Chart(title, around_log(values), Scale(0.0, 1.0), "ms", "share")
+    for (name, ordered), style in zip(each.items(), _STYLES, strict=False):
+        if len(ordered):
+            places = np.unique(np.linspace(0, len(ordered) - 1, 300).astype(int))
+            shares = (places + 1) / len(ordered)
+            chart.line(
+                list(zip(ordered[places].tolist(), shares.tolist(), strict=True)), style, name, steps=True
+            )
+    return chart
+
+
+def _table(differences: Sequence[Difference]) -> str:
+    rows = []
+    for one in differences:
+        scale = 100 if one.unit == "share" else 1
+        low, high = (None if end is None else end * scale for end in (one.low, one.high))
+        change = "" if one.change is None else f"{one.change:+.1%}"
+        cells = [
+            number(one.first * scale),
+            number(one.second * scale),
+            number((one.second - one.first) * scale),
+        ]
+        mark = "<b>certain</b>" if one.certain else ""
+        unit = {"share": "%", "ms": "ms"}.get(one.unit, "")
+        rows.append([f"{escape(one.name)} {unit}", *cells, interval(low, high), change, mark])
+    return table(["", "first", "second", "difference", "95 %", "change", ""], rows)

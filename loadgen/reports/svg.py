@@ -1,0 +1,168 @@
+"""A chart as SVG, drawn by hand: no library, no script, nothing from the network.
+
+Colours are classes of the page's style, so that a chart follows its light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from loadgen.reports.scales import Scale
+from loadgen.reports.words import number
+
+WIDTH, HEIGHT = 560, 290
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 42, 44
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass
+class Chart:
+    """Axes first, then marks in the order in which they are called for; `render` gives the whole."""
+
+    title: str
+    x: Scale
+    y: Scale
+    x_label: str
+    y_label: str
+    height: int = HEIGHT
+    _marks: list[str] = field(default_factory=list)
+    _legend: list[tuple[str, str]] = field(default_factory=list)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Pixels."""
+        return (
+            _LEFT + self.x.place(x) * (WIDTH - _LEFT - _RIGHT),
+            self.height - _BOTTOM - self.y.place(y) * (self.height - _TOP - _BOTTOM),
+        )
+
+    def line(self, points: Points, style: str, label: str = "", *, steps: bool = False) -> None:
+        """Through all points; in `steps` each value holds until the next."""
+        if not points:
+            return
+        places = [self.at(x, y) for x, y in points]
+        path = f"M{places[0][0]:.1f},{places[0][1]:.1f}"
+        for x, y in places[1:]:
+            path += f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f},{y:.1f}"
+        self._marks.append(f'<path class="line {style}" d="{path}"/>')
+        self._name(style, label)
+
+    def band(self, low: Points, high: Points, style: str) -> None:
+        """Between two lines."""
+        if len(low) < 2:
+            return
+        places = [self.at(x, y) for x, y in [*low, *reversed(high)]]
+        path = "L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        self._marks.append(f'<path class="band {style}" d="M{path}Z"/>')
+
+    def dots(
+        self, points: Points, style: str, label: str = "", *, radius: float = 2.0, titles: Sequence[str] = ()
+    ) -> None:
+        """A dot a point; a title shows where the mouse is."""
+        for place, (x, y) in enumerate(points):
+            left, top = self.at(x, y)
+            title = f"<title>{escape(titles[place])}</title>" if titles else ""
+            self._marks.append(
+                f'<circle class="dot {style}" cx="{left:.1f}" cy="{top:.1f}" r="{radius:g}">{title}</circle>'
+            )
+        if points:
+            self._name(style, label)
+
+    def whiskers(self, ranges: Sequence[tuple[float, float, float]], style: str) -> None:
+        """(x, low, high): an upright line each."""
+        for x, low, high in ranges:
+            left, bottom = self.at(x, low)
+            _, top = self.at(x, high)
+            self._marks.append(
+                f'<path class="whisker {style}" d="M{left:.1f},{bottom:.1f}V{top:.1f}'
+                f'M{left - 4:.1f},{bottom:.1f}h8M{left - 4:.1f},{top:.1f}h8"/>'
+            )
+
+    def bar(self, since: float, until: float, low: float, high: float, style: str, title: str = "") -> None:
+        """A filled rectangle in values."""
+        left, top = self.at(since, high)
+        right, bottom = self.at(until, low)
+        words = f"<title>{escape(title)}</title>" if title else ""
+        self._marks.append(_rect(f"bar {style}", left, top, right - left, bottom - top, words))
+
+    def shade(self, since: float, until: float, label: str = "") -> None:
+        """The whole height, behind what follows."""
+        left, _ = self.at(since, self.y.low)
+        right, _ = self.at(until, self.y.low)
+        self._marks.append(_rect("shade", left, _TOP, right - left, self.height - _TOP - _BOTTOM))
+        self._name("shade", label)
+
+    def upright(self, x: float, style: str, label: str) -> None:
+        """A dashed line at one x, named."""
+        left, _ = self.at(x, self.y.low)
+        self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{_TOP}V{self.height - _BOTTOM}"/>')
+        near_end = left > WIDTH * 0.7
+        anchor, shift = ("end", -4) if near_end else ("start", 4)
+        self._marks.append(_text("note", left + shift, _TOP + 11, label, anchor))
+
+    def level(self, y: float, style: str, label: str) -> None:
+        """A dashed line at one y, named."""
+        left, top = self.at(self.x.low, y)
+        self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{top:.1f}H{WIDTH - _RIGHT}"/>')
+        self._marks.append(_text("note", WIDTH - _RIGHT - 3, top - 4, label, "end"))
+
+    def name(self, style: str, label: str) -> None:
+        """An entry of the legend."""
+        self._name(style, label)
+
+    def render(self) -> str:
+        """The SVG."""
+        return (
+            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}">'
+            f'<text x="0" y="14"><tspan class="title">{escape(self.title)}</tspan>'
+            f'<tspan dx="8">{escape(self.y_label)}</tspan></text>'
+            f"{self._axes()}{''.join(self._marks)}{self._names()}</svg>"
+        )
+
+    def _axes(self) -> str:
+        parts: list[str] = []
+        bottom = self.height - _BOTTOM
+        for tick in self.y.ticks(5):
+            left, top = self.at(self.x.low, tick)
+            parts.append(f'<path class="grid" d="M{left:.1f},{top:.1f}H{WIDTH - _RIGHT}"/>')
+            parts.append(_text("tick", _LEFT - 6, top + 4, _short(tick), "end"))
+        for tick in self.x.ticks(7):
+            left, _ = self.at(tick, self.y.low)
+            parts.append(f'<path class="grid" d="M{left:.1f},{_TOP}V{bottom}"/>')
+            parts.append(_text("tick", left, bottom + 16, _short(tick), "middle"))
+        parts.append(f'<path class="axis" d="M{_LEFT},{_TOP}V{bottom}H{WIDTH - _RIGHT}"/>')
+        parts.append(_text("label", (_LEFT + WIDTH - _RIGHT) / 2, self.height - 8, self.x_label, "middle"))
+        return "".join(parts)
+
+    def _names(self) -> str:
+        """From right to left, under the title."""
+        parts: list[str] = []
+        right = float(WIDTH - _RIGHT)
+        for style, label in reversed(self._legend):
+            right -= 7.0 * len(label)
+            parts.append(_text("note", right, _TOP - 8, label, "start"))
+            parts.append(_rect(f"bar {style}", right - 14, _TOP - 17, 10, 10))
+            right -= 24
+        return "".join(parts)
+
+    def _name(self, style: str, label: str) -> None:
+        if label:
+            self._legend.append((style, label))
+
+
+def _text(style: str, x: float, y: float, words: str, anchor: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def _rect(style: str, x: float, y: float, width: float, height: float, inside: str = "") -> str:
+    size = f'width="{max(0.5, width):.1f}" height="{max(0.0, height):.1f}"'
+    return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" {size}>{inside}</rect>'
+
+
+def _short(value: float) -> str:
+    """1500 is 1.5k, 0.30000000000000004 is 0.3."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+    return number(value, 3).rstrip("0").rstrip(".") if value != int(value) else f"{value:.0f}"

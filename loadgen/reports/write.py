@@ -1,0 +1,32 @@
+"""Every report of a run, a search or a sweep, into its folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from loadgen.reports.html_curve import curve_page
+from loadgen.reports.html_run import run_page
+from loadgen.reports.markdown import curve_markdown, run_markdown
+from loadgen.reports.parquet import write_parquet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from loadgen.goodput.curve import Curve
+    from loadgen.run_folder import Run
+
+HTML, MARKDOWN, PARQUET = "report.html", "report.md", "requests.parquet"
+
+
+def write_reports(run: Run, *, parquet: bool = False) -> None:
+    """HTML and Markdown, and the raw record as parquet on wish."""
+    (run.path / HTML).write_text(run_page(run))
+    (run.path / MARKDOWN).write_text(run_markdown(run))
+    if parquet:
+        write_parquet(run.path / PARQUET, run.records)
+
+
+def write_curve_reports(path: Path, curve: Curve) -> None:
+    """HTML and Markdown."""
+    (path / HTML).write_text(curve_page(curve))
+    (path / MARKDOWN).write_text(curve_markdown(curve))

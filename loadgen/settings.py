@@ -1,0 +1,157 @@
+"""All that one run is made of, as JSON: its processes read it, and its folder keeps it.
+
+Frozen, and an unknown key is an error: a setting silently lost costs more than a run refused. Each default
+is stated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+Form = Literal["ids", "text", "chat"]
+Dataset = Literal["random", "document", "code", "chat"]
+TraceFormat = Literal["mooncake", "azure", "burstgpt"]
+
+# JSON has no infinity; a metronome's burstiness is one.
+Burstiness = Annotated[
+    float, BeforeValidator(float), PlainSerializer(lambda v: "inf" if math.isinf(v) else v, when_used="json")
+]
+
+
+class Strict(BaseModel):
+    """Frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TargetSettings(Strict):
+    """Who is asked, and how."""
+
+    url: str
+    # Empty: whatever is served there.
+    model: str = ""
+    form: Form = Field("ids", description="what a prompt is sent as")
+    timeout_s: float = Field(300.0, gt=0, description="a request fails after this")
+    connections: int = Field(1, ge=1, le=1024, description="gRPC connections of each process")
+    ignore_eos: bool = Field(True, description="outputs have exactly the asked length")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    slo_headers: bool = Field(False, description="send each request's limits as x-slo-…-ms")
+    # Added to every HTTP body.
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    # Found out before the run: which extra fields this server takes.
+    extensions: Literal["all", "no_ids", "none"] = "all"
+    api_key_env: str = Field("OPENAI_API_KEY", description="environment variable with the bearer token")
+
+
+class RequestClass(Strict):
+    """A share of the requests with its own tenant, priority, limits and lengths."""
+
+    name: str = "default"
+    weight: float = Field(1.0, gt=0)
+    tenant: str | None = None
+    priority: int | None = None
+    # Limits in milliseconds by metric; empty: the run's.
+    goodput: dict[str, float] = Field(default_factory=dict)
+    input_len: str | None = None
+    output_len: str | None = None
+
+
+class Words(Strict):
+    """Text of known length: every word costs `cost` tokens, a prompt `overhead` more."""
+
+    words: tuple[str, ...]
+    cost: int = Field(1, ge=1)
+    overhead: int = Field(0, ge=0)
+
+
+class PromptSettings(Strict):
+    """What is asked."""
+
+    dataset: Dataset = "random"
+    # Own prompts instead: JSONL or ShareGPT.
+    file: str | None = None
+    input_len: str = Field("64", description="tokens of a prompt, or of a user's turn")
+    output_len: str = Field("32", description="tokens of an output")
+    prefix_len: int = Field(0, ge=0, description="tokens that prompts share")
+    num_prefixes: int = Field(1, ge=1, description="different shared prefixes")
+    question_len: int = Field(32, ge=1, description="tokens of a question about a shared document")
+    turns: str = Field("1", description="turns of a conversation")
+    think_time: str = Field("0", description="seconds before a user's next turn")
+    vocab_size: int = Field(256, ge=2, description="token ids are drawn below it")
+    # Learned from the server where prompts are text.
+    words: Words | None = None
+
+
+class TraceSettings(Strict):
+    """A recorded load."""
+
+    file: str
+    format: TraceFormat
+    speed: float = Field(1.0, gt=0, description="2 sends twice as fast as recorded")
+    length_scale: float = Field(1.0, gt=0, description="lengths times this")
+
+
+class LoadSettings(Strict):
+    """When, how much, and of which kind."""
+
+    rate: float | None = Field(None, gt=0, description="requests (or conversations) a second")
+    # As `--stages` has them; instead of a rate.
+    stages: tuple[str, ...] = ()
+    concurrency: int | None = Field(None, ge=1, description="closed loop: requests under way")
+    burstiness: Burstiness = Field(1.0, gt=0, description="1: Poisson, less: burstier, inf: even")
+    trace: TraceSettings | None = None
+    num_requests: int | None = Field(None, ge=1)
+    duration_s: float | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0, lt=2**64, description="of all that is drawn")
+    classes: tuple[RequestClass, ...] = (RequestClass(),)
+    cancel_share: float = Field(0.0, ge=0, le=1, description="share of requests that leave early")
+    cancel_after: str = Field("1", description="after how many seconds they leave")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> LoadSettings:
+        kinds = (self.rate is not None, bool(self.stages), self.concurrency is not None, bool(self.trace))
+        if sum(kinds) != 1:
+            raise ValueError("one of rate, stages, concurrency and trace says when requests are sent")
+        if self.num_requests is None and self.duration_s is None and not (self.stages or self.trace):
+            raise ValueError("num_requests or duration says when to stop")
+        return self
+
+    @property
+    def stationary(self) -> bool:
+        """Whether the load is meant to be the same from start to end."""
+        return not self.stages and self.trace is None
+
+
+class JudgeSettings(Strict):
+    """What is good, and when a run is not to be believed."""
+
+    # Limits in milliseconds by metric.
+    goodput: dict[str, float] = Field(default_factory=dict)
+    attainment: float = Field(0.9, gt=0, lt=1, description="share of requests that must be good")
+    max_lag_ms: float = Field(5.0, gt=0, description="INVALID beyond: p99 of the generator's own lag")
+    max_error_share: float = Field(0.05, ge=0, le=1, description="of requests that failed")
+    max_mismatch_share: float = Field(0.01, ge=0, le=1, description="of wrong token counts")
+
+
+class GeneratorSettings(Strict):
+    """The generator itself."""
+
+    processes: int = Field(1, ge=1, le=256, description="that send, with one clock")
+    warmup: int | None = Field(None, ge=0, description="requests before the clock starts; unset: enough")
+    max_in_flight: int = Field(20_000, ge=1, description="of each process; more are counted, not sent")
+    # Prometheus endpoints to ask once a second meanwhile.
+    metrics_urls: tuple[str, ...] = ()
+    drain_s: float | None = Field(None, ge=0, description="how long to wait after the last send")
+
+
+class Settings(Strict):
+    """One run."""
+
+    target: TargetSettings
+    load: LoadSettings
+    prompts: PromptSettings = PromptSettings()
+    judge: JudgeSettings = JudgeSettings()
+    generator: GeneratorSettings = GeneratorSettings()

@@ -1,0 +1,1 @@
+"""One request to one kind of server, and what became of it."""

@@ -1,0 +1,164 @@
+"""Baton's gRPC door."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from baton.v1 import router_pb2, types_pb2
+from baton.v1.router_pb2 import Stage
+from loadgen.errors import LoadgenError
+from loadgen.record import Outcome
+from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from loadgen.record import Record
+    from loadgen.settings import TargetSettings
+
+CONNECT_S = 10.0
+GENERATE = "/baton.v1.RouterService/Generate"
+# Each channel has a connection of its own, and nothing is sent twice.
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", 32 * 1024 * 1024),
+    ("grpc.max_send_message_length", 32 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+# Parts of a request's life at the server, from stage to stage.
+SPANS = {
+    "intake": (None, Stage.STAGE_ADMITTED),
+    "queue": (Stage.STAGE_ADMITTED, Stage.STAGE_PREFILLING),
+    "prefill": (Stage.STAGE_PREFILLING, Stage.STAGE_FIRST_TOKEN),
+    "transfer": (Stage.STAGE_FIRST_TOKEN, Stage.STAGE_HANDED_OFF),
+    "decode": (Stage.STAGE_HANDED_OFF, Stage.STAGE_ENDED),
+}
+_FINISHES = {
+    value: name.removeprefix("FINISH_REASON_").lower() for name, value in types_pb2.FinishReason.items()
+}
+
+
+class GrpcTarget:
+    """Requests over a few channels, in turn."""
+
+    def __init__(self, settings: TargetSettings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        address = address_of(settings.url)
+        self._channels = [
+            grpc.aio.insecure_channel(address, options=OPTIONS) for _ in range(settings.connections)
+        ]
+        calls = [
+            channel.unary_stream(
+                GENERATE,
+                request_serializer=_as_it_is,
+                response_deserializer=router_pb2.GenerateResponse.FromString,
+            )
+            for channel in self._channels
+        ]
+        self._calls = itertools.cycle(calls)
+
+    async def connect(self) -> None:
+        """Opens the connections; LoadgenError where nobody answers."""
+        await wait_ready(self._channels, self._settings.url)
+
+    def prepare(self, request: Request) -> Payload:
+        """The serialised message, and its metadata."""
+        settings = self._settings
+        message = router_pb2.GenerateRequest(
+            model=settings.model,
+            temperature=settings.temperature,
+            max_tokens=request.output_tokens,
+            ignore_eos=settings.ignore_eos,
+        )
+        _set_prompt(message, request.prompt)
+        headers = headers_of(request, settings)
+        if request.klass.priority is not None:
+            headers += (("x-priority", str(request.klass.priority)),)
+        return Payload(message.SerializeToString(), headers)
+
+    async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
+        """One Generate call; Failure with gRPC's code where it failed."""
+        clock, times = self._clock, record.token_times
+        call = next(self._calls)(payload.data, metadata=payload.metadata)
+        try:
+            async for response in call:
+                now = clock()
+                record.messages += 1
+                if response.token_ids:
+                    times.extend([now] * len(response.token_ids))
+                    answer.ids.extend(response.token_ids)
+                if response.text:
+                    answer.text.append(response.text)
+                if response.finish_reason:
+                    _note_end(record, response)
+        except grpc.aio.AioRpcError as error:
+            raise Failure(error.code().name, error.details() or "") from None
+        if not record.finish_reason:
+            raise Failure(Outcome.NO_FINISH)
+
+    async def close(self) -> None:
+        """Closes the channels; what still runs is cancelled."""
+        for channel in self._channels:
+            await channel.close(None)
+
+
+def address_of(url: str) -> str:
+    """host:port of grpc://host:port; LoadgenError where it is none."""
+    address = url.removeprefix("grpc://").rstrip("/")
+    if not address or "/" in address:
+        raise LoadgenError(f"{url!r} is no gRPC address (grpc://HOST:PORT)")
+    return address
+
+
+async def wait_ready(channels: Iterable[grpc.aio.Channel], url: str) -> None:
+    """Until all are connected; LoadgenError where they are not in time."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            for channel in channels:
+                await channel.channel_ready()
+    except TimeoutError:
+        raise LoadgenError(f"nobody answers at {url}") from None
+
+
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def _set_prompt(message: router_pb2.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        message.text = prompt
+    elif isinstance(prompt, list):
+        message.token_ids.ids.extend(prompt)
+    else:
+        message.chat.messages.extend(
+            router_pb2.ChatMessage(role=one.role, content=one.content) for one in prompt
+        )
+
+
+def _note_end(record: Record, response: router_pb2.GenerateResponse) -> None:
+    record.finish_reason = _FINISHES.get(response.finish_reason, "unknown")
+    if response.HasField("usage"):
+        record.usage_input = response.usage.prompt_tokens
+        record.usage_output = response.usage.completion_tokens
+    if response.HasField("trace"):
+        trace = response.trace
+        record.stages = _spans({one.stage: one.offset_ns for one in trace.stages})
+        record.workers = f"{trace.prefill_worker},{trace.decode_worker}"
+
+
+def _spans(reached: dict[Stage.ValueType, int]) -> dict[str, float]:
+    """Seconds of each part of the request's life that has both its ends."""
+    spans: dict[str, float] = {}
+    for name, (since, until) in SPANS.items():
+        start = 0 if since is None else reached.get(since)
+        end = reached.get(until)
+        if start is not None and end is not None and end >= start:
+            spans[name] = round((end - start) / 1e9, 6)
+    return spans

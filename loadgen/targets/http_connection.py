@@ -1,0 +1,118 @@
+"""One HTTP/1.1 connection that carries one exchange at a time.
+
+The bytes of an answer are handed on within the event loop's callback in which they came, so the time that is
+taken there is the earliest that this process can know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+import httptools
+
+from loadgen.record import Outcome
+from loadgen.targets.target import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Listener(Protocol):
+    """Who reads one answer. What it raises ends the exchange."""
+
+    def on_status(self, status: int, headers: Mapping[str, str]) -> None:
+        """Before any body."""
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body, at the moment it came."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """Owned by whoever runs an exchange on it; `usable` says whether another may follow."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._listener: Listener | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._headers: dict[str, str] = {}
+        self.usable = False
+
+    async def exchange(self, payload: bytes, listener: Listener) -> None:
+        """Sends a request and returns at the end of its answer; Failure where there is none. A cancel
+        closes the connection, which is how HTTP says that nobody listens any more."""
+        assert self._transport is not None
+        assert self._done is None, "one exchange at a time"
+        self._listener = listener
+        self._headers = {}
+        self._done = asyncio.get_running_loop().create_future()
+        self.usable = False
+        try:
+            self._transport.write(payload)
+            await self._done
+        finally:
+            self._listener = self._done = None
+            if not self.usable:
+                self.close()
+
+    def close(self) -> None:
+        """At once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self.usable = True
+
+    def data_received(self, data: bytes) -> None:
+        if self._done is None or self._done.done():
+            self.close()  # nobody asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._fail(error.__context__ or error)
+        except httptools.HttpParserError as error:
+            self._fail(Failure(Outcome.MALFORMED, f"no HTTP: {error}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.usable = False
+        if self._listener is None or self._done is None or self._done.done():
+            return
+        status = self._parser.get_status_code() if self._headers else 0
+        delimited = "content-length" in self._headers or "chunked" in self._headers.get(
+            "transfer-encoding", ""
+        )
+        if status and not delimited and error is None:
+            self._done.set_result(None)  # the end of the connection is the end of such an answer
+        else:
+            self._fail(Failure(Outcome.RESET, "" if error is None else type(error).__name__))
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self._listener is not None:
+            self._listener.on_status(self._parser.get_status_code(), self._headers)
+
+    def on_body(self, data: bytes) -> None:
+        if self._listener is not None:
+            self._listener.on_body(data)
+
+    def on_message_complete(self) -> None:
+        self.usable = self._parser.should_keep_alive()
+        # The parser has done its work for this answer; the next one gets a fresh one.
+        self._parser = httptools.HttpResponseParser(self)
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, error: BaseException) -> None:
+        self.usable = False
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+        self.close()

@@ -1,0 +1,49 @@
+"""One plain GET."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from loadgen.record import Outcome
+from loadgen.targets.http_target import Door
+from loadgen.targets.target import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LONGEST = 16 * 1024 * 1024
+
+
+class _Body:
+    def __init__(self) -> None:
+        self.status = 0
+        self.data = bytearray()
+
+    def on_status(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+
+    def on_body(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > _LONGEST:
+            raise Failure(Outcome.MALFORMED, "too long")
+
+
+async def get(url: str, timeout_s: float, headers: str = "") -> bytes:
+    """The body of a 200; Failure for anything else. `headers` are whole lines."""
+    path = "/" + url.split("://", 1)[1].partition("/")[2]
+    door = Door(url.removesuffix(path), time.monotonic)
+    body = _Body()
+    try:
+        async with asyncio.timeout(timeout_s):
+            connection = await door.take()
+            try:
+                await connection.exchange(f"{door.head('GET', path, headers)}\r\n".encode(), body)
+            finally:
+                connection.close()
+    except TimeoutError:
+        raise Failure(Outcome.TIMEOUT) from None
+    if body.status != 200:
+        raise Failure(f"HTTP_{body.status}")
+    return bytes(body.data)

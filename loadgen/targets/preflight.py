@@ -1,0 +1,145 @@
+"""What is found out before the clock starts: does the server answer, what does it understand, how fast is it
+when nobody else is there. And the warm-up, as wide as the load will be: fewer requests than the batch will
+hold leave its graphs and caches cold."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from loadgen.errors import LoadgenError
+from loadgen.load.sources import workload_of
+from loadgen.record import Record
+from loadgen.targets.learn_words import learn_words
+from loadgen.targets.open_target import open_target
+from loadgen.targets.served_model import served_model
+from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, RunClock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from loadgen.load.workload import Workload
+    from loadgen.settings import Settings
+    from loadgen.targets.target import Target
+
+T = TypeVar("T")
+
+# Numbers of conversations that no run reaches: a warm-up must not fill caches with a run's own prompts.
+_FIRST_NUMBER = 2**40
+_MOST_WARMUP = 256
+_FEWEST_WARMUP = 4
+# A server that refuses what it does not know is asked with less, in this order.
+_EXTENSIONS = {"all": "no_ids", "no_ids": "none"}
+_REFUSED = ("HTTP_400", "HTTP_422")
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """The settings with what was learned, and what a request takes that is alone."""
+
+    settings: Settings
+    lone_s: float
+    warmups: int
+
+
+async def preflight(settings: Settings) -> Preflight:
+    """Asks once, then warms up. LoadgenError where the server does not answer or not even one request ends
+    well."""
+    if not settings.target.model:
+        settings = _with_target(settings, model=await served_model(settings.target))
+    if settings.target.form != "ids" and settings.prompts.file is None:
+        settings, words = await _with_less(settings, learn_words)
+        prompts = settings.prompts.model_copy(update={"words": words})
+        settings = settings.model_copy(update={"prompts": prompts})
+    settings, lone_s = await _with_less(settings, _alone)
+    count = settings.generator.warmup
+    if count is None:
+        count = _concurrency(settings, lone_s)
+    if count:
+        await _send_at_once(settings, count)
+    return Preflight(settings, lone_s, count)
+
+
+async def _with_less(settings: Settings, ask: Callable[[Settings], Awaitable[T]]) -> tuple[Settings, T]:
+    """What the server answers, and the settings with which it did: with fewer extensions where it refused
+    more."""
+    while True:
+        try:
+            return settings, await ask(settings)
+        except Failure as failure:
+            less = _EXTENSIONS.get(settings.target.extensions)
+            if failure.outcome not in _REFUSED or less is None:
+                words = f": {failure.detail}" if failure.detail else ""
+                message = f"{settings.target.url}: a first request failed: {failure.outcome}{words}"
+                raise LoadgenError(message) from None
+            settings = _with_target(settings, extensions=less)
+
+
+def _with_target(settings: Settings, **update: object) -> Settings:
+    return settings.model_copy(update={"target": settings.target.model_copy(update=update)})
+
+
+async def _alone(settings: Settings) -> float:
+    """How long a request takes that is alone. Two are sent: the first may pay for what is made once."""
+    clock = RunClock()
+    target = open_target(settings.target, clock)
+    workload = workload_of(settings)
+    began = 0.0
+    try:
+        await target.connect()
+        for number in range(2):
+            began = clock()
+            failure = await _send(settings, target, workload, _FIRST_NUMBER + number)
+            if failure is not None:
+                raise failure
+        return clock() - began
+    finally:
+        await target.close()
+
+
+async def _send_at_once(settings: Settings, count: int) -> None:
+    """A failure here is no failure of the run."""
+    target = open_target(settings.target, RunClock())
+    workload = workload_of(settings)
+    try:
+        await asyncio.gather(
+            *(_send(settings, target, workload, _FIRST_NUMBER + 2 + number) for number in range(count))
+        )
+    finally:
+        await target.close()
+
+
+async def _send(settings: Settings, target: Target, workload: Workload, number: int) -> Failure | None:
+    conversation = workload.conversation(number)
+    if conversation is None:
+        raise LoadgenError("there are no prompts")
+    turn = conversation.turns[0]
+    prompt: Prompt = turn.content
+    if settings.target.form == "chat" and isinstance(prompt, str):
+        prompt = (Message("user", prompt),)
+    record = Record(number, 0, conversation.klass.name, 0.0, turn.tokens, turn.output_tokens)
+    record.request_id = f"warmup-{number - _FIRST_NUMBER}"
+    request = Request(record.request_id, prompt, turn.output_tokens, conversation.klass)
+    try:
+        async with asyncio.timeout(settings.target.timeout_s):
+            await target.send(target.prepare(request), record, Answer())
+    except Failure as failure:
+        return failure
+    except TimeoutError:
+        return Failure("TIMEOUT", f"no end within {settings.target.timeout_s:g} s")
+    return None
+
+
+def _concurrency(settings: Settings, lone_s: float) -> int:
+    """How many requests will be under way at once, as far as one can know before."""
+    load = settings.load
+    if load.concurrency is not None:
+        expected: float = load.concurrency
+    elif load.rate is not None:
+        expected = load.rate * lone_s
+    else:
+        expected = _FEWEST_WARMUP
+    count = min(_MOST_WARMUP, max(_FEWEST_WARMUP, math.ceil(2 * expected)))
+    return max(count, load.concurrency or 0)

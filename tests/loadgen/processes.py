@@ -1,0 +1,68 @@
+"""A fake server in a process of its own, and the loadgen command as a user runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.loadgen.fake_server import Behaviour
+
+
+@dataclass(frozen=True)
+class Served:
+    """Addresses of both doors, and where the server logs what it emitted once it has ended."""
+
+    grpc: str
+    http: str
+    log: Path
+
+    def emitted(self) -> dict[str, list[float]]:
+        """By request id, when each token was."""
+        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return {line["id"]: line["emitted"] for line in lines}
+
+
+Serve = Callable[[Behaviour], contextlib.AbstractContextManager[Served]]
+
+
+@contextlib.contextmanager
+def served(behaviour: Behaviour, folder: Path) -> Iterator[Served]:
+    """Runs a server while its context lasts; its log is in `folder`."""
+    log = folder / "emitted.jsonl"
+    wanted = json.dumps(asdict(behaviour) | {"log": str(log)})
+    command = [sys.executable, "-m", "tests.loadgen.fake_server", wanted]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        urls = json.loads(process.stdout.readline())
+        try:
+            yield Served(urls["grpc"], urls["http"], log)
+        finally:
+            process.communicate(timeout=60)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        (line,) = self.out.splitlines()
+        document: dict[str, Any] = json.loads(line)
+        return document
+
+
+def loadgen(*arguments: str, timeout_s: float = 120.0) -> Done:
+    """Runs it to its end."""
+    command = [sys.executable, "-m", "loadgen", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    return Done(done.returncode, done.stdout, done.stderr)
