@@ -1,15 +1,25 @@
-"""Which tests run in one process, where several share the work."""
+"""Which tests run in one process, where several share the work (`pytest -n`)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-E2E = Path(__file__).parent / "e2e"
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import Scheduling
+
+E2E = "tests/e2e/"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All of e2e, so that no two clusters meet on the cores; elsewhere those of a file."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("e2e" if E2E in item.path.parents else str(item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """All of e2e in one, so that no two clusters meet on the cores; elsewhere the tests of a file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return E2E if nodeid.startswith(E2E) else nodeid.partition("::")[0]
+
+    return ByFile(config, log)

@@ -29,7 +29,7 @@ FOLLOW_GRACE_S = 2.0
 _OPEN_S = 2.0
 _ATTACH_S = 2.0
 # Sequences; a client's message takes about 30 µs.
-_AT_ONCE = 16
+AT_ONCE = 16
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
@@ -78,10 +78,10 @@ async def _follow_once(worker: Worker) -> None:
 async def _deliver(worker: Worker, response: FollowResponse) -> None:
     """Hands over one step's tokens, a few sequences at a time: between them the loop writes to those
     clients, and hears what else has come in."""
-    for start in range(0, len(response.outputs), _AT_ONCE):
+    for start in range(0, len(response.outputs), AT_ONCE):
         if start:
             await asyncio.sleep(0)
-        worker.deliver(response.outputs[start : start + _AT_ONCE])
+        worker.deliver(response.outputs[start : start + AT_ONCE])
 
 
 def _expect_replay(worker: Worker) -> None:

@@ -129,3 +129,13 @@ def test_a_ring_carries_the_logprobs_it_was_made_for() -> None:
     without.writer(small).write([1], [0], [0], [0])
     (record,) = without.reader(small).read()
     assert record.logprobs is None
+
+
+def test_more_words_than_the_reader_looks_at_together() -> None:
+    writer, reader = make_ring(256)
+    for first in (0, 200, 400):
+        numbers = range(first, first + 200)
+        writer.write(numbers, [0] * 200, [0] * 200, [0] * 200)
+        read = [*reader.read(limit=70), *reader.read()]
+        assert [record.token for record in read] == list(numbers)
+    assert reader.read() == []

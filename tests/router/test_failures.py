@@ -12,6 +12,7 @@ import pytest
 
 from baton.v1.types_pb2 import WorkerRole
 from services.router import attempt_calls
+from services.router.output_text import OutputText
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_workers import FakeWorker
@@ -364,4 +365,28 @@ async def test_drain_ends_what_does_not_end(site: SiteMaker) -> None:
         code, _ = await call
         assert code == grpc.StatusCode.UNAVAILABLE
         assert (await failure(here))[0] == grpc.StatusCode.UNAVAILABLE
+        await here.quiet()
+
+
+async def test_a_fault_of_ours_is_one_requests_alone(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text is made where a worker's tokens are read: what breaks there must not end that reading."""
+    push = OutputText.push
+    bad = expected(PROMPT, 3)[-1]
+
+    def breaks(text: OutputText, token_id: int) -> str:
+        if token_id == bad:
+            raise ZeroDivisionError
+        return push(text, token_id)
+
+    monkeypatch.setattr(OutputText, "push", breaks)
+    other = next([number] for number in range(256) if bad not in expected([number], COUNT))
+    async with site() as here:
+        (code, details), responses = await asyncio.gather(
+            failure(here), here.generate(ids_request(other, COUNT))
+        )
+        assert (code, details) == (grpc.StatusCode.INTERNAL, "the router failed: ZeroDivisionError")
+        assert tokens_of(responses) == expected(other, COUNT)
+        assert here.router.directory.follow_breaks == 0
         await here.quiet()
