@@ -1,0 +1,412 @@
+"""Decode attention over the paged cache: one new token a row, split over the chip, one node a layer.
+
+    q, k: norm (some families), rotary; the new k, v go into the cache
+    out = softmax(q · Kᵀ · scale) · V      over positions (p - window, p]
+
+The work of a layer is a list of items (`plan_items`): a run of whole tiles of one row's context. A program
+does one item for one KV head with all query heads of its group, so K and V are read once. The item that
+holds the new token takes it from the product's output, never from the cache: nobody waits for a write.
+A row of several items is combined by the program that arrives last, in the order of the items whoever it
+is, so a row's result depends on its items alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.device.ptx import ON_CHIP, let_next_start, wait_for_previous
+from baton.engine.kernels.split_plan import TILE, Item
+
+_LOG2E = 1.4426950408889634
+NO_WINDOW = 1 << 30
+# Partial results that a combining program takes at once.
+_COMBINED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The list of one cache group, and the place where its rows' partial results meet.
+
+    `count` [1]: items that there are. `row`, `begin`, `end` [I]: item i is tokens begin:end of that row,
+    begin a multiple of TILE. `first`, `parts` [R]: row r's items are first[r] : first[r] + parts[r].
+    All int32. `sums` [I, heads, dim] and `scales` [I, heads, 2] float32; `arrived` [R, kv heads] int32 of
+    zeros, which every layer leaves as zeros.
+    """
+
+    count: Tensor
+    row: Tensor
+    begin: Tensor
+    end: Tensor
+    first: Tensor
+    parts: Tensor
+    sums: Tensor
+    scales: Tensor
+    arrived: Tensor
+
+    @classmethod
+    def empty(
+        cls, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device
+    ) -> Items:
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+        sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
+        scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
+        lists = [ints(most) for _ in range(3)]
+        return cls(ints(1), *lists, ints(rows), ints(rows), sums, scales, ints(rows, kv_heads))
+
+
+    def fill(self, rows: list[list[Item]]) -> None:
+        """Writes the list from the host, for tests and measurements; a step's own kernel does it there."""
+        items = [item for mine in rows for item in mine]
+        for target, values in (
+            (self.count, [len(items)]),
+            (self.row, [item.row for item in items]),
+            (self.begin, [item.begin for item in items]),
+            (self.end, [item.end for item in items]),
+            (self.parts, [len(mine) for mine in rows]),
+            (self.first, [sum(map(len, rows[:row])) for row in range(len(rows))]),
+        ):
+            target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What the kernel must know of a model's attention. `window`: tokens a row sees, or None."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    norm_eps: float
+    window: int | None = None
+
+
+@triton.jit
+def _rotated(x, partner, cos, sin, low):
+    """(a·cos - b·sin, b·cos + a·sin); `partner` is the other half, `low` marks the first."""
+    return x * cos + tl.where(low, -partner, partner) * sin
+
+
+@triton.jit
+def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr):
+    """RMSNorm over the last dimension of a 2-D tile, rounded as the models' code rounds."""
+    scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
+    return ((x * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _split_attention(
+    qkv,
+    cache,
+    block_table,
+    row_slot,
+    row_position,
+    cos_rows,
+    sin_rows,
+    query_norm,
+    key_norm,
+    item_count,
+    item_row,
+    item_begin,
+    item_end,
+    row_first,
+    row_parts,
+    sums,
+    scales,
+    arrived,
+    out,
+    table_stride,
+    layer_offset,
+    block_stride,
+    plane_stride,
+    scale,
+    eps,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    GROUP_POWER: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    TILE: tl.constexpr,
+    QK_NORM: tl.constexpr,
+    UPCAST: tl.constexpr,
+    STAGES: tl.constexpr,
+    COMBINED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    head = tl.program_id(0)
+    item = tl.program_id(1)
+    # The list is older than the node before this one: it may be read while that one still runs.
+    if item >= tl.load(item_count):
+        wait_for_previous(OVERLAP)
+        return
+    begin = tl.load(item_begin + item)
+    end = tl.load(item_end + item)
+    row = tl.load(item_row + item)
+    parts = tl.load(row_parts + row)
+    position = tl.load(row_position + row)
+    table = block_table + tl.load(row_slot + row).to(tl.int64) * table_stride
+
+    dtype: tl.constexpr = qkv.dtype.element_ty
+    half: tl.constexpr = DIM // 2
+    d = tl.arange(0, DIM_PADDED)
+    in_dim = d < DIM
+    low = d < half
+    partner = tl.where(low, d + half, d - half)
+    g = tl.arange(0, GROUP_PADDED)
+    cos = tl.load(cos_rows + row * half + d % half, mask=in_dim, other=0.0)
+    sin = tl.load(sin_rows + row * half + d % half, mask=in_dim, other=0.0)
+    wait_for_previous(OVERLAP)
+    let_next_start(OVERLAP)
+
+    mine = qkv + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM)
+    q_rows = mine + (head * GROUP + g)[:, None] * DIM
+    q_mask = (g < GROUP)[:, None] & in_dim[None, :]
+    q = tl.load(q_rows + d[None, :], mask=q_mask, other=0.0).to(tl.float32)
+    q_partner = tl.load(q_rows + partner[None, :], mask=q_mask, other=0.0).to(tl.float32)
+    if QK_NORM:
+        weight = tl.load(query_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        weight_partner = tl.load(query_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        q = _normed(q, weight, eps, DIM, dtype)
+        q_partner = _normed(q_partner, weight_partner, eps, DIM, dtype)
+    q = _rotated(q, q_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
+    if UPCAST:
+        q = q.to(tl.float32)
+
+    highest = tl.full((GROUP_PADDED,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_PADDED,), tl.float32)
+    attended = tl.zeros((GROUP_PADDED, DIM_PADDED), tl.float32)
+    layer = cache + layer_offset + head * (BLOCK_TOKENS * DIM)
+    if end > position:
+        k_row = mine + (HEADS + head) * DIM
+        k = tl.load(k_row + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        k_partner = tl.load(k_row + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+        if QK_NORM:
+            weight = tl.load(key_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+            weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+            k = _normed(k, weight, eps, DIM, dtype)
+            k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype)
+        k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
+        v = tl.load(mine + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)[None, :]
+        block = tl.load(table + position // BLOCK_TOKENS).to(tl.int64)
+        place = layer + block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]
+        tl.store(place, k, mask=in_dim[None, :])
+        tl.store(place + plane_stride, v, mask=in_dim[None, :])
+        highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+        total += 1.0
+        attended += v.to(tl.float32)
+
+    first_seen = tl.maximum(position - window + 1, 0)
+    stop = tl.minimum(end, position)
+    for start in tl.range(begin, stop, TILE, num_stages=STAGES):
+        t = start + tl.arange(0, TILE)
+        seen = (t < stop) & (t >= first_seen)
+        if BLOCK_TOKENS % TILE == 0:
+            block = tl.load(table + start // BLOCK_TOKENS).to(tl.int64)
+            offsets = block * block_stride + (start % BLOCK_TOKENS) * DIM + tl.arange(0, TILE) * DIM
+        else:
+            blocks = tl.load(table + t // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
+            offsets = blocks * block_stride + (t % BLOCK_TOKENS) * DIM
+        places = layer + offsets[:, None] + d[None, :]
+        mask = seen[:, None] & in_dim[None, :]
+        k = tl.load(places, mask=mask, other=0.0)
+        v = tl.load(places + plane_stride, mask=mask, other=0.0)
+        if UPCAST:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        # A tile behind a window may show a row nothing: then nothing is added.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(highest - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * fade + tl.sum(weights, 1)
+        attended = attended * fade[:, None]
+        attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
+        highest = higher
+
+    out_rows = row.to(tl.int64) * HEADS + head * GROUP + g
+    out_mask = (g < GROUP)[:, None] & in_dim[None, :]
+    if parts == 1:
+        result = attended / total[:, None]
+        tl.store(out + out_rows[:, None] * DIM + d[None, :], result.to(dtype), mask=out_mask)
+    else:
+        part_rows = item * HEADS + head * GROUP + g
+        tl.store(sums + part_rows[:, None] * DIM + d[None, :], attended, mask=out_mask)
+        tl.store(scales + part_rows * 2, highest, mask=g < GROUP)
+        tl.store(scales + part_rows * 2 + 1, total, mask=g < GROUP)
+        if ON_CHIP:
+            tl.debug_barrier()
+        before = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel")
+        if before == parts - 1:
+            _combine(
+                sums, scales, out, tl.load(row_first + row), parts, row, head,
+                HEADS, DIM, DIM_PADDED, GROUP, GROUP_POWER, COMBINED,
+            )  # fmt: skip
+            tl.store(arrived + row * KV_HEADS + head, 0)
+
+
+@triton.jit
+def _combine(
+    sums,
+    scales,
+    out,
+    first,
+    parts,
+    row,
+    head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_POWER: tl.constexpr,
+    COMBINED: tl.constexpr,
+):
+    """Joins the partial results of one row and KV head, COMBINED at a time."""
+    d = tl.arange(0, DIM_PADDED)
+    g = tl.arange(0, GROUP_POWER)
+    i = tl.arange(0, COMBINED)
+    highest = tl.full((GROUP_POWER,), float("-inf"), tl.float32)
+    total = tl.zeros((GROUP_POWER,), tl.float32)
+    attended = tl.zeros((GROUP_POWER, DIM_PADDED), tl.float32)
+    for part in range(0, parts, COMBINED):
+        there = ((part + i) < parts)[:, None] & (g < GROUP)[None, :]
+        rows = (first + part + i)[:, None] * HEADS + head * GROUP + g[None, :]
+        # Past the first-level cache: another multiprocessor has written them.
+        peaks = tl.load(scales + rows * 2, mask=there, other=float("-inf"), cache_modifier=".cg")
+        counts = tl.load(scales + rows * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        values = tl.load(
+            sums + rows[:, :, None] * DIM + d[None, None, :],
+            mask=there[:, :, None] & (d < DIM)[None, None, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(highest, tl.max(peaks, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(highest - base)
+        weights = tl.exp2(peaks - base[None, :])
+        total = total * fade + tl.sum(counts * weights, 0)
+        attended = attended * fade[:, None] + tl.sum(values * weights[:, :, None], 0)
+        highest = higher
+    result = attended / total[:, None]
+    rows = row.to(tl.int64) * HEADS + head * GROUP + g
+    mask = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    tl.store(out + rows[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTuning:
+    """How the kernel is cut for a GPU."""
+
+    warps: int = 4
+    stages: int = 3
+
+
+def split_attention(
+    out: Tensor,
+    qkv: Tensor,
+    cache: Tensor,
+    layer: int,
+    block_table: Tensor,
+    row_slot: Tensor,
+    row_position: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    items: Items,
+    heads: Heads,
+    norms: tuple[Tensor, Tensor] | None = None,
+    tuning: AttentionTuning = AttentionTuning(),
+    overlap: bool = False,
+) -> None:
+    """qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the rows' k, v into `cache`.
+
+    `cache` is the cache group's tensor [blocks, layers, planes, kv heads, block tokens, dim] of qkv's dtype
+    (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32; row_slot,
+    row_position [R] int32; `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm.
+    Rows without items are not written. Raises ValueError for shapes that do not fit.
+    """
+    _check(out, qkv, cache, block_table, rotary, items, heads)
+    group = heads.heads // heads.kv_heads
+    query_norm, key_norm = norms if norms is not None else (qkv, qkv)
+    _split_attention[(heads.kv_heads, items.row.shape[0])](
+        qkv,
+        cache,
+        block_table,
+        row_slot,
+        row_position,
+        *rotary,
+        query_norm,
+        key_norm,
+        items.count,
+        items.row,
+        items.begin,
+        items.end,
+        items.first,
+        items.parts,
+        items.sums,
+        items.scales,
+        items.arrived,
+        out,
+        block_table.stride(0),
+        layer * cache.stride(1),
+        cache.stride(0),
+        cache.stride(2),
+        heads.scale * _LOG2E,
+        heads.norm_eps,
+        heads.window or NO_WINDOW,
+        HEADS=heads.heads,
+        KV_HEADS=heads.kv_heads,
+        DIM=heads.dim,
+        DIM_PADDED=max(16, triton.next_power_of_2(heads.dim)),
+        GROUP=group,
+        GROUP_PADDED=max(16, triton.next_power_of_2(group)),
+        GROUP_POWER=triton.next_power_of_2(group),
+        BLOCK_TOKENS=cache.shape[4],
+        TILE=TILE,
+        QK_NORM=norms is not None,
+        UPCAST=qkv.dtype == torch.float32 or not ON_CHIP.value,
+        STAGES=tuning.stages,
+        COMBINED=_COMBINED,
+        OVERLAP=overlap,
+        num_warps=tuning.warps,
+        **({"launch_pdl": True} if overlap else {}),
+    )
+
+
+def _check(
+    out: Tensor,
+    qkv: Tensor,
+    cache: Tensor,
+    block_table: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    items: Items,
+    heads: Heads,
+) -> None:
+    rows = qkv.shape[0]
+    wanted = {
+        "qkv": (tuple(qkv.shape), (rows, (heads.heads + 2 * heads.kv_heads) * heads.dim)),
+        "out": (tuple(out.shape), (rows, heads.heads * heads.dim)),
+        "cache": (tuple(cache.shape[2:4]) + tuple(cache.shape[5:]), (2, heads.kv_heads, heads.dim)),
+        "rotary": (tuple(rotary[0].shape), (rows, heads.dim // 2)),
+        "items": (tuple(items.sums.shape[1:]), (heads.heads, heads.dim)),
+    }
+    for name, (got, expected) in wanted.items():
+        if got != expected:
+            raise ValueError(f"{name} is {got}, expected {expected}")
+    if items.first.shape[0] < rows:
+        raise ValueError(f"the items are of {items.first.shape[0]} rows, qkv has {rows}")
+    if not (qkv.is_contiguous() and out.is_contiguous() and cache.is_contiguous()):
+        raise ValueError("qkv, out and cache must be contiguous")
+    if qkv.dtype != cache.dtype or qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
+    if block_table.dtype != torch.int32 or block_table.stride(1) != 1:
+        raise ValueError("the block table is int32 with contiguous rows")
