@@ -23,7 +23,7 @@ from baton.device.ptx import ON_CHIP, let_next_start, wait_for_previous
 from baton.engine.kernels.gpu.gemv import Epilogue, silu_times
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _skinny(
     x,
     weight,

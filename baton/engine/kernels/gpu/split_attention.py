@@ -207,11 +207,14 @@ def _split_attention(
 
     first_seen = tl.maximum(position - window + 1, 0)
     stop = tl.minimum(end, position)
+    # Read a tile ahead: a copy whose address waits for a load of its own pass is not kept in flight.
+    next_block = tl.load(table + begin // BLOCK_TOKENS)
     for start in tl.range(begin, stop, TILE, num_stages=STAGES):
         t = start + tl.arange(0, TILE)
         seen = (t < stop) & (t >= first_seen)
         if BLOCK_TOKENS % TILE == 0:
-            block = tl.load(table + start // BLOCK_TOKENS).to(tl.int64)
+            block = next_block.to(tl.int64)
+            next_block = tl.load(table + tl.minimum(start + TILE, position) // BLOCK_TOKENS)
             offsets = block * block_stride + (start % BLOCK_TOKENS) * DIM + tl.arange(0, TILE) * DIM
         else:
             blocks = tl.load(table + t // BLOCK_TOKENS, mask=seen, other=0).to(tl.int64)
@@ -326,18 +329,20 @@ def split_attention(
     norms: tuple[Tensor, Tensor] | None = None,
     tuning: AttentionTuning = AttentionTuning(),
     overlap: bool = False,
+    most_items: int | None = None,
 ) -> None:
     """qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the rows' k, v into `cache`.
 
     `cache` is the cache group's tensor [blocks, layers, planes, kv heads, block tokens, dim] of qkv's dtype
     (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32; row_slot,
     row_position [R] int32; `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm.
+    `most_items` bounds the items there can be; without it, the list's length does.
     Rows without items are not written. Raises ValueError for shapes that do not fit.
     """
     _check(out, qkv, cache, block_table, rotary, items, heads)
     group = heads.heads // heads.kv_heads
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-    _split_attention[(heads.kv_heads, items.row.shape[0])](
+    _split_attention[(heads.kv_heads, items.row.shape[0] if most_items is None else most_items)](
         qkv,
         cache,
         block_table,
