@@ -120,7 +120,7 @@ class DecodePass:
             norms = layer.query_norm, layer.key_norm
         split_attention(
             self._attended[:rows], self._qkv[:rows], self._cache.groups[layer.group], layer.index,
-            self._tables[layer.group], self.inputs.slot, self.inputs.position, rotary,
+            self._tables[layer.group], rotary,
             self.inputs.items[layer.group], self._heads[layer.group], norms,
             self.options.attention, self.options.overlap, self.most_items(layer.group, rows),
         )  # fmt: skip

@@ -50,9 +50,9 @@ ENTRY = np.dtype(
         ("temperature", "<f4"),
         ("top_k", "<i4"),
         ("top_p", "<f4"),
-        ("stop_count", "<i4"),
+        ("unused", "<i4"),
         ("seed", "<i8"),
-        ("stop_ids", "<i4", (MAX_STOP_IDS,)),
+        ("stop_ids", "<i4", (MAX_STOP_IDS,)),  # unused places negative
         ("min_p", "<f4"),
         ("repetition_penalty", "<f4"),
         ("presence_penalty", "<f4"),
@@ -64,6 +64,11 @@ ENTRY = np.dtype(
 assert ENTRY.itemsize == 128
 
 Entry = npt.NDArray[np.void]
+
+
+def field_offset(field: str) -> int:
+    """Bytes from an entry's beginning to a field."""
+    return int(ENTRY.fields[field][1]) if ENTRY.fields is not None else 0
 
 
 def mailbox_bytes(capacity: int) -> int:

@@ -13,7 +13,7 @@ import torch
 from baton.device.shared_memory import SharedMemory
 from baton.engine.blocks import BlockPools
 from baton.engine.cache import KVCache
-from baton.engine.decode import DecodeLoop
+from baton.engine.torch_decode import TorchDecodeLoop
 from baton.engine.decoder import Decoder
 from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
@@ -74,7 +74,7 @@ class LocalEngine:
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
         self.state = SlotState(slots, (64,), CONFIG["vocab_size"], torch.device(device))
-        self.decode = DecodeLoop(decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory))
+        self.decode = TorchDecodeLoop(decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory))
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}

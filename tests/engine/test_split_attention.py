@@ -18,10 +18,10 @@ def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool =
     planned = split_items(positions, heads.window, policy)
     most = policy.most_items(rows, int(sum(positions)) + rows)
     items = Items.empty(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device)
-    items.fill(planned)
+    items.fill(planned, case.slots, case.positions)
     out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
     split_attention(
-        out, case.qkv, case.cache, layer, case.table, case.slots, case.positions, case.rotary,
+        out, case.qkv, case.cache, layer, case.table, case.rotary,
         items, heads, case.norms,
     )  # fmt: skip
     assert not items.arrived.any(), "the meeting places are left as they were found"

@@ -28,22 +28,29 @@ NO_WINDOW = 1 << 30
 _COMBINED = 8
 
 
+# What the list says of an item, int32 each: one load's width.
+ITEM_ROW = tl.constexpr(0)
+ITEM_SLOT = tl.constexpr(1)
+ITEM_POSITION = tl.constexpr(2)
+ITEM_BEGIN = tl.constexpr(3)
+ITEM_END = tl.constexpr(4)
+ITEM_FIRST = tl.constexpr(5)
+ITEM_PARTS = tl.constexpr(6)
+ITEM_WIDTH = tl.constexpr(8)
+
+
 @dataclass(frozen=True, slots=True)
 class Items:
     """The list of one cache group, and the place where its rows' partial results meet.
 
-    `count` [1]: items that there are. `row`, `begin`, `end` [I]: item i is tokens begin:end of that row,
-    begin a multiple of TILE. `first`, `parts` [R]: row r's items are first[r] : first[r] + parts[r].
-    All int32. `sums` [I, heads, dim] and `scales` [I, heads, 2] float32; `arrived` [R, kv heads] int32 of
-    zeros, which every layer leaves as zeros.
+    `count` [1]: items that there are. `items` [I, ITEM_WIDTH]: item i is tokens begin:end of a row, begin a
+    multiple of TILE; the row's slot and position; its items are first : first + parts. All int32.
+    `sums` [I, heads, dim] and `scales` [I, heads, 2] float32; `arrived` [R, kv heads] int32 of zeros, which
+    every layer leaves as zeros.
     """
 
     count: Tensor
-    row: Tensor
-    begin: Tensor
-    end: Tensor
-    first: Tensor
-    parts: Tensor
+    items: Tensor
     sums: Tensor
     scales: Tensor
     arrived: Tensor
@@ -57,22 +64,18 @@ class Items:
 
         sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
         scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
-        lists = [ints(most) for _ in range(3)]
-        return cls(ints(1), *lists, ints(rows), ints(rows), sums, scales, ints(rows, kv_heads))
+        return cls(ints(1), ints(most, ITEM_WIDTH.value), sums, scales, ints(rows, kv_heads))
 
-
-    def fill(self, rows: list[list[Item]]) -> None:
+    def fill(self, rows: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
         """Writes the list from the host, for tests and measurements; a step's own kernel does it there."""
-        items = [item for mine in rows for item in mine]
-        for target, values in (
-            (self.count, [len(items)]),
-            (self.row, [item.row for item in items]),
-            (self.begin, [item.begin for item in items]),
-            (self.end, [item.end for item in items]),
-            (self.parts, [len(mine) for mine in rows]),
-            (self.first, [sum(map(len, rows[:row])) for row in range(len(rows))]),
-        ):
-            target[: len(values)] = torch.tensor(values, dtype=torch.int32)
+        lines, first = [], 0
+        for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
+            lines += [
+                [item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine
+            ]
+            first += len(mine)
+        self.count[0] = len(lines)
+        self.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +108,12 @@ def _split_attention(
     qkv,
     cache,
     block_table,
-    row_slot,
-    row_position,
     cos_rows,
     sin_rows,
     query_norm,
     key_norm,
     item_count,
-    item_row,
-    item_begin,
-    item_end,
-    row_first,
-    row_parts,
+    items,
     sums,
     scales,
     arrived,
@@ -146,15 +143,21 @@ def _split_attention(
     head = tl.program_id(0)
     item = tl.program_id(1)
     # The list is older than the node before this one: it may be read while that one still runs.
+    line = items + item * ITEM_WIDTH
+    row = tl.load(line + ITEM_ROW)
+    slot = tl.load(line + ITEM_SLOT)
+    position = tl.load(line + ITEM_POSITION)
+    begin = tl.load(line + ITEM_BEGIN)
+    end = tl.load(line + ITEM_END)
+    first = tl.load(line + ITEM_FIRST)
+    parts = tl.load(line + ITEM_PARTS)
     if item >= tl.load(item_count):
         wait_for_previous(OVERLAP)
         return
-    begin = tl.load(item_begin + item)
-    end = tl.load(item_end + item)
-    row = tl.load(item_row + item)
-    parts = tl.load(row_parts + row)
-    position = tl.load(row_position + row)
-    table = block_table + tl.load(row_slot + row).to(tl.int64) * table_stride
+    table = block_table + slot.to(tl.int64) * table_stride
+    # Read a tile ahead: a copy whose address waits for a load of its own pass is not kept in flight.
+    next_block = tl.load(table + begin // BLOCK_TOKENS)
+    last_block = tl.load(table + position // BLOCK_TOKENS).to(tl.int64)
 
     dtype: tl.constexpr = qkv.dtype.element_ty
     half: tl.constexpr = DIM // 2
@@ -197,8 +200,7 @@ def _split_attention(
             k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype)
         k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
         v = tl.load(mine + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)[None, :]
-        block = tl.load(table + position // BLOCK_TOKENS).to(tl.int64)
-        place = layer + block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]
+        place = layer + last_block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]
         tl.store(place, k, mask=in_dim[None, :])
         tl.store(place + plane_stride, v, mask=in_dim[None, :])
         highest = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
@@ -207,8 +209,6 @@ def _split_attention(
 
     first_seen = tl.maximum(position - window + 1, 0)
     stop = tl.minimum(end, position)
-    # Read a tile ahead: a copy whose address waits for a load of its own pass is not kept in flight.
-    next_block = tl.load(table + begin // BLOCK_TOKENS)
     for start in tl.range(begin, stop, TILE, num_stages=STAGES):
         t = start + tl.arange(0, TILE)
         seen = (t < stop) & (t >= first_seen)
@@ -253,7 +253,7 @@ def _split_attention(
         before = tl.atomic_add(arrived + row * KV_HEADS + head, 1, sem="acq_rel")
         if before == parts - 1:
             _combine(
-                sums, scales, out, tl.load(row_first + row), parts, row, head,
+                sums, scales, out, first, parts, row, head,
                 HEADS, DIM, DIM_PADDED, GROUP, GROUP_POWER, COMBINED,
             )  # fmt: skip
             tl.store(arrived + row * KV_HEADS + head, 0)
@@ -321,8 +321,6 @@ def split_attention(
     cache: Tensor,
     layer: int,
     block_table: Tensor,
-    row_slot: Tensor,
-    row_position: Tensor,
     rotary: tuple[Tensor, Tensor],
     items: Items,
     heads: Heads,
@@ -334,29 +332,22 @@ def split_attention(
     """qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the rows' k, v into `cache`.
 
     `cache` is the cache group's tensor [blocks, layers, planes, kv heads, block tokens, dim] of qkv's dtype
-    (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32; row_slot,
-    row_position [R] int32; `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm.
+    (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32; `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm.
     `most_items` bounds the items there can be; without it, the list's length does.
     Rows without items are not written. Raises ValueError for shapes that do not fit.
     """
     _check(out, qkv, cache, block_table, rotary, items, heads)
     group = heads.heads // heads.kv_heads
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
-    _split_attention[(heads.kv_heads, items.row.shape[0] if most_items is None else most_items)](
+    _split_attention[(heads.kv_heads, items.items.shape[0] if most_items is None else most_items)](
         qkv,
         cache,
         block_table,
-        row_slot,
-        row_position,
         *rotary,
         query_norm,
         key_norm,
         items.count,
-        items.row,
-        items.begin,
-        items.end,
-        items.first,
-        items.parts,
+        items.items,
         items.sums,
         items.scales,
         items.arrived,
@@ -407,8 +398,8 @@ def _check(
     for name, (got, expected) in wanted.items():
         if got != expected:
             raise ValueError(f"{name} is {got}, expected {expected}")
-    if items.first.shape[0] < rows:
-        raise ValueError(f"the items are of {items.first.shape[0]} rows, qkv has {rows}")
+    if items.arrived.shape[0] < rows:
+        raise ValueError(f"the items are of {items.arrived.shape[0]} rows, qkv has {rows}")
     if not (qkv.is_contiguous() and out.is_contiguous() and cache.is_contiguous()):
         raise ValueError("qkv, out and cache must be contiguous")
     if qkv.dtype != cache.dtype or qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -1,0 +1,32 @@
+"""Shared host memory as tensors that kernels read and write where it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.device.shared_memory import SharedMemory
+
+_PORTABLE_MAPPED = 1 | 2
+
+
+class HostMemory:
+    """A worker's shared memory, registered with CUDA where `device` is a GPU; on a CPU it is just memory.
+
+    The registration lives as long as the process: kernels that were captured hold the address. Raises
+    RuntimeError where the driver refuses.
+    """
+
+    def __init__(self, memory: SharedMemory, device: torch.device) -> None:
+        self.memory = memory
+        self._bytes = torch.from_numpy(memory.bytes)
+        if device.type == "cuda":
+            error = torch.cuda.cudart().cudaHostRegister(
+                self._bytes.data_ptr(), memory.size, _PORTABLE_MAPPED
+            )
+            if int(error) != 0:
+                raise RuntimeError(f"CUDA does not register {memory.size} bytes of shared memory: {error}")
+
+    def tensor(self, offset: int, count: int, dtype: torch.dtype) -> Tensor:
+        """`count` elements at `offset` bytes, the same memory for host and kernels."""
+        return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
