@@ -101,7 +101,10 @@ def measure(product: str, rows: int, n: int, k: int, dtype: str) -> list[tuple[f
     outputs = n // 2 if epilogue is Epilogue.SWIGLU else n
     copies = max(1, int(_ROTATED_BYTES // (n * k * kind.itemsize)))
     weights = [Linear(torch.randn(n, k, device=device, dtype=kind) * 0.02, None) for _ in range(copies)]
-    x, out = torch.randn(rows, k, device=device, dtype=kind), torch.zeros(rows, outputs, device=device, dtype=kind)
+    x, out = (
+        torch.randn(rows, k, device=device, dtype=kind),
+        torch.zeros(rows, outputs, device=device, dtype=kind),
+    )
     norm = None if epilogue is Epilogue.RESIDUAL else Norm(torch.ones(k, device=device, dtype=kind), 1e-5)
     results: list[tuple[float, Any]] = []
     for choice in candidates(rows):
@@ -119,7 +122,9 @@ def measure(product: str, rows: int, n: int, k: int, dtype: str) -> list[tuple[f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--rows", default=",".join(map(str, BUCKETS)))
@@ -143,7 +148,10 @@ def tune(products: dict[str, tuple[int, int]], rows: tuple[int, ...], dtype: str
             best, choice = results[0]
             entries.append(entry_of((product, count, n, k, dtype), choice, best))
             library = next(us for us, c in results if type(c).__name__ == "Library")
-            print(json.dumps({**entries[-1], "library_us": round(library, 2), "tried": len(results)}), flush=True)
+            print(
+                json.dumps({**entries[-1], "library_us": round(library, 2), "tried": len(results)}),
+                flush=True,
+            )
     return entries
 
 

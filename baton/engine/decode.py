@@ -19,7 +19,6 @@ from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant
 
-
 _NO_STOP = -1
 
 
@@ -76,11 +75,14 @@ class DecodeLoop(ABC):
         entry["stops_from"] = stops_from
         entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1)
         _write_sampling(entry, sampling)
-        self._mailbox.post(entry)
+        self._post(entry)
 
     def cancel(self, slot: int, generation: int) -> None:
         """Ends a slot from the next step on; the ring tells its finish, this one or an earlier."""
-        self._mailbox.post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+        self._post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+
+    def _post(self, entry: Entry) -> None:
+        self._mailbox.post(entry)
 
     @property
     @abstractmethod

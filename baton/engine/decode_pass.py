@@ -46,7 +46,12 @@ class DecodePass:
     """Buffers for up to `rows` rows, and the launches that fill them."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, block_tables: tuple[Tensor, ...], rows: int, options: PassOptions
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        block_tables: tuple[Tensor, ...],
+        rows: int,
+        options: PassOptions,
     ) -> None:
         self.rows = rows
         self.options = options
@@ -64,7 +69,10 @@ class DecodePass:
         self._qkv = buffer(query_width + 2 * config.num_kv_heads * config.head_dim)
         self._attended = buffer(query_width)
         self._inner = buffer(config.intermediate_size)
-        self._rotary = buffer(config.head_dim // 2, torch.float32), buffer(config.head_dim // 2, torch.float32)
+        self._rotary = (
+            buffer(config.head_dim // 2, torch.float32),
+            buffer(config.head_dim // 2, torch.float32),
+        )
         self.logits = buffer(config.vocab_size)
         self._scratch = Scratch.empty(
             rows, config.hidden_size, config.intermediate_size, self._space(), device, dtype
@@ -74,14 +82,24 @@ class DecodePass:
             *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3)),
             tuple(
                 Items.empty(
-                    rows, policy.most_items(rows, tokens), config.num_heads, config.num_kv_heads, config.head_dim, device
+                    rows,
+                    policy.most_items(rows, tokens),
+                    config.num_heads,
+                    config.num_kv_heads,
+                    config.head_dim,
+                    device,
                 )
                 for tokens in group_tokens
             ),
         )
         self._heads = [
             Heads(
-                config.num_heads, config.num_kv_heads, config.head_dim, config.attention_scale, config.rms_norm_eps, group.window
+                config.num_heads,
+                config.num_kv_heads,
+                config.head_dim,
+                config.attention_scale,
+                config.rms_norm_eps,
+                group.window,
             )
             for group in decoder.layout.groups
         ]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from baton.device.shared_memory import SharedMemory
 
 MAX_STOP_IDS = 8
+HEADER_BYTES = 64  # the reader's tail, on a cache line of its own
 
 
 class EntryKind(IntEnum):
@@ -72,7 +73,7 @@ def field_offset(field: str) -> int:
 
 
 def mailbox_bytes(capacity: int) -> int:
-    return 64 + ENTRY.itemsize * capacity
+    return HEADER_BYTES + ENTRY.itemsize * capacity
 
 
 class Mailbox:
@@ -81,7 +82,7 @@ class Mailbox:
     def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
         self.capacity = capacity
         self._tail = memory.region(offset, 1, np.uint64)
-        self._entries = memory.region(offset + 64, capacity, ENTRY)
+        self._entries = memory.region(offset + HEADER_BYTES, capacity, ENTRY)
         self._posted = 0
         self._taken = 0
 
@@ -92,6 +93,11 @@ class Mailbox:
     def pending(self) -> int:
         """Entries posted and not yet applied."""
         return self._posted - int(self._tail[0])
+
+    @property
+    def posted(self) -> int:
+        """Entries posted so far."""
+        return self._posted
 
     def post(self, entry: Entry) -> None:
         """Publishes one entry (a 0-d or 1-element ENTRY array). Raises RuntimeError when there is no room."""

@@ -57,7 +57,7 @@ class ProductTable:
 
 
 def file_stem(gpu_name: str) -> str:
-    """"NVIDIA H100 80GB HBM3" → "nvidia-h100-80gb-hbm3"."""
+    """ "NVIDIA H100 80GB HBM3" → "nvidia-h100-80gb-hbm3"."""
     return "-".join(gpu_name.lower().split())
 
 

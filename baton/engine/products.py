@@ -52,7 +52,13 @@ class Scratch:
 
     @classmethod
     def empty(
-        cls, rows: int, hidden: int, inner: int, space: tuple[int, int], device: torch.device, dtype: torch.dtype
+        cls,
+        rows: int,
+        hidden: int,
+        inner: int,
+        space: tuple[int, int],
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> Scratch:
         return cls(
             torch.empty(rows * hidden, device=device, dtype=dtype),

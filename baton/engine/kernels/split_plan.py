@@ -46,10 +46,7 @@ def split_items(positions: Sequence[int], window: int | None, policy: SplitPolic
         about = max(policy.shortest, -(-sum(spans) // policy.wanted))
         parts = [_whole_tiles(-(-span // -(-span // about))) for span in spans]
     return [
-        [
-            Item(row, begin, min(begin + part, start + span))
-            for begin in range(start, start + span, part)
-        ]
+        [Item(row, begin, min(begin + part, start + span)) for begin in range(start, start + span, part)]
         for row, (start, span, part) in enumerate(zip(starts, spans, parts, strict=True))
     ]
 

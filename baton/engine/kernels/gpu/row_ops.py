@@ -71,9 +71,7 @@ def embed(
 
 
 @triton.jit
-def _norm(
-    x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, OVERLAP: tl.constexpr
-):
+def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, OVERLAP: tl.constexpr):
     row = tl.program_id(0)
     i = tl.arange(0, WIDTH_POWER)
     gains = tl.load(gain + i, mask=i < WIDTH, other=0.0).to(tl.float32)
@@ -89,7 +87,9 @@ def _norm(
 def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float, overlap: bool = False) -> None:
     """x, out [R, W], gain [W] → RMSNorm of each row, rounded as `kernels.rms_norm` rounds."""
     if x.shape != out.shape or gain.shape[0] != x.shape[1]:
-        raise ValueError(f"x {tuple(x.shape)}, out {tuple(out.shape)} and gain {tuple(gain.shape)} do not fit")
+        raise ValueError(
+            f"x {tuple(x.shape)}, out {tuple(out.shape)} and gain {tuple(gain.shape)} do not fit"
+        )
     width = x.shape[1]
     _norm[(x.shape[0],)](
         x,

@@ -56,9 +56,7 @@ class Items:
     arrived: Tensor
 
     @classmethod
-    def empty(
-        cls, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device
-    ) -> Items:
+    def empty(cls, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device) -> Items:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
@@ -70,9 +68,7 @@ class Items:
         """Writes the list from the host, for tests and measurements; a step's own kernel does it there."""
         lines, first = [], 0
         for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
-            lines += [
-                [item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine
-            ]
+            lines += [[item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine]
             first += len(mine)
         self.count[0] = len(lines)
         self.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
