@@ -33,8 +33,10 @@ def candidates(rows: int) -> list[Any]:
 
     found: list[Any] = [Library()]
     if rows == 1:
-        shapes = ((2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (16, 512), (2, 2048), (8, 1024))
+        shapes = ((2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (2, 2048), (1, 4096), (2, 4096), (4, 2048))
         found += [GemvTuning(n, k, warps) for n, k in shapes for warps in (4, 8)]
+        ahead = ((8, 512, 3), (8, 512, 4), (16, 256, 4), (16, 512, 3), (32, 256, 3), (4, 1024, 3), (4, 512, 4))
+        found += [GemvTuning(n, k, 4, stages) for n, k, stages in ahead]
     if rows <= 128:
         tile = max(16, 1 << (rows - 1).bit_length())
         found += [SkinnyTuning(tile, *rest) for rest in _skinny_shapes(tile)]
@@ -64,7 +66,7 @@ def warm(job: tuple[Any, int, str]) -> None:
 
     choice, epilogue, dtype = job
     kind, device, k = getattr(torch, dtype), torch.device("cuda"), 4096
-    rows = getattr(choice, "splits", None) and choice.rows or 1
+    rows = choice.rows if hasattr(choice, "splits") else 1
     double = 2 if epilogue == Epilogue.SWIGLU else 1
     out, x = (torch.zeros(rows, n, device=device, dtype=kind) for n in (256, k))
     weight = torch.zeros(256 * double, k, device=device, dtype=kind)

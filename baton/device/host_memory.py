@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ _PORTABLE_MAPPED = 1 | 2
 class HostMemory:
     """A worker's shared memory, registered with CUDA where `device` is a GPU; on a CPU it is just memory.
 
-    The registration lives as long as the process: kernels that were captured hold the address. Raises
+    Whoever captures kernels that use the memory keeps this object: the registration ends with it. Raises
     RuntimeError where the driver refuses.
     """
 
@@ -21,12 +23,18 @@ class HostMemory:
         self.memory = memory
         self._bytes = torch.from_numpy(memory.bytes)
         if device.type == "cuda":
-            error = torch.cuda.cudart().cudaHostRegister(
-                self._bytes.data_ptr(), memory.size, _PORTABLE_MAPPED
-            )
+            address = self._bytes.data_ptr()
+            error = torch.cuda.cudart().cudaHostRegister(address, memory.size, _PORTABLE_MAPPED)
             if int(error) != 0:
                 raise RuntimeError(f"CUDA does not register {memory.size} bytes of shared memory: {error}")
+            weakref.finalize(self, _unregister, address).atexit = False
 
     def tensor(self, offset: int, count: int, dtype: torch.dtype) -> Tensor:
         """`count` elements at `offset` bytes, the same memory for host and kernels."""
         return self._bytes[offset : offset + count * dtype.itemsize].view(dtype)
+
+
+def _unregister(address: int) -> None:
+    """Before the memory is unmapped: its address may be given out again."""
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaHostUnregister(address)

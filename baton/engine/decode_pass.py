@@ -23,12 +23,19 @@ from baton.engine.products import EPILOGUES, Choice, Scratch, run_product, space
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the kernels are cut. `overlap`: a kernel's first loads run while the one before it ends."""
+    """How the kernels are cut; `attention` and `overlap` None: by the rows, as measured on an H100.
+
+    `overlap`: a kernel may start before the one before it has ended, and waits where it needs its results.
+    """
 
     table: ProductTable
     policy: SplitPolicy = field(default_factory=SplitPolicy)
-    attention: AttentionTuning = field(default_factory=AttentionTuning)
-    overlap: bool = False
+    attention: AttentionTuning | None = None
+    overlap: bool | None = None
+
+    def overlaps(self, rows: int) -> bool:
+        """One row's products fill every multiprocessor to the end, and very many rows' kernels are long."""
+        return 2 <= rows <= 192 if self.overlap is None else self.overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +147,13 @@ class DecodePass:
             self._attended[:rows], self._qkv[:rows], self._cache.groups[layer.group], layer.index,
             self._tables[layer.group], rotary,
             self.inputs.items[layer.group], self._heads[layer.group], norms,
-            self.options.attention, self.options.overlap, self.most_items(layer.group, rows),
+            self.options.attention or AttentionTuning.for_rows(rows), self.options.overlaps(rows), self.most_items(layer.group, rows),
         )  # fmt: skip
 
     def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
-        choice = self.choice(name, linear, out.shape[0])
-        run_product(out, x, linear, EPILOGUES[name], norm, choice, self._scratch, self.options.overlap)
+        rows = out.shape[0]
+        choice, overlap = self.choice(name, linear, rows), self.options.overlaps(rows)
+        run_product(out, x, linear, EPILOGUES[name], norm, choice, self._scratch, overlap)
 
     def _space(self) -> tuple[int, int]:
         """The largest need of any product at any bucket up to `rows`."""

@@ -59,6 +59,7 @@ class GraphDecodeLoop(DecodeLoop):
     ) -> None:
         super().__init__(state, mailbox, ring)
         self._slots = rings.slots
+        self._memory = memory  # registered while the graphs live
         self._queue = Queue(decoder.device)
         self.step_state = GraphStep(decoder, cache, state, rings, memory, self._queue, options)
         self._graphs = self.step_state.capture()

@@ -2,7 +2,8 @@
 
 `product_tables/*.json`, one file a GPU: a list of
     {"product": "qkv", "rows": 8, "n": 6144, "k": 4096, "dtype": "bfloat16", "kind": "skinny", "tuning": {…}}
-where `rows` is the bucket and n, k are the shape of W. A bucket takes the entry of its own rows.
+where `rows` is the bucket and n, k are the shape of W. A bucket takes the entry of its own rows, else
+that of the power of two above.
 """
 
 from __future__ import annotations
@@ -53,7 +54,12 @@ class ProductTable:
         """The choice of the table, or the default for products nobody has measured."""
         if self._exact:
             return EXACT
-        return self._choices.get(key) or _default(key[1], key[4])
+        product, rows, *shape = key
+        for measured in (rows, _row_tile(rows)):
+            choice = self._choices.get((product, measured, *shape))  # type: ignore[call-overload]
+            if choice is not None:
+                return choice  # type: ignore[no-any-return]
+        return _default(rows, key[4])
 
 
 def file_stem(gpu_name: str) -> str:
@@ -68,5 +74,10 @@ def _default(rows: int, dtype: str) -> Choice:
     if dtype == "float32":  # the matrix units have no IEEE float32, and the library's code for it is good
         return Library()
     if rows <= _MOST_SKINNY_ROWS:
-        return SkinnyTuning(rows=max(16, rows), columns=64, width=128, splits=2, stages=4)
+        return SkinnyTuning(rows=_row_tile(rows), columns=64, width=128, splits=2, stages=4)
     return Library()
+
+
+def _row_tile(rows: int) -> int:
+    """The power of two that holds the rows, 16 at least."""
+    return max(16, 1 << (rows - 1).bit_length())

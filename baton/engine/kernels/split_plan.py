@@ -18,7 +18,7 @@ TILE = 64
 class SplitPolicy:
     """`fixed`: tokens of a part in mode `exact`, or None. All but `wanted` are multiples of TILE."""
 
-    wanted: int = 66
+    wanted: int = 12
     shortest: int = 128
     fixed: int | None = None
 

@@ -60,6 +60,7 @@ def _gemv(
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     EVEN: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -77,7 +78,7 @@ def _gemv(
     if EPILOGUE == 2:
         up_rows = rows + N.to(tl.int64) * K
         ups = tl.load(up_rows + k[None, :], mask=(k < K)[None, :], other=0.0).to(tl.float32) * xs[None, :]
-    for start in range(BK, K, BK):
+    for start in tl.range(BK, K, BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
         if EVEN:
             xs = tl.load(x + k).to(tl.float32)
@@ -114,11 +115,13 @@ def _gemv(
 
 @dataclass(frozen=True, slots=True)
 class GemvTuning:
-    """Rows of W a program takes, and how it walks along them."""
+    """Rows of W a program takes, and how it walks along them; `stages` > 1: loads run ahead through shared
+    memory."""
 
     rows: int = 8
     width: int = 512
     warps: int = 4
+    stages: int = 1
 
 
 def gemv(
@@ -153,6 +156,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         HAS_NORM=norm is not None,
         EVEN=k % tuning.width == 0,
+        STAGES=tuning.stages,
         OVERLAP=overlap,
         num_warps=tuning.warps,
         **({"launch_pdl": True} if overlap else {}),

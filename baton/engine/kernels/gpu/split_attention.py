@@ -310,6 +310,11 @@ class AttentionTuning:
     warps: int = 4
     stages: int = 3
 
+    @classmethod
+    def for_rows(cls, rows: int) -> AttentionTuning:
+        """Measured on an H100: few rows want deep programs, many rows many shallow ones."""
+        return cls(stages=3 if rows <= 16 else 2)
+
 
 def split_attention(
     out: Tensor,
