@@ -37,23 +37,35 @@ def candidates(rows: int) -> list[Any]:
         found += [GemvTuning(n, k, warps) for n, k in shapes for warps in (4, 8)]
         ahead = ((8, 512, 3), (8, 512, 4), (16, 256, 4), (16, 512, 3), (32, 256, 3), (4, 1024, 3), (4, 512, 4))
         found += [GemvTuning(n, k, 4, stages) for n, k, stages in ahead]
-    if rows <= 128:
-        tile = max(16, 1 << (rows - 1).bit_length())
-        found += [SkinnyTuning(tile, *rest) for rest in _skinny_shapes(tile)]
+    tile = max(16, 1 << (rows - 1).bit_length())
+    found += [SkinnyTuning(*shape) for shape in (_few(tile) if tile <= 64 else _many(tile))]
     return found
 
 
-def _skinny_shapes(tile: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(columns, width, splits, stages, warps)."""
+def _few(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """(rows, columns, width, splits, stages, warps) where W's bytes decide."""
     wide = 256 if tile <= 32 else 64
     for splits in (1, 2, 4):
-        yield 64, 128, splits, 4, 4
-        yield 64, 128, splits, 5, 4
-        yield 64, wide, splits, 3 if wide == 256 else 6, 4
-        yield 128, 128, splits, 3, 4
-        yield 128, 64, splits, 5, 8
-    yield 64, 128, 8, 4, 4
-    yield 128, 128, 2, 3, 8
+        yield tile, 64, 128, splits, 4, 4
+        yield tile, 64, 128, splits, 5, 4
+        yield tile, 64, wide, splits, 3 if wide == 256 else 6, 4
+        yield tile, 128, 128, splits, 3, 4
+        yield tile, 128, 64, splits, 5, 8
+    yield tile, 64, 128, 8, 4, 4
+    yield tile, 128, 128, 2, 3, 8
+
+
+def _many(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """The same where the units have work to do as well."""
+    for rows in {128, tile}:
+        for splits in (1, 2, 4):
+            yield rows, 64, 64, splits, 4, 4
+            yield rows, 64, 64, splits, 4, 8
+            yield rows, 128, 64, splits, 3, 8
+            yield rows, 128, 64, splits, 4, 8
+    yield 128, 64, 64, 1, 6, 4
+    yield 128, 64, 64, 2, 6, 4
+    yield 128, 64, 128, 1, 3, 4
 
 
 def warm(job: tuple[Any, int, str]) -> None:

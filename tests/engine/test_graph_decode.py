@@ -53,7 +53,8 @@ def test_joins_draws_and_a_cancel(tmp_path: Path) -> None:
 def test_tokens_are_the_plain_steps(tmp_path: Path, numerics: str) -> None:
     for sampling in (GREEDY, DRAWN, FILTERED, SamplingParams(0.8, repetition_penalty=1.2, logprobs=3, seed=5)):
         outputs = []
-        for engine in (plain(tmp_path, slots=7), graph(tmp_path, slots=7, numerics=numerics)):
+        for make, options in ((plain, {}), (graph, {"numerics": numerics})):
+            engine = make(tmp_path, slots=7, blocks=128, **options)
             keys = [engine.start(prompt, max_tokens=40, sampling=sampling) for prompt in PROMPTS]
             outputs.append(engine.run(*keys))
         assert outputs[0] == outputs[1]

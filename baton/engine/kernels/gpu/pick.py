@@ -17,7 +17,8 @@ from baton.engine.kernels.gpu.step_kernels import CLOCK_LINES, CLOCK_WIDTH, RECO
 from baton.engine.mailbox import field_offset
 from baton.engine.sampling import PURPOSE_DRAW
 
-CHUNK = 2048
+CHUNK = 8192
+_QUADS = 512
 _TEMPERATURE = tl.constexpr(field_offset("temperature") // 4)
 _SEED = tl.constexpr(field_offset("seed") // 8)
 _PURPOSE = tl.constexpr(PURPOSE_DRAW)
@@ -44,6 +45,7 @@ def _pick(
     best,
     best_at,
     VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
     QUADS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
@@ -55,31 +57,46 @@ def _pick(
     slot = tl.load(row_slot + row)
     # Both are columns of the slots' records.
     temperature = tl.load(temperatures + slot * RECORD_WORDS)
-    quad = chunk * QUADS + tl.arange(0, QUADS)
     mine = logits + row.to(tl.int64) * VOCAB
+    place = row * CHUNKS + chunk
     if temperature > 0:
         seed = tl.load(seeds + slot * (RECORD_WORDS // 2))
         # The token drawn stands behind the one that was read.
         position = tl.load(row_position + row) + 1
-        zero = tl.zeros_like(quad)
-        w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + _PURPOSE, zero)
-        divisor = temperature.to(tl.float64)
-        s0 = _scores(mine, quad * 4, VOCAB) / divisor + _noise(w0)
-        s1 = _scores(mine, quad * 4 + 1, VOCAB) / divisor + _noise(w1)
-        s2 = _scores(mine, quad * 4 + 2, VOCAB) / divisor + _noise(w2)
-        s3 = _scores(mine, quad * 4 + 3, VOCAB) / divisor + _noise(w3)
+        highest = tl.full((), float("-inf"), tl.float64)
+        at = tl.full((), _NOWHERE, tl.int32)
+        # A few quads at a time: the noise is long code, and each element of a thread's share repeats it.
+        for start in range(0, CHUNK // 4, QUADS):
+            quad = chunk * (CHUNK // 4) + start + tl.arange(0, QUADS)
+            peak, place_of_peak = _drawn(mine, quad, temperature, seed, position, VOCAB)
+            at = tl.where(peak > highest, place_of_peak, at)
+            highest = tl.maximum(highest, peak)
+        tl.store(best + place, highest)
+        tl.store(best_at + place, at)
     else:
-        s0 = _scores(mine, quad * 4, VOCAB)
-        s1 = _scores(mine, quad * 4 + 1, VOCAB)
-        s2 = _scores(mine, quad * 4 + 2, VOCAB)
-        s3 = _scores(mine, quad * 4 + 3, VOCAB)
-    highest = tl.max(tl.maximum(tl.maximum(s0, s1), tl.maximum(s2, s3)), 0)
-    at = tl.where(s3 == highest, quad * 4 + 3, _NOWHERE)
-    at = tl.where(s2 == highest, quad * 4 + 2, at)
-    at = tl.where(s1 == highest, quad * 4 + 1, at)
-    at = tl.where(s0 == highest, quad * 4, at)
-    tl.store(best + row * CHUNKS + chunk, highest)
-    tl.store(best_at + row * CHUNKS + chunk, tl.min(at, 0))
+        i = chunk * CHUNK + tl.arange(0, CHUNK)
+        scores = tl.load(mine + i, mask=i < VOCAB, other=float("-inf")).to(tl.float32)
+        peak = tl.max(scores, 0)
+        tl.store(best + place, peak.to(tl.float64))
+        tl.store(best_at + place, tl.min(tl.where(scores == peak, i, _NOWHERE), 0))
+
+
+@triton.jit
+def _drawn(mine, quad, temperature, seed, position, VOCAB: tl.constexpr):
+    """The largest noisy score of some quads of tokens, and where it stands, the first of equals."""
+    zero = tl.zeros_like(quad)
+    w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + _PURPOSE, zero)
+    divisor = temperature.to(tl.float64)
+    s0 = _scores(mine, quad * 4, VOCAB) / divisor + _noise(w0)
+    s1 = _scores(mine, quad * 4 + 1, VOCAB) / divisor + _noise(w1)
+    s2 = _scores(mine, quad * 4 + 2, VOCAB) / divisor + _noise(w2)
+    s3 = _scores(mine, quad * 4 + 3, VOCAB) / divisor + _noise(w3)
+    peak = tl.max(tl.maximum(tl.maximum(s0, s1), tl.maximum(s2, s3)), 0)
+    at = tl.where(s3 == peak, quad * 4 + 3, _NOWHERE)
+    at = tl.where(s2 == peak, quad * 4 + 2, at)
+    at = tl.where(s1 == peak, quad * 4 + 1, at)
+    at = tl.where(s0 == peak, quad * 4, at)
+    return peak, tl.min(at, 0)
 
 
 @triton.jit
@@ -136,7 +153,8 @@ def pick(
         seeds,
         *places,
         VOCAB=vocab,
-        QUADS=CHUNK // 4,
+        CHUNK=CHUNK,
+        QUADS=_QUADS,
         CHUNKS=chunks,
         num_warps=8,
     )

@@ -53,7 +53,8 @@ STATUS_LINE = tl.constexpr(32)
 TOKENS_LINE = tl.constexpr(33)
 HEAD_LINE = tl.constexpr(34)
 
-# Of `clocks`, a line a replay: when begin began, when the product of the head had ended, when all was done.
+# Of `clocks`, a line a replay: when begin began, when the product of the head had ended (where the graph
+# draws), when all was done; and how many rows it had.
 CLOCK_WIDTH = 4
 CLOCK_LINES = 1 << 12
 
@@ -324,5 +325,7 @@ def finish(
     tl.store(header + HEAD_LINE, head)
     fence_system()
     tl.store(header + STATUS_LINE, status)
+    line = clocks + ((replays - 1) % _CLOCK_LINES) * _CLOCK_WIDTH
+    tl.store(line + 3, count)
     _together()
-    tl.store(clocks + ((replays - 1) % _CLOCK_LINES) * _CLOCK_WIDTH + 2, clock_ns())
+    tl.store(line + 2, clock_ns())
