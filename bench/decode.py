@@ -181,7 +181,7 @@ def _random_model(shape: Shape, dtype: Any, slots: int, context: int) -> tuple[A
     def random(name: str, size: tuple[int, ...]) -> torch.Tensor:
         if name.endswith("norm.weight"):
             return torch.ones(size, device=device, dtype=dtype)
-        return torch.randn(size, device=device, dtype=dtype) * size[-1] ** -0.5
+        return torch.randn(size, device=device, dtype=dtype).mul_(size[-1] ** -0.5)
 
     weights = {name: random(name, size) for name, size in weight_shapes(config).items()}
     decoder = Decoder(config, weights, layout, device, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,7 @@ import torch
 
 def graph_us(launch: Callable[[], None], replays: int = 12) -> float:
     """Microseconds of one replay of everything `launch` launches."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         launch()
@@ -17,7 +18,10 @@ def graph_us(launch: Callable[[], None], replays: int = 12) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         launch()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
+    events = [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(replays + 1)
+    ]
     for _ in range(3):
         graph.replay()
     events[0].record()
@@ -25,5 +29,5 @@ def graph_us(launch: Callable[[], None], replays: int = 12) -> float:
         graph.replay()
         event.record()
     torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False))
-    return times[len(times) // 2] * 1e3
+    times = sorted(a.elapsed_time(b) for a, b in itertools.pairwise(events))
+    return float(times[len(times) // 2]) * 1e3

@@ -33,9 +33,27 @@ def candidates(rows: int) -> list[Any]:
 
     found: list[Any] = [Library()]
     if rows == 1:
-        shapes = ((2, 1024), (4, 512), (4, 1024), (8, 512), (16, 256), (2, 2048), (1, 4096), (2, 4096), (4, 2048))
+        shapes = (
+            (2, 1024),
+            (4, 512),
+            (4, 1024),
+            (8, 512),
+            (16, 256),
+            (2, 2048),
+            (1, 4096),
+            (2, 4096),
+            (4, 2048),
+        )
         found += [GemvTuning(n, k, warps) for n, k in shapes for warps in (4, 8)]
-        ahead = ((8, 512, 3), (8, 512, 4), (16, 256, 4), (16, 512, 3), (32, 256, 3), (4, 1024, 3), (4, 512, 4))
+        ahead = (
+            (8, 512, 3),
+            (8, 512, 4),
+            (16, 256, 4),
+            (16, 512, 3),
+            (32, 256, 3),
+            (4, 1024, 3),
+            (4, 512, 4),
+        )
         found += [GemvTuning(n, k, 4, stages) for n, k, stages in ahead]
     tile = max(16, 1 << (rows - 1).bit_length())
     found += [SkinnyTuning(*shape) for shape in (_few(tile) if tile <= 64 else _many(tile))]

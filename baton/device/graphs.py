@@ -29,8 +29,8 @@ class Queue:
         self._pool = None
         if device.type == "cuda":
             # The steps before all else: whatever shares the GPU waits for them, not they for it.
-            self._stream = torch.cuda.Stream(device, priority=-1)
-            self._side = torch.cuda.Stream(device, priority=-1)
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
     @property

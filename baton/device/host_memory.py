@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class HostMemory:
         self._bytes = torch.from_numpy(memory.bytes)
         if device.type == "cuda":
             address = self._bytes.data_ptr()
-            error = torch.cuda.cudart().cudaHostRegister(address, memory.size, _PORTABLE_MAPPED)
+            error = _runtime().cudaHostRegister(address, memory.size, _PORTABLE_MAPPED)
             if int(error) != 0:
                 raise RuntimeError(f"CUDA does not register {memory.size} bytes of shared memory: {error}")
             weakref.finalize(self, _unregister, address).atexit = False
@@ -37,4 +38,8 @@ class HostMemory:
 def _unregister(address: int) -> None:
     """Before the memory is unmapped: its address may be given out again."""
     torch.cuda.synchronize()
-    torch.cuda.cudart().cudaHostUnregister(address)
+    _runtime().cudaHostUnregister(address)
+
+
+def _runtime() -> Any:  # noqa: ANN401 (torch gives it no type)
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -36,7 +36,8 @@ def fence_system():
 @triton.jit
 def wait_for_previous(OVERLAP: tl.constexpr):
     """Until the kernel before has ended and its writes are seen; nothing it wrote may be read earlier."""
-    if OVERLAP:
+    # Nested: the interpreter does not evaluate `and` of two constexprs.
+    if OVERLAP:  # noqa: SIM102
         if ON_CHIP:
             tl.extra.cuda.gdc_wait()
 
@@ -48,6 +49,6 @@ def let_next_start(OVERLAP: tl.constexpr):
     Called after `wait_for_previous`, so what a kernel reads before its own wait may be anything that the
     node before the previous one, or an earlier one, has written.
     """
-    if OVERLAP:
+    if OVERLAP:  # noqa: SIM102
         if ON_CHIP:
             tl.extra.cuda.gdc_launch_dependents()

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer, Linear
+from baton.engine.kernels.gpu.attention_items import AttentionTuning, Heads, Items
 from baton.engine.kernels.gpu.gemv import Norm
 from baton.engine.kernels.gpu.row_ops import embed
-from baton.engine.kernels.gpu.split_attention import AttentionTuning, Heads, Items, split_attention
+from baton.engine.kernels.gpu.split_attention import split_attention
 from baton.engine.kernels.split_plan import SplitPolicy
 from baton.engine.product_table import ProductTable
 from baton.engine.products import EPILOGUES, Choice, Scratch, run_product, space_needed
@@ -85,20 +86,15 @@ class DecodePass:
             rows, config.hidden_size, config.intermediate_size, self._space(), device, dtype
         )
         policy, group_tokens = options.policy, [_pool_tokens(group) for group in cache.groups]
-        self.inputs = RowInputs(
-            *(torch.zeros(rows, dtype=torch.int32, device=device) for _ in range(3)),
-            tuple(
-                Items.empty(
-                    rows,
-                    policy.most_items(rows, tokens),
-                    config.num_heads,
-                    config.num_kv_heads,
-                    config.head_dim,
-                    device,
-                )
-                for tokens in group_tokens
-            ),
-        )
+
+        def ints() -> Tensor:
+            return torch.zeros(rows, dtype=torch.int32, device=device)
+
+        shape = config.num_heads, config.num_kv_heads, config.head_dim
+        items = [
+            Items.empty(rows, policy.most_items(rows, tokens), *shape, device) for tokens in group_tokens
+        ]
+        self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
         self._heads = [
             Heads(
                 config.num_heads,
@@ -143,12 +139,21 @@ class DecodePass:
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = layer.query_norm, layer.key_norm
+        group = layer.group
         split_attention(
-            self._attended[:rows], self._qkv[:rows], self._cache.groups[layer.group], layer.index,
-            self._tables[layer.group], rotary,
-            self.inputs.items[layer.group], self._heads[layer.group], norms,
-            self.options.attention or AttentionTuning.for_rows(rows), self.options.overlaps(rows), self.most_items(layer.group, rows),
-        )  # fmt: skip
+            self._attended[:rows],
+            self._qkv[:rows],
+            self._cache.groups[group],
+            layer.index,
+            self._tables[group],
+            rotary,
+            self.inputs.items[group],
+            self._heads[group],
+            norms,
+            self.options.attention or AttentionTuning.for_rows(rows),
+            self.options.overlaps(rows),
+            self.most_items(group, rows),
+        )
 
     def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
         rows = out.shape[0]

@@ -1,4 +1,4 @@
-"""The decode loop of a GPU: two replays of the step's graph are kept queued, and no token passes through here.
+"""The decode loop of a GPU: two replays of the step's graph are queued, and no token passes through here.
 
 The host knows what the steps tell it: a status word after each, in the ring's counters. From that and from
 what it has posted since, it picks a bucket that surely has room (slots only end by themselves) and the
@@ -35,7 +35,7 @@ _FEATURES_MASK = (1 << (kernels.STATUS_APPLIED.value - kernels.STATUS_FEATURES.v
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a step said when it ended: slots active then and their features, entries applied, replays ended."""
+    """What a step said at its end: slots active and their features, entries applied, replays ended."""
 
     active: int
     features: int

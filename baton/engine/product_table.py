@@ -54,12 +54,12 @@ class ProductTable:
         """The choice of the table, or the default for products nobody has measured."""
         if self._exact:
             return EXACT
-        product, rows, *shape = key
+        product, rows, n, k, dtype = key
         for measured in (rows, _row_tile(rows)):
-            choice = self._choices.get((product, measured, *shape))  # type: ignore[call-overload]
+            choice = self._choices.get((product, measured, n, k, dtype))
             if choice is not None:
-                return choice  # type: ignore[no-any-return]
-        return _default(rows, key[4])
+                return choice
+        return _default(rows, dtype)
 
 
 def file_stem(gpu_name: str) -> str:

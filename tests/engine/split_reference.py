@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.cache_write import cache_write, token_rows
-from baton.engine.kernels.gpu.split_attention import Heads
+from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.paged_attention import paged_attention, plan_attention
 from baton.engine.kernels.rms_norm import rms_norm
 from baton.engine.kernels.rotary import apply_rope

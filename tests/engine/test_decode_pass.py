@@ -62,8 +62,8 @@ def test_logits_are_the_plain_decoders(tmp_path: Path, family: str, exact: bool)
     step.inputs.slot.copy_(torch.arange(count))
     step.inputs.token.copy_(rows.token_ids)
     step.inputs.position.copy_(rows.positions)
-    for items, group in zip(step.inputs.items, layout.groups, strict=True):
-        items.fill(split_items(positions, group.window, policy), step.inputs.slot, rows.positions)
+    for items, cache_group in zip(step.inputs.items, layout.groups, strict=True):
+        items.fill(split_items(positions, cache_group.window, policy), step.inputs.slot, rows.positions)
     torch.testing.assert_close(step.run(count), expected, rtol=1e-3, atol=1e-3)
     for mine, plain in zip(caches[1].groups, caches[0].groups, strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-3)

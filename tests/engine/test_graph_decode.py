@@ -51,7 +51,12 @@ def test_joins_draws_and_a_cancel(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_tokens_are_the_plain_steps(tmp_path: Path, numerics: str) -> None:
-    for sampling in (GREEDY, DRAWN, FILTERED, SamplingParams(0.8, repetition_penalty=1.2, logprobs=3, seed=5)):
+    for sampling in (
+        GREEDY,
+        DRAWN,
+        FILTERED,
+        SamplingParams(0.8, repetition_penalty=1.2, logprobs=3, seed=5),
+    ):
         outputs = []
         for make, options in ((plain, {}), (graph, {"numerics": numerics})):
             engine = make(tmp_path, slots=7, blocks=128, **options)

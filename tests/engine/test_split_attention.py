@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.split_attention import Heads, Items, split_attention
+from baton.engine.kernels.gpu.attention_items import Heads, Items
+from baton.engine.kernels.gpu.split_attention import split_attention
 from baton.engine.kernels.split_plan import TILE, SplitPolicy, split_items
 from tests.engine.split_reference import AttentionCase
 
@@ -30,7 +31,7 @@ def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool =
 
 CASES = {
     "one token each": (Heads(4, 2, 8, 0.35, 1e-5), [0, 0], 4, False, SplitPolicy()),
-    "mixed lengths, odd dim": (Heads(6, 3, 10, 0.3, 1e-5), [1, 63, 64, 65, 130], 16, False, SplitPolicy(4, 64)),
+    "mixed, odd dim": (Heads(6, 3, 10, 0.3, 1e-5), [1, 63, 64, 65, 130], 16, False, SplitPolicy(4, 64)),
     "many parts": (Heads(2, 1, 16, 0.25, 1e-5), [449, 3], 64, False, SplitPolicy(66, 64)),
     "window and norms": (Heads(4, 1, 8, 0.35, 1e-6, 70), [200, 69, 70, 5], 4, True, SplitPolicy(3, 64)),
     "fixed parts": (Heads(4, 4, 64, 0.125, 1e-5), [140, 200], 64, False, SplitPolicy(fixed=TILE)),

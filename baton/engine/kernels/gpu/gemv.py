@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -12,78 +12,31 @@ is, so a row's result depends on its items alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP, let_next_start, wait_for_previous
-from baton.engine.kernels.split_plan import TILE, Item
+from baton.engine.kernels.gpu.attention_items import (
+    ITEM_BEGIN,
+    ITEM_END,
+    ITEM_FIRST,
+    ITEM_PARTS,
+    ITEM_POSITION,
+    ITEM_ROW,
+    ITEM_SLOT,
+    ITEM_WIDTH,
+    AttentionTuning,
+    Heads,
+    Items,
+)
+from baton.engine.kernels.split_plan import TILE
 
 _LOG2E = 1.4426950408889634
 NO_WINDOW = 1 << 30
 # Partial results that a combining program takes at once.
 _COMBINED = 8
-
-
-# What the list says of an item, int32 each: one load's width.
-ITEM_ROW = tl.constexpr(0)
-ITEM_SLOT = tl.constexpr(1)
-ITEM_POSITION = tl.constexpr(2)
-ITEM_BEGIN = tl.constexpr(3)
-ITEM_END = tl.constexpr(4)
-ITEM_FIRST = tl.constexpr(5)
-ITEM_PARTS = tl.constexpr(6)
-ITEM_WIDTH = tl.constexpr(8)
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """The list of one cache group, and the place where its rows' partial results meet.
-
-    `count` [1]: items that there are. `items` [I, ITEM_WIDTH]: item i is tokens begin:end of a row, begin a
-    multiple of TILE; the row's slot and position; its items are first : first + parts. All int32.
-    `sums` [I, heads, dim] and `scales` [I, heads, 2] float32; `arrived` [R, kv heads] int32 of zeros, which
-    every layer leaves as zeros.
-    """
-
-    count: Tensor
-    items: Tensor
-    sums: Tensor
-    scales: Tensor
-    arrived: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device) -> Items:
-        def ints(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.int32, device=device)
-
-        sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
-        scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
-        return cls(ints(1), ints(most, ITEM_WIDTH.value), sums, scales, ints(rows, kv_heads))
-
-    def fill(self, rows: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
-        """Writes the list from the host, for tests and measurements; a step's own kernel does it there."""
-        lines, first = [], 0
-        for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
-            lines += [[item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine]
-            first += len(mine)
-        self.count[0] = len(lines)
-        self.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """What the kernel must know of a model's attention. `window`: tokens a row sees, or None."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-    scale: float
-    norm_eps: float
-    window: int | None = None
 
 
 @triton.jit
@@ -303,19 +256,6 @@ def _combine(
     tl.store(out + rows[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=mask)
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionTuning:
-    """How the kernel is cut for a GPU."""
-
-    warps: int = 4
-    stages: int = 3
-
-    @classmethod
-    def for_rows(cls, rows: int) -> AttentionTuning:
-        """Measured on an H100: few rows want deep programs, many rows many shallow ones."""
-        return cls(stages=3 if rows <= 16 else 2)
-
-
 def split_attention(
     out: Tensor,
     qkv: Tensor,
@@ -326,19 +266,21 @@ def split_attention(
     items: Items,
     heads: Heads,
     norms: tuple[Tensor, Tensor] | None = None,
-    tuning: AttentionTuning = AttentionTuning(),
+    tuning: AttentionTuning | None = None,
     overlap: bool = False,
     most_items: int | None = None,
 ) -> None:
     """qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the rows' k, v into `cache`.
 
     `cache` is the cache group's tensor [blocks, layers, planes, kv heads, block tokens, dim] of qkv's dtype
-    (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32; `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm.
-    `most_items` bounds the items there can be; without it, the list's length does.
-    Rows without items are not written. Raises ValueError for shapes that do not fit.
+    (float32, bfloat16 or float16), `layer` counts within the group; block_table [slots, W] int32;
+    `rotary`: cos, sin [R, dim / 2] float32; `norms`: weights of query and key norm; `most_items` bounds the
+    items there can be, else the list's length does. Rows without items are not written. Raises ValueError
+    for shapes that do not fit.
     """
     _check(out, qkv, cache, block_table, rotary, items, heads)
     group = heads.heads // heads.kv_heads
+    tuning = tuning or AttentionTuning.for_rows(qkv.shape[0])
     query_norm, key_norm = norms if norms is not None else (qkv, qkv)
     _split_attention[(heads.kv_heads, items.items.shape[0] if most_items is None else most_items)](
         qkv,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from baton.device.ptx import ON_CHIP, clock_ns, fence_system
-from baton.engine.kernels.gpu.split_attention import (
+from baton.engine.kernels.gpu.attention_items import (
     ITEM_BEGIN,
     ITEM_END,
     ITEM_FIRST,
@@ -139,7 +139,8 @@ def begin(
     SLOTS_POWER: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """`bucket`: rows that this graph has; `can`: features of its sampler. `words` are the ring's, `records` the slots' as int32.
+    """`bucket`: rows that this graph has; `can`: features of its sampler. `words` are the ring's, `records`
+    the slots' as int32.
 
     Applies no entry that this graph has no room for, or whose features its sampler lacks: a later graph
     does, and takes what stands behind it as well.
