@@ -41,6 +41,7 @@ class HostPlaces:
     mailbox_laps: Tensor
     header: Tensor
     words: Tensor
+    logprobs: Tensor
     clocks: Tensor
 
     @classmethod
@@ -53,6 +54,7 @@ class HostPlaces:
             mailbox_laps=memory.tensor(entries, count // 2, torch.int64),
             header=memory.tensor(header, (words - header) // 8, torch.int64),
             words=memory.tensor(words, rings.ring_words, torch.int64),
+            logprobs=memory.tensor(*rings.records_place, torch.int32),
             clocks=clocks,
         )
 
@@ -84,6 +86,7 @@ class GraphStep:
         self._state = state
         self._queue = queue
         self._capacity = rings.ring_words
+        self._top = rings.max_logprobs
         self._mailbox_entries = rings.mailbox_entries
         self._windows = [group.window or NO_WINDOW for group in decoder.layout.groups]
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
@@ -137,6 +140,8 @@ class GraphStep:
             self._host.words,
             state.active,
             state.records.view(torch.int32),
+            self._host.logprobs,
+            state.sampler.last_records,
             inputs.slot,
             inputs.token,
             inputs.position,
@@ -145,6 +150,8 @@ class GraphStep:
             SLOTS=self._slots,
             SLOTS_POWER=triton.next_power_of_2(self._slots),
             CAPACITY=self._capacity,
+            TOP=self._top,
+            RECORD_POWER=triton.next_power_of_2(2 + 2 * self._top),
             num_warps=4,
         )
 

@@ -54,6 +54,14 @@ class SharedRings:
         """The same of the ring's counters and words."""
         return self._ring_offset, self._ring_offset + RING_HEADER_BYTES
 
+    @property
+    def records_place(self) -> tuple[int, int]:
+        """Where the logprobs' records begin, and how many 4-byte words they are; one word where there are
+        none, since a kernel wants an address."""
+        if not self.max_logprobs:
+            return 0, 1
+        return self._records_offset, logprob_bytes(self.ring_words, self.max_logprobs) // 4
+
     def mailbox(self, memory: SharedMemory) -> Mailbox:
         return Mailbox(memory, 0, self.mailbox_entries)
 

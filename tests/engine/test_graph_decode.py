@@ -48,6 +48,20 @@ def test_joins_draws_and_a_cancel(tmp_path: Path) -> None:
     assert not engine.step()
 
 
+def test_logprobs_of_the_admitted_token_stand_before_its_word(tmp_path: Path) -> None:
+    """The step's first kernel writes that record; those behind it are the host's."""
+    told = []
+    for engine in (plain(tmp_path, slots=1), graph(tmp_path, slots=1)):
+        key = engine.start(PROMPTS[2], max_tokens=2, sampling=SamplingParams(0.8, logprobs=3, seed=5))
+        engine.run(key)
+        told.append(engine.logprobs[key])
+    (first, second), (mine, my_second) = told
+    assert mine == first
+    assert my_second is not None and second is not None
+    assert [token for token, _ in my_second.top] == [token for token, _ in second.top]
+    assert my_second.logprob == pytest.approx(second.logprob, abs=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_tokens_are_the_plain_steps(tmp_path: Path, numerics: str) -> None:

@@ -25,7 +25,8 @@ from baton.engine.kernels.gpu.attention_items import (
     ITEM_SLOT,
     ITEM_WIDTH,
 )
-from baton.engine.mailbox import ENTRY, MAX_STOP_IDS, EntryKind, field_offset
+from baton.engine.logprob_records import MAX_LOGPROBS
+from baton.engine.mailbox import ENTRY, MAX_STOP_IDS, EntryKind, Feature, field_offset
 from baton.engine.output_ring import LAPS, Finish
 
 # Places in `control`.
@@ -72,6 +73,8 @@ _END = tl.constexpr(field_offset("end") // 4)
 _CAPACITY = tl.constexpr(field_offset("capacity") // 4)
 _STOP_IDS = tl.constexpr(field_offset("stop_ids") // 4)
 _STOPS = tl.constexpr(MAX_STOP_IDS)
+_LOGPROBS = tl.constexpr(int(Feature.LOGPROBS))
+_MAX_LOGPROBS = tl.constexpr(MAX_LOGPROBS)
 _ADMIT = tl.constexpr(int(EntryKind.ADMIT))
 _STOP = tl.constexpr(int(Finish.STOP))
 _LENGTH = tl.constexpr(int(Finish.LENGTH))
@@ -122,6 +125,24 @@ def fetch(control, header, mailbox_words, mailbox_laps, inbox, ENTRIES: tl.const
         tl.store(control + FETCHED, fetched + count)
 
 
+@triton.jit
+def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.constexpr, POWER: tl.constexpr):
+    """`baton.engine.logprob_records`' record of a ring position, from a row of `SlotSampler.last_records`."""
+    width: tl.constexpr = 4 + 2 * TOP  # lap (two words), count, logprob, ids, logprobs
+    record = logprobs + (position % CAPACITY) * width
+    j = tl.arange(0, POWER)
+    # The slot's row has room for the most alternatives, a record for as many as this worker tells.
+    source = tl.where(j < 2 + TOP, j, j - TOP + _MAX_LOGPROBS)
+    values = tl.load(last + source, mask=j < 2 + 2 * TOP, other=0)
+    lap = position // CAPACITY + 1
+    tl.store(record + 2 + j, values, mask=j < 2 + 2 * TOP)
+    tl.store(record, lap.to(tl.int32))
+    tl.store(record + 1, (lap >> 32).to(tl.int32))
+    _together()
+    fence_system()  # the record is seen before the word that makes it count
+    _together()
+
+
 @triton.jit(do_not_specialize=["bucket", "can"])
 def begin(
     control,
@@ -130,6 +151,8 @@ def begin(
     words,
     active,
     records,
+    logprobs,
+    last_records,
     row_slot,
     row_token,
     row_position,
@@ -138,9 +161,12 @@ def begin(
     SLOTS: tl.constexpr,
     SLOTS_POWER: tl.constexpr,
     CAPACITY: tl.constexpr,
+    TOP: tl.constexpr,
+    RECORD_POWER: tl.constexpr,
 ):
     """`bucket`: rows that this graph has; `can`: features of its sampler. `words` are the ring's, `records`
-    the slots' as int32.
+    the slots' as int32; `logprobs` the ring's records as int32, of TOP alternatives each (0: none), and
+    `last_records` the slots' own of the tokens they are admitted with.
 
     Applies no entry that this graph has no room for, or whose features its sampler lacks: a later graph
     does, and takes what stands behind it as well.
@@ -176,6 +202,10 @@ def begin(
         _together()
         tl.store(record + w, values, mask=w < tl.where(takes & admits, RECORD_WORDS, 0))
         tl.store(active + slot, admits, mask=says)
+        if TOP > 0:
+            if takes & admits & ((tl.load(entry + _FEATURES) & _LOGPROBS) != 0):
+                last = last_records + slot * (2 + 2 * _MAX_LOGPROBS)
+                _write_record(logprobs, last, head, CAPACITY, TOP, RECORD_POWER)
         tl.store(words + head % CAPACITY, _word(head, token, slot, generation, finish, CAPACITY), mask=says)
         head += says.to(tl.int64)
         running += tl.where(says, tl.where(admits, 1, -1), 0)
