@@ -57,7 +57,8 @@ def test_logprobs_of_the_admitted_token_stand_before_its_word(tmp_path: Path) ->
         told.append(engine.logprobs[key])
     (first, second), (mine, my_second) = told
     assert mine == first
-    assert my_second is not None and second is not None
+    assert my_second is not None
+    assert second is not None
     assert [token for token, _ in my_second.top] == [token for token, _ in second.top]
     assert my_second.logprob == pytest.approx(second.logprob, abs=1e-4)
 

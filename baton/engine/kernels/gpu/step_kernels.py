@@ -202,7 +202,7 @@ def begin(
         _together()
         tl.store(record + w, values, mask=w < tl.where(takes & admits, RECORD_WORDS, 0))
         tl.store(active + slot, admits, mask=says)
-        if TOP > 0:
+        if TOP > 0:  # noqa: SIM102 (a constexpr: without records the rest is not compiled)
             if takes & admits & ((tl.load(entry + _FEATURES) & _LOGPROBS) != 0):
                 last = last_records + slot * (2 + 2 * _MAX_LOGPROBS)
                 _write_record(logprobs, last, head, CAPACITY, TOP, RECORD_POWER)
