@@ -9,13 +9,13 @@ from collections.abc import Sequence as Ordered
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode import DecodeLoop
 from baton.engine.prefill import PrefillLoop
 from baton.engine.prefill_scheduler import PrefillScheduler
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
+from baton.engine.torch_decode import TorchDecodeLoop
 from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
 
@@ -58,7 +58,7 @@ class BareDecode:
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
         state = SlotState(slots, widths, model.config.vocab_size, torch.device(model.device))
         self._reader = rings.reader(memory)
-        self._loop = DecodeLoop(
+        self._loop = TorchDecodeLoop(
             model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
         )
         pool = SlotPool(slots)

@@ -85,6 +85,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         max_logprobs=engine.max_logprobs,
         device=torch.device("cpu"),
         fingerprint=layout.fingerprint(b"fake"),
+        exact=True,
     )
 
 

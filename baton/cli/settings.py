@@ -47,7 +47,9 @@ FLAGS = (
     Flag("--weights", "engine.weights", "file|random", "random: seeded, needs only config.json"),
     Flag("--device", "engine.device", "auto|cpu|cuda", "where the model runs"),
     Flag("--dtype", "engine.dtype", "auto|bf16|fp16|fp32|fp64", "of weights and KV cache"),
-    Flag("--numerics", "engine.numerics", "auto|exact", "exact: a token never depends on its neighbours"),
+    Flag(
+        "--numerics", "engine.numerics", "auto|exact|fast", "exact: a token never depends on its neighbours"
+    ),
     Flag("--transport", "transfer.transport", "auto|grpc", "what carries KV blocks between workers"),
     Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
     Flag(

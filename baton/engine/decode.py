@@ -1,43 +1,37 @@
 """The decode step: every active slot advances by one token, and nothing is asked of the host.
 
 A step applies the mailbox, runs the model over the active rows, samples, checks stops, advances,
-and writes the output ring. This is the plain-torch form of what a CUDA graph does on a GPU: the
-same arrays, the same rings, the same order.
+and writes the output ring. Two back ends do it with the same arrays, rings and order: `torch_decode`
+anywhere, `graph_decode` on a GPU. What the host says to either is here.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder, Rows
 from baton.engine.logprob_records import Logprobs
 from baton.engine.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
-from baton.engine.output_ring import Finish, RingWriter
+from baton.engine.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant
 
+_NO_STOP = -1
 
-class DecodeLoop:
+
+class DecodeLoop(ABC):
     """The host's verbs (`admit`, `cancel`) and the `step` they take effect in."""
 
-    def __init__(
-        self, decoder: Decoder, cache: KVCache, state: SlotState, mailbox: Mailbox, ring: RingWriter
-    ) -> None:
-        self._decoder = decoder
-        self._cache = cache
+    def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
         self._mailbox = mailbox
         self._ring = ring
-        self._slots = state.active.shape[0]
-        # Called between the layers of a step: for what need not wait for its end and touches no active slot.
+        # Called between the layers of a step that the host computes itself: for what need not wait for its
+        # end and touches no active slot. A step on a GPU keeps no host waiting, and calls nothing.
         self.meanwhile: Callable[[], None] | None = None
-        self.tokens_decoded = 0
 
     @property
     def ring(self) -> RingWriter:
@@ -75,84 +69,35 @@ class DecodeLoop:
         entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
         entry["last_token"], entry["position"] = last_token, len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
-        entry["stop_count"] = len(limits.stop_token_ids)
+        entry["stop_ids"] = _NO_STOP
         entry["stop_ids"][0, : len(limits.stop_token_ids)] = limits.stop_token_ids
         stops_from = prompt_length + limits.min_tokens
         entry["stops_from"] = stops_from
         entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1)
         _write_sampling(entry, sampling)
-        self._mailbox.post(entry)
+        self._post(entry)
 
     def cancel(self, slot: int, generation: int) -> None:
         """Ends a slot from the next step on; the ring tells its finish, this one or an earlier."""
-        self._mailbox.post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+        self._post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+
+    def _post(self, entry: Entry) -> None:
+        self._mailbox.post(entry)
 
     @property
+    @abstractmethod
     def has_work(self) -> bool:
         """Whether a step would do something, given room in the ring."""
-        return bool(self._mailbox.pending) or bool(self._state.active.any())
 
+    @property
+    @abstractmethod
+    def tokens_decoded(self) -> int:
+        """Since the loop was made."""
+
+    @abstractmethod
     def step(self) -> bool:
-        """Runs one step; False when there was nothing to do or no room to say it in."""
-        if not self.has_work:
-            return False
-        # Every entry and every row may write one word.
-        if self._ring.room() < 2 * self._slots:
-            self._ring.count_full()
-            return False
-        self._apply_mailbox()
-        rows = self._runnable_rows()
-        if rows.numel():
-            self._advance(rows)
-        self._ring.count_step()
-        return True
-
-    def _apply_mailbox(self) -> None:
-        for entry in self._mailbox.take(self._ring.steps, limit=self._slots):
-            slot, generation = int(entry["slot"]), int(entry["generation"])
-            if entry["kind"] == EntryKind.ADMIT:
-                self._state.admit(entry)
-                logprobs = self._state.sampler.last_logprobs(slot)
-                self._ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE], logprobs)
-            elif entry["kind"] == EntryKind.CANCEL and self._state.is_current(entry):
-                self._state.active[slot] = False
-                self._ring.write([0], [slot], [generation], [Finish.CANCELLED])
-
-    def _runnable_rows(self) -> Tensor:
-        """Slots that advance in this step. One without a block for its next token is held."""
-        state = self._state
-        held = state.active & (state.position >= state.capacity)
-        if bool(held.any()):
-            self._ring.count_held(int(held.sum()))
-        return torch.nonzero(state.active & ~held).flatten()
-
-    def _advance(self, rows: Tensor) -> None:
-        state = self._state
-        position = state.position[rows]
-        hidden = self._decoder.forward(
-            Rows(
-                token_ids=state.last_token[rows],
-                positions=position,
-                query_start=list(range(rows.numel() + 1)),
-                block_tables=tuple(table[rows] for table in state.block_tables),
-            ),
-            self._cache,
-            self.meanwhile,
-        )
-        logits = self._decoder.logits(hidden)
-        tokens, logprobs = state.sampler.draw(logits, rows, position + 1, state.stop_ids)
-        stopped = (state.stop_ids[rows] == tokens[:, None]).any(dim=1)
-        # Sequence length after this token is position + 2: indices 0 .. position + 1.
-        full = position + 2 >= state.end[rows]
-        finish = torch.where(
-            stopped, int(Finish.STOP), torch.where(full, int(Finish.LENGTH), int(Finish.NONE))
-        )
-        state.last_token[rows] = tokens
-        state.position[rows] = position + 1
-        state.active[rows] = finish == Finish.NONE
-        generations = state.generation[rows].tolist()
-        self._ring.write(tokens.tolist(), rows.tolist(), generations, finish.tolist(), logprobs)
-        self.tokens_decoded += rows.numel()
+        """Runs one step, or sees to it that one will run; False when there was nothing to do or no room
+        to say it in."""
 
 
 def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry:

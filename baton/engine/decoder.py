@@ -41,7 +41,9 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
+class Linear:
+    """weight [M, K], bias [M] or None."""
+
     weight: Tensor
     bias: Tensor | None
 
@@ -50,17 +52,17 @@ class _Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One layer's weights; q, k, v and gate, up are joined so that each is one product."""
 
     attention_norm: Tensor
-    qkv: _Linear
+    qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: _Linear
+    output: Linear
     mlp_norm: Tensor
-    gate_up: _Linear
-    down: _Linear
+    gate_up: Linear
+    down: Linear
     # Which cache group the layer writes to, and its number in there.
     group: int
     index: int
@@ -78,7 +80,10 @@ class _Pass:
 
 
 class Decoder:
-    """Owns the weights on the device, joined; the caller owns the cache and may drop `weights`."""
+    """Owns the weights on the device, joined; the caller owns the cache and may drop `weights`.
+
+    `layers`, `embedding`, `norm`, `head`, `rope` are for whoever runs the same model by other kernels.
+    """
 
     def __init__(
         self,
@@ -97,11 +102,11 @@ class Decoder:
             for number, group in enumerate(cache_layout.groups)
             for index, layer in enumerate(group.layers)
         }
-        self._layers = [_layer(weights, i, *place[i]) for i in range(config.num_layers)]
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._norm = weights["model.norm.weight"]
-        self._head = self._embedding if config.tied_head else weights["lm_head.weight"]
-        self._rope = RopeTable(config.rope, config.head_dim, self.device)
+        self.layers = [_layer(weights, i, *place[i]) for i in range(config.num_layers)]
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.norm = weights["model.norm.weight"]
+        self.head = self.embedding if config.tied_head else weights["lm_head.weight"]
+        self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
     @torch.inference_mode()
     def forward(self, rows: Rows, cache: KVCache, between_layers: Callable[[], None] | None = None) -> Tensor:
@@ -111,21 +116,21 @@ class Decoder:
         """
         count = rows.token_ids.shape[0]
         shared = self._prepare(rows, cache)
-        hidden = pad_rows(self._embedding[rows.token_ids])
-        for layer in self._layers:
+        hidden = pad_rows(self.embedding[rows.token_ids])
+        for layer in self.layers:
             hidden = hidden + self._attention(layer, hidden, shared, cache)
             hidden = hidden + self._mlp(layer, hidden)
             if between_layers is not None:
                 between_layers()
-        return rms_norm(hidden, self._norm, self.config.rms_norm_eps)[:count]
+        return rms_norm(hidden, self.norm, self.config.rms_norm_eps)[:count]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] from `forward` → [M, vocab] in the model's dtype."""
-        return linear(hidden, self._head)
+        return linear(hidden, self.head)
 
     def _prepare(self, rows: Rows, cache: KVCache) -> _Pass:
-        cos, sin = self._rope.cos_sin(rows.positions)
+        cos, sin = self.rope.cos_sin(rows.positions)
         starts = torch.tensor(rows.query_start, dtype=torch.int64, device=self.device)
         sequence = torch.repeat_interleave(starts.diff(), output_size=rows.token_ids.shape[0])
         cache_rows, plans = [], []
@@ -134,7 +139,7 @@ class Decoder:
             plans.append(plan_attention(rows.query_start, rows.positions, table, tensor, group.window))
         return _Pass(pad_rows(cos), pad_rows(sin), cache_rows, plans, rows.token_ids.shape[0])
 
-    def _attention(self, layer: _Layer, hidden: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+    def _attention(self, layer: Layer, hidden: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         config = self.config
         eps = config.rms_norm_eps
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -154,21 +159,21 @@ class Decoder:
         )
         return layer.output(attended.view(hidden.shape[0], -1))
 
-    def _mlp(self, layer: _Layer, hidden: Tensor) -> Tensor:
+    def _mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
         x = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
         return layer.down(swiglu(layer.gate_up(x)))
 
 
-def _layer(weights: Mapping[str, Tensor], number: int, group: int, index: int) -> _Layer:
+def _layer(weights: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
     prefix = f"model.layers.{number}."
 
-    def joined(*names: str) -> _Linear:
+    def joined(*names: str) -> Linear:
         biases = [weights[bias] for name in names if (bias := f"{prefix}{name}.bias") in weights]
         weight = torch.cat([weights[f"{prefix}{name}.weight"] for name in names])
-        return _Linear(weight, torch.cat(biases) if biases else None)
+        return Linear(weight, torch.cat(biases) if biases else None)
 
     attention, mlp = "self_attn", "mlp"
-    return _Layer(
+    return Layer(
         attention_norm=weights[prefix + "input_layernorm.weight"],
         qkv=joined(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
         query_norm=weights.get(f"{prefix}{attention}.q_norm.weight"),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from baton.device.shared_memory import SharedMemory
 
 MAX_STOP_IDS = 8
+HEADER_BYTES = 64  # the reader's tail, on a cache line of its own
 
 
 class EntryKind(IntEnum):
@@ -50,9 +51,9 @@ ENTRY = np.dtype(
         ("temperature", "<f4"),
         ("top_k", "<i4"),
         ("top_p", "<f4"),
-        ("stop_count", "<i4"),
+        ("unused", "<i4"),
         ("seed", "<i8"),
-        ("stop_ids", "<i4", (MAX_STOP_IDS,)),
+        ("stop_ids", "<i4", (MAX_STOP_IDS,)),  # unused places negative
         ("min_p", "<f4"),
         ("repetition_penalty", "<f4"),
         ("presence_penalty", "<f4"),
@@ -66,8 +67,13 @@ assert ENTRY.itemsize == 128
 Entry = npt.NDArray[np.void]
 
 
+def field_offset(field: str) -> int:
+    """Bytes from an entry's beginning to a field."""
+    return int(ENTRY.fields[field][1]) if ENTRY.fields is not None else 0
+
+
 def mailbox_bytes(capacity: int) -> int:
-    return 64 + ENTRY.itemsize * capacity
+    return HEADER_BYTES + ENTRY.itemsize * capacity
 
 
 class Mailbox:
@@ -76,7 +82,7 @@ class Mailbox:
     def __init__(self, memory: SharedMemory, offset: int, capacity: int) -> None:
         self.capacity = capacity
         self._tail = memory.region(offset, 1, np.uint64)
-        self._entries = memory.region(offset + 64, capacity, ENTRY)
+        self._entries = memory.region(offset + HEADER_BYTES, capacity, ENTRY)
         self._posted = 0
         self._taken = 0
 
@@ -87,6 +93,11 @@ class Mailbox:
     def pending(self) -> int:
         """Entries posted and not yet applied."""
         return self._posted - int(self._tail[0])
+
+    @property
+    def posted(self) -> int:
+        """Entries posted so far."""
+        return self._posted
 
     def post(self, entry: Entry) -> None:
         """Publishes one entry (a 0-d or 1-element ENTRY array). Raises RuntimeError when there is no room."""

@@ -28,10 +28,12 @@ from baton.engine.logprob_records import LogprobBatch, LogprobRecords, Logprobs
 MAX_VOCAB = 1 << 24
 MAX_SLOTS = 1 << 12
 GENERATIONS = 1 << 16
-_LAPS = 255
+LAPS = 255
 # Words that the reader looks at together.
 _RUN = 64
-_HEADER = 256  # tail, steps, full steps and held rows, each on a cache line of its own
+# Tail, steps, full steps, held rows, each on a cache line of its own; then a line of what a GPU's step
+# tells its host: status, tokens, head.
+RING_HEADER_BYTES = 320
 _CACHE_LINE = 64
 
 
@@ -64,7 +66,7 @@ class Record(NamedTuple):
 
 def ring_bytes(capacity: int) -> int:
     """Shared memory that a ring of `capacity` words takes."""
-    return _HEADER + 8 * capacity
+    return RING_HEADER_BYTES + 8 * capacity
 
 
 class _Ring:
@@ -75,16 +77,22 @@ class _Ring:
             raise ValueError("a ring's capacity is a power of two")
         self.capacity = capacity
         self._records = records
-        counters = memory.region(offset, _HEADER // 8, np.uint64)
+        counters = memory.region(offset, RING_HEADER_BYTES // 8, np.uint64)
         line = _CACHE_LINE // 8
         self._tail, self._steps = counters[0:1], counters[line : line + 1]
         self._full, self._held = counters[2 * line : 2 * line + 1], counters[3 * line : 3 * line + 1]
-        self.words: npt.NDArray[np.uint64] = memory.region(offset + _HEADER, capacity, np.uint64)
+        self.told: npt.NDArray[np.uint64] = counters[4 * line : 5 * line]
+        self.words: npt.NDArray[np.uint64] = memory.region(offset + RING_HEADER_BYTES, capacity, np.uint64)
 
     @property
     def steps(self) -> int:
         """Steps that ran."""
         return int(self._steps[0])
+
+    @property
+    def tail(self) -> int:
+        """Words that the reader has taken."""
+        return int(self._tail[0])
 
     @property
     def full_steps(self) -> int:
@@ -118,6 +126,12 @@ class RingWriter(_Ring):
     def count_held(self, rows: int) -> None:
         self._held[0] += np.uint64(rows)
 
+    def write_logprobs(self, head: int, logprobs: LogprobBatch) -> None:
+        """Records of words that somebody else will write: row i's word comes to ring position head + i."""
+        if self._records is None:
+            raise ValueError("this ring carries no logprobs")
+        self._records.write(logprobs.rows.astype(np.uint64) + np.uint64(head), logprobs)
+
     def write(
         self,
         tokens: Sequence[int],
@@ -133,7 +147,7 @@ class RingWriter(_Ring):
         if len(tokens) > self.room():
             raise RuntimeError("the output ring would overrun its reader")
         positions = np.arange(self._head, self._head + len(tokens), dtype=np.uint64)
-        laps = positions // np.uint64(self.capacity) % np.uint64(_LAPS) + np.uint64(1)
+        laps = positions // np.uint64(self.capacity) % np.uint64(LAPS) + np.uint64(1)
         words = np.asarray(tokens, dtype=np.uint64)
         for field, shift in ((slots, 24), (generations, 36), (finishes, 52), (laps, 56)):
             words = words | (np.asarray(field, dtype=np.uint64) << np.uint64(shift))
@@ -170,7 +184,7 @@ class RingReader(_Ring):
         """The next words that stand, at most `limit`, none beyond the ring's end."""
         lap, index = divmod(self._next, self.capacity)
         words: list[int] = self.words[index : index + limit].tolist()
-        lap = lap % _LAPS + 1
+        lap = lap % LAPS + 1
         return list(takewhile(lambda word: word >> 56 == lap, words))
 
 

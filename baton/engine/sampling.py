@@ -38,7 +38,11 @@ class Sampling:
     def at(self, rows: Tensor) -> Sampling:
         """The parameters of `rows` (int64)."""
         return Sampling(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.seed[rows], self.min_p[rows]
+            self.temperature[rows],
+            self.top_k[rows].long(),
+            self.top_p[rows],
+            self.seed[rows],
+            self.min_p[rows],
         )
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.logprob_records import MAX_LOGPROBS, LogprobRecords, logprob_bytes
-from baton.engine.mailbox import Mailbox, mailbox_bytes
-from baton.engine.output_ring import RingReader, RingWriter, ring_bytes
+from baton.engine.mailbox import HEADER_BYTES, Mailbox, mailbox_bytes
+from baton.engine.output_ring import RING_HEADER_BYTES, RingReader, RingWriter, ring_bytes
 
 _PAGE = 4096
 
@@ -43,6 +43,24 @@ class SharedRings:
     @property
     def _records_offset(self) -> int:
         return _page_after(self._ring_offset + ring_bytes(self.ring_words))
+
+    @property
+    def mailbox_place(self) -> tuple[int, int]:
+        """Bytes at which the mailbox's tail and its entries begin, for kernels that read them there."""
+        return 0, HEADER_BYTES
+
+    @property
+    def ring_place(self) -> tuple[int, int]:
+        """The same of the ring's counters and words."""
+        return self._ring_offset, self._ring_offset + RING_HEADER_BYTES
+
+    @property
+    def records_place(self) -> tuple[int, int]:
+        """Where the logprobs' records begin, and how many 4-byte words they are; one word where there are
+        none, since a kernel wants an address."""
+        if not self.max_logprobs:
+            return 0, 1
+        return self._records_offset, logprob_bytes(self.ring_words, self.max_logprobs) // 4
 
     def mailbox(self, memory: SharedMemory) -> Mailbox:
         return Mailbox(memory, 0, self.mailbox_entries)

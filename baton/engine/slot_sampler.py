@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.engine.logit_edits import NO_EDITS, Bias, HeldStops, LogitEdits, Penalties
 from baton.engine.logprob_records import MAX_LOGPROBS, LogprobBatch, Logprobs
 from baton.engine.logprobs import logprobs_of
-from baton.engine.mailbox import Entry, Feature
+from baton.engine.mailbox import Feature, field_offset
 from baton.engine.sampling import Sampling, sample
 from baton.engine.sequence import MAX_LOGIT_BIAS
 
@@ -50,34 +50,37 @@ class TokenCounts:
 
 
 class SlotSampler:
-    """Arrays of `slots` rows. A slot's features say which of them its request uses."""
+    """Columns of the slots' records (`SlotState`), and what does not fit there. A slot's features say
+    which of them its request uses."""
 
-    def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
+    def __init__(self, records: Tensor, vocab_size: int) -> None:
+        self._device = records.device
+        self._shape = records.shape[0], vocab_size
+        ints, floats = records.view(torch.int32), records.view(torch.float32)
 
-        self._device = device
-        self._shape = slots, vocab_size
+        def column(array: Tensor, field: str) -> Tensor:
+            return array[:, field_offset(field) // array.element_size()]
+
         self.sampling = Sampling(
-            temperature=zeros(slots),
-            top_k=zeros(slots, dtype=torch.int64),
-            top_p=zeros(slots) + 1,
-            seed=zeros(slots, dtype=torch.int64),
-            min_p=zeros(slots),
+            temperature=column(floats, "temperature"),
+            top_k=column(ints, "top_k"),
+            top_p=column(floats, "top_p"),
+            seed=column(records.view(torch.int64), "seed"),
+            min_p=column(floats, "min_p"),
         )
-        self.features = zeros(slots, dtype=torch.int64)
-        self.logprobs = zeros(slots, dtype=torch.int64)
-        self.stops_from = zeros(slots, dtype=torch.int64)
-        self.repetition_penalty = zeros(slots)
-        self.presence_penalty = zeros(slots)
-        self.frequency_penalty = zeros(slots)
-        self.bias_ids = zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64)
-        self.bias_values = zeros(slots, MAX_LOGIT_BIAS)
-        # Of the token that a slot is admitted with.
-        self.last_logprob = zeros(slots)
-        self.last_top_ids = zeros(slots, MAX_LOGPROBS, dtype=torch.int64)
-        self.last_top_values = zeros(slots, MAX_LOGPROBS)
-        self.last_top_count = zeros(slots, dtype=torch.int64)
+        self.features = column(ints, "features")
+        self.logprobs = column(ints, "logprobs")
+        self.stops_from = column(ints, "stops_from")
+        self.repetition_penalty = column(floats, "repetition_penalty")
+        self.presence_penalty = column(floats, "presence_penalty")
+        self.frequency_penalty = column(floats, "frequency_penalty")
+        slots = records.shape[0]
+        self.bias_ids = torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=self._device)
+        self.bias_values = torch.zeros(slots, MAX_LOGIT_BIAS, device=self._device)
+        # Of the token that a slot is admitted with: count, logprob, MAX_LOGPROBS ids, as many logprobs;
+        # the floats as their bits. What a record of the ring holds behind its lap.
+        width = 2 + 2 * MAX_LOGPROBS
+        self.last_records = torch.zeros(slots, width, dtype=torch.int32, device=self._device)
         self._counts: TokenCounts | None = None
 
     def set_bias(self, slot: int, bias: Sequence[tuple[int, float]]) -> None:
@@ -95,40 +98,27 @@ class SlotSampler:
 
     def set_last_logprobs(self, slot: int, logprobs: Logprobs) -> None:
         """Copies those of the token that the slot is admitted with, before its admission is posted."""
-        count = len(logprobs.top)
-        self.last_logprob[slot], self.last_top_count[slot] = logprobs.logprob, count
-        self.last_top_ids[slot, :count] = torch.tensor([one for one, _ in logprobs.top], dtype=torch.int64)
-        self.last_top_values[slot, :count] = torch.tensor([value for _, value in logprobs.top])
+        record = np.zeros(2 + 2 * MAX_LOGPROBS, dtype=np.int32)
+        count, floats = len(logprobs.top), record.view(np.float32)
+        record[0], floats[1] = count, logprobs.logprob
+        record[2 : 2 + count] = [token for token, _ in logprobs.top]
+        floats[2 + MAX_LOGPROBS : 2 + MAX_LOGPROBS + count] = [value for _, value in logprobs.top]
+        self.last_records[slot].copy_(torch.from_numpy(record))
 
     def last_logprobs(self, slot: int) -> LogprobBatch | None:
         """Those that `set_last_logprobs` copied; None where the admitted request asks for none."""
         if not int(self.features[slot]) & Feature.LOGPROBS:
             return None
-        count = int(self.last_top_count[slot])
+        record = self.last_records[slot].cpu().numpy()
+        count, floats = int(record[0]), record.view(np.float32).astype(np.float64)
+        values = floats[2 + MAX_LOGPROBS :]
         return LogprobBatch(
             rows=np.zeros(1, dtype=np.int64),
-            counts=self.last_top_count[slot, None].cpu().numpy(),
-            chosen=self.last_logprob[slot, None].double().cpu().numpy(),
-            ids=self.last_top_ids[slot, None, :count].cpu().numpy(),
-            values=self.last_top_values[slot, None, :count].double().cpu().numpy(),
+            counts=np.array([count]),
+            chosen=floats[1:2],
+            ids=record[None, 2 : 2 + count].astype(np.int64),
+            values=values[None, :count],
         )
-
-    def admit(self, entry: Entry) -> None:
-        slot = int(entry["slot"])
-        for array, field in (
-            (self.sampling.temperature, "temperature"),
-            (self.sampling.top_k, "top_k"),
-            (self.sampling.top_p, "top_p"),
-            (self.sampling.seed, "seed"),
-            (self.sampling.min_p, "min_p"),
-            (self.features, "features"),
-            (self.logprobs, "logprobs"),
-            (self.stops_from, "stops_from"),
-            (self.repetition_penalty, "repetition_penalty"),
-            (self.presence_penalty, "presence_penalty"),
-            (self.frequency_penalty, "frequency_penalty"),
-        ):
-            array[slot] = entry[field].item()
 
     def draw(
         self, logits: Tensor, rows: Tensor, positions: Tensor, stop_ids: Tensor

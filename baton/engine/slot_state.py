@@ -1,5 +1,8 @@
 """All that a decode step knows of its slots, as arrays on the device: one row a slot.
 
+A slot's row is its admission's mailbox entry, copied whole; `last_token` and `position` move on in it. So a
+kernel admits by copying 128 bytes, and every array below is a column of `records`.
+
 Who writes: the step itself, and the host only for a slot that is not active (its block table, bias and
 token counts, before the admission is posted).
 """
@@ -10,52 +13,50 @@ import torch
 from torch import Tensor
 
 from baton.engine.blocks import BlockTables
-from baton.engine.mailbox import MAX_STOP_IDS, Entry
+from baton.engine.mailbox import ENTRY, MAX_STOP_IDS, Entry, field_offset
 from baton.engine.slot_sampler import SlotSampler
-
-_NO_STOP = -1
 
 
 class SlotState:
-    """Arrays of `slots` rows; `max_blocks` is the widest block table, by cache group."""
+    """Arrays of `slots` rows; `max_blocks` is the widest block table, by cache group.
+
+    `records` [slots, 128] uint8; its columns are int32: `generation`, `last_token`, `position` (of
+    last_token, whose KV is not computed yet), `end` (length of the sequence at which it ends), `capacity`
+    (tokens its granted blocks hold), `stop_ids` (unused places negative). `block_tables`: [slots, width]
+    int32 a cache group.
+    """
 
     def __init__(
         self, slots: int, max_blocks: tuple[int, ...], vocab_size: int, device: torch.device
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(*shape, dtype=dtype, device=device)
+        self.records = torch.zeros(slots, ENTRY.itemsize, dtype=torch.uint8, device=device)
+        self.active = torch.zeros(slots, dtype=torch.bool, device=device)
+        self.generation = self._column("generation")
+        self.last_token = self._column("last_token")
+        self.position = self._column("position")
+        self.end = self._column("end")
+        self.capacity = self._column("capacity")
+        first_stop = field_offset("stop_ids") // 4
+        self.stop_ids = self.records.view(torch.int32)[:, first_stop : first_stop + MAX_STOP_IDS]
+        self.sampler = SlotSampler(self.records, vocab_size)
+        self.block_tables = tuple(
+            torch.zeros(slots, width, dtype=torch.int32, device=device) for width in max_blocks
+        )
 
-        self.active = zeros(slots, dtype=torch.bool)
-        self.generation = zeros(slots)
-        self.last_token = zeros(slots)
-        self.position = zeros(slots)  # of last_token; its KV is not computed yet
-        self.end = zeros(slots)  # length of the sequence at which it ends
-        self.capacity = zeros(slots)  # tokens its granted blocks hold
-        self.stop_ids = torch.full((slots, MAX_STOP_IDS), _NO_STOP, dtype=torch.int64, device=device)
-        self.sampler = SlotSampler(slots, vocab_size, device)
-        self.block_tables = tuple(zeros(slots, width) for width in max_blocks)
+    def _column(self, field: str) -> Tensor:
+        return self.records.view(torch.int32)[:, field_offset(field) // 4]
 
     def set_block_table(self, slot: int, tables: BlockTables) -> None:
         """Copies a sequence's blocks into the slot's row; the rest of it points at scratch."""
         for mine, blocks in zip(self.block_tables, tables, strict=True):
-            mine[slot].zero_()
-            mine[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int64)
+            row = torch.zeros(mine.shape[1], dtype=torch.int32)
+            row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+            mine[slot].copy_(row)
 
     def admit(self, entry: Entry) -> None:
         slot = int(entry["slot"])
+        self.records[slot].copy_(torch.from_numpy(entry.reshape(1).view("u1").copy()))
         self.active[slot] = True
-        for array, field in (
-            (self.generation, "generation"),
-            (self.last_token, "last_token"),
-            (self.position, "position"),
-            (self.end, "end"),
-            (self.capacity, "capacity"),
-        ):
-            array[slot] = entry[field].item()
-        self.sampler.admit(entry)
-        self.stop_ids[slot] = _NO_STOP
-        count = int(entry["stop_count"])
-        self.stop_ids[slot, :count] = torch.tensor(entry["stop_ids"][:count].tolist(), dtype=torch.int64)
 
     def is_current(self, entry: Entry) -> bool:
         """Whether the entry speaks of the sequence that holds its slot now."""

@@ -20,7 +20,7 @@ def _dtype_name(value: object) -> object:
 
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
-Numerics = Literal["auto", "exact"]
+Numerics = Literal["auto", "exact", "fast"]
 Transport = Literal["auto", "grpc"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -26,7 +26,7 @@ import torch
 
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.decode import DecodeLoop
+from baton.engine.back_ends import decode_loop
 from baton.engine.prefill import PrefillLoop
 from baton.engine.prefill_scheduler import PrefillScheduler
 from baton.engine.shared_rings import SharedRings
@@ -179,10 +179,9 @@ class Engine:
         rings = SharedRings(engine.slots, engine.max_logprobs)
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
         state = SlotState(engine.slots, widths, model.config.vocab_size, model.device)
-        decode_loop = DecodeLoop(
-            model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
-        )
-        decode = DecodeSide(model, decode_loop, slots, self._identity, self._signer, self._emit)
+        serves = self._config.role != "prefill"
+        loop = decode_loop(model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves)
+        decode = DecodeSide(model, loop, slots, self._identity, self._signer, self._emit)
         scheduler = PrefillScheduler(
             model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
         )
@@ -199,8 +198,8 @@ class Engine:
         )
         prefill = PrefillSide(model, prefill_loop, self._identity, sender, local, self._emit)
         decode.before_free = prefill.cancel
-        clocks = StepClock(lambda: prefill_loop.tokens_run), StepClock(lambda: decode_loop.tokens_decoded)
-        return Parts(model, slots, prefill, decode, decode_loop, sender, None, *clocks)
+        clocks = StepClock(lambda: prefill_loop.tokens_run), StepClock(lambda: loop.tokens_decoded)
+        return Parts(model, slots, prefill, decode, loop, sender, None, *clocks)
 
     def _listen(self) -> str:
         """A decode worker opens its receiver; the other roles move no bytes in."""

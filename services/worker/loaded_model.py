@@ -30,6 +30,7 @@ class LoadedModel:
     max_logprobs: int
     device: torch.device
     fingerprint: bytes
+    exact: bool
 
     @property
     def layout(self) -> Layout:
@@ -63,6 +64,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         max_logprobs=engine.max_logprobs,
         device=device,
         fingerprint=layout.fingerprint(config.digest() + weights_digest(weights)),
+        exact=engine.numerics == "exact" or (engine.numerics == "auto" and device.type == "cpu"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.blocks import BlockPools
+from baton.engine.blocks import BlockPools, BlockTables
 from baton.engine.cache import KVCache
 from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder
@@ -24,6 +24,7 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
+from baton.engine.torch_decode import TorchDecodeLoop
 from baton.engine.weights import random_weights
 
 WEIGHTS_SEED = 7
@@ -58,6 +59,8 @@ class LocalEngine:
         chunk: int = 16,
         device: str = "cpu",
         dtype: str = "float32",
+        graph: bool = False,
+        numerics: str = "exact",
     ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -74,10 +77,17 @@ class LocalEngine:
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
         self.state = SlotState(slots, (64,), CONFIG["vocab_size"], torch.device(device))
-        self.decode = DecodeLoop(decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory))
+        self.decode: DecodeLoop = TorchDecodeLoop(
+            decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory)
+        )
+        if graph:
+            from baton.engine.back_ends import graph_loop
+
+            self.decode = graph_loop(decoder, cache, self.state, rings, memory, exact=numerics == "exact")
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
+        self.tables: dict[tuple[int, int], BlockTables] = {}
 
     def start(
         self,
@@ -116,6 +126,7 @@ class LocalEngine:
             sampling=sequence.sampling,
             limits=sequence.limits,
         )
+        self.tables[slot, generation] = sequence.blocks
         self.output[slot, generation] = []
         self.logprobs[slot, generation] = []
         return slot, generation
@@ -137,7 +148,7 @@ class LocalEngine:
 
     def run(self, *keys: tuple[int, int]) -> list[list[int]]:
         """Steps until all `keys` have ended; their outputs."""
-        for _ in range(1000):
+        for _ in range(100_000):
             if all(key in self.finish for key in keys):
                 return [self.output[key] for key in keys]
             self.step()

@@ -1,0 +1,54 @@
+"""What a Triton kernel says to the chip and the language has no word for: its clock, fences, and how it
+overlaps with the kernel before it. Behind a constexpr each, so that the interpreter never meets them.
+
+`ON_CHIP` is False in Triton's interpreter: there the clock stands at 0, a fence is nothing (one thread
+runs everything in order), and no kernel overlaps with another.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+ON_CHIP = tl.constexpr(not triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def clock_ns():
+    """The GPU's own clock, nanoseconds, one for all its multiprocessors."""
+    if ON_CHIP:
+        return tl.inline_asm_elementwise(
+            "mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1
+        )
+    else:
+        return tl.full((), 0, tl.int64)
+
+
+@triton.jit
+def fence_system():
+    """What this thread wrote before is seen by the host before what it writes after."""
+    if ON_CHIP:
+        tl.inline_asm_elementwise(
+            "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def wait_for_previous(OVERLAP: tl.constexpr):
+    """Until the kernel before has ended and its writes are seen; nothing it wrote may be read earlier."""
+    # Nested: the interpreter does not evaluate `and` of two constexprs.
+    if OVERLAP:  # noqa: SIM102
+        if ON_CHIP:
+            tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(OVERLAP: tl.constexpr):
+    """The kernel behind may take the places this one no longer fills.
+
+    Called after `wait_for_previous`, so what a kernel reads before its own wait may be anything that the
+    node before the previous one, or an earlier one, has written.
+    """
+    if OVERLAP:  # noqa: SIM102
+        if ON_CHIP:
+            tl.extra.cuda.gdc_launch_dependents()

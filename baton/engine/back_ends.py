@@ -1,0 +1,77 @@
+"""Which back end runs a decode loop: graphs on a GPU, plain torch on a CPU and for float64 anywhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.cache import KVCache
+from baton.engine.decode import DecodeLoop
+from baton.engine.decoder import Decoder
+from baton.engine.shared_rings import SharedRings
+from baton.engine.slot_state import SlotState
+from baton.engine.torch_decode import TorchDecodeLoop
+
+if TYPE_CHECKING:
+    # Imported where it is used: it brings Triton, which a CPU worker needs not.
+    from baton.engine.decode_pass import PassOptions
+
+# Tokens of a part of a row's context in mode `exact`.
+_EXACT_PART = 512
+
+
+def decode_loop(
+    decoder: Decoder,
+    cache: KVCache,
+    state: SlotState,
+    rings: SharedRings,
+    memory: SharedMemory,
+    *,
+    exact: bool,
+    serves: bool = True,
+) -> DecodeLoop:
+    """The loop for this decoder's device and dtype. On a GPU this compiles and captures: seconds.
+
+    `serves`: False where no slot will ever be admitted, and nothing need be captured.
+    """
+    if serves and decoder.device.type == "cuda" and decoder.dtype != torch.float64:
+        return graph_loop(decoder, cache, state, rings, memory, exact=exact)
+    return TorchDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory))
+
+
+def graph_loop(
+    decoder: Decoder,
+    cache: KVCache,
+    state: SlotState,
+    rings: SharedRings,
+    memory: SharedMemory,
+    *,
+    exact: bool,
+) -> DecodeLoop:
+    """The loop of graphs; on a CPU their kernels run in Triton's interpreter, for tests."""
+    from baton.device.host_memory import HostMemory
+    from baton.engine.graph_decode import GraphDecodeLoop
+
+    return GraphDecodeLoop(
+        decoder,
+        cache,
+        state,
+        rings,
+        HostMemory(memory, decoder.device),
+        rings.mailbox(memory),
+        rings.writer(memory),
+        pass_options(decoder, exact=exact),
+    )
+
+
+def pass_options(decoder: Decoder, *, exact: bool) -> PassOptions:
+    """How the kernels are cut for this GPU and mode."""
+    from baton.engine.decode_pass import PassOptions
+    from baton.engine.kernels.split_plan import SplitPolicy
+    from baton.engine.product_table import ProductTable
+
+    name = torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu"
+    policy = SplitPolicy(fixed=_EXACT_PART) if exact else SplitPolicy()
+    return PassOptions(ProductTable.for_gpu(name, exact=exact), policy)

@@ -1,0 +1,78 @@
+"""What one layer's decode attention must yield, from the plain-torch kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.cache_write import cache_write, token_rows
+from baton.engine.kernels.gpu.attention_items import Heads
+from baton.engine.kernels.paged_attention import paged_attention, plan_attention
+from baton.engine.kernels.rms_norm import rms_norm
+from baton.engine.kernels.rotary import apply_rope
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """One layer's input: rows at `positions` whose slots have block tables in `cache`."""
+
+    heads: Heads
+    qkv: Tensor
+    cache: Tensor
+    table: Tensor
+    slots: Tensor
+    positions: Tensor
+    rotary: tuple[Tensor, Tensor]
+    norms: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def random(
+        cls,
+        heads: Heads,
+        positions: list[int],
+        *,
+        block_tokens: int = 16,
+        layers: int = 2,
+        norms: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> AttentionCase:
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=device).to(dtype)
+
+        width = max(positions) // block_tokens + 1
+        rows, slots = len(positions), len(positions) + 2
+        order = 1 + torch.randperm(slots * width, generator=generator, device=device)
+        angles = torch.rand(rows, heads.dim // 2, generator=generator, device=device) * 6
+        return cls(
+            heads=heads,
+            qkv=normal(rows, (heads.heads + 2 * heads.kv_heads) * heads.dim),
+            cache=normal(1 + slots * width, layers, 2, heads.kv_heads, block_tokens, heads.dim),
+            table=order.view(slots, width).int(),
+            slots=torch.randperm(slots, generator=generator, device=device)[:rows].int(),
+            positions=torch.tensor(positions, device=device).int(),
+            rotary=(angles.cos(), angles.sin()),
+            norms=(normal(heads.dim), normal(heads.dim)) if norms else None,
+        )
+
+    def expected(self, layer: int) -> tuple[Tensor, Tensor]:
+        """→ attention's output [rows, heads · dim], and the cache with the rows' keys and values."""
+        heads, rows = self.heads, self.qkv.shape[0]
+        joined = self.qkv.view(rows, -1, heads.dim)
+        query, key = joined[:, : heads.heads], joined[:, heads.heads : heads.heads + heads.kv_heads]
+        value = joined[:, heads.heads + heads.kv_heads :]
+        if self.norms is not None:
+            query = rms_norm(query, self.norms[0], heads.norm_eps)
+            key = rms_norm(key, self.norms[1], heads.norm_eps)
+        query, key = apply_rope(query, *self.rotary), apply_rope(key, *self.rotary)
+        cache, table = self.cache.clone(), self.table[self.slots.long()].long()
+        positions = self.positions.long()
+        places = token_rows(cache, table, positions[:, None])[:, 0]
+        cache_write(cache, layer, key, value, places)
+        plan = plan_attention(list(range(rows + 1)), positions, table, cache, heads.window)
+        return paged_attention(query, cache, layer, plan, heads.scale).view(rows, -1), cache

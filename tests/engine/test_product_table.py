@@ -1,0 +1,50 @@
+"""The product table: what it holds, what stands in where it holds nothing, and the one choice of `exact`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import baton.engine
+from baton.engine.kernels.gpu.gemv import GemvTuning
+from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
+from baton.engine.product_table import EXACT, ProductTable, entry_of, file_stem
+from baton.engine.products import PRODUCTS, Choice, Library
+
+KEY = ("qkv", 32, 6144, 4096, "bfloat16")
+
+
+@pytest.mark.parametrize("choice", [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), Library()])
+def test_a_choice_survives_its_file(choice: Choice) -> None:
+    table = ProductTable(json.loads(json.dumps([entry_of(KEY, choice, 12.345)])))
+    assert table.choice(KEY) == choice
+
+
+def test_rows_without_an_entry_take_the_power_of_two_above() -> None:
+    table = ProductTable([entry_of(KEY, SkinnyTuning(32), 1.0)])
+    assert table.choice(("qkv", 24, *KEY[2:])) == SkinnyTuning(32)
+    assert table.choice(("down", 24, *KEY[2:])) != SkinnyTuning(32)
+
+
+def test_exact_is_one_choice_whatever_the_rows() -> None:
+    table = ProductTable([entry_of(KEY, Library(), 1.0)], exact=True)
+    assert {table.choice(("qkv", rows, *KEY[2:])) for rows in (1, 7, 32, 256)} == {EXACT}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 24, 48, 64, 65, 256])
+def test_tiles_of_the_default_are_powers_of_two(rows: int) -> None:
+    choice = ProductTable([]).choice(("qkv", rows, *KEY[2:]))
+    tile = choice.rows if isinstance(choice, SkinnyTuning) else 16
+    assert tile & (tile - 1) == 0
+    assert isinstance(choice, Library) or rows <= 64
+
+
+def test_every_table_of_the_repository_reads() -> None:
+    paths = list((Path(baton.engine.__file__).parent / "product_tables").glob("*.json"))
+    assert f"{file_stem('NVIDIA H100 80GB HBM3')}.json" in {path.name for path in paths}
+    for path in paths:
+        entries = json.loads(path.read_text())
+        ProductTable(entries)
+        assert {entry["product"] for entry in entries} == set(PRODUCTS)
