@@ -38,10 +38,17 @@ class ChildError(Exception):
 class Child:
     """A running child. Made by `start`; whoever started it must await `stop` or `kill`."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], stdout: asyncio.StreamReader) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: subprocess.Popen[bytes],
+        stdout: asyncio.StreamReader,
+        pipe: asyncio.ReadTransport,
+    ) -> None:
         self.name = name
         self._process = process
         self._stdout = stdout
+        self._pipe = pipe
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._listening: asyncio.Task[None] | None = None
         self._stdin: asyncio.WriteTransport | None = None
@@ -66,8 +73,8 @@ class Child:
         assert process.stdout is not None
         loop = asyncio.get_running_loop()
         stdout = asyncio.StreamReader(limit=_READY_LINE_BYTES)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), process.stdout)
-        child = cls(name, process, stdout)
+        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdout), process.stdout)
+        child = cls(name, process, stdout, pipe)
         # A pipe holds 64 KiB, far more than a configuration, so this cannot block.
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(config.encode() + b"\n")
@@ -183,6 +190,8 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._ended.set_result(self._process.wait())
+            # Asyncio's own loop does so at the pipe's end, uvloop never would.
+            loop.call_later(LAST_WORDS_S, self._pipe.close)
 
         loop.add_reader(descriptor, reap)
 

@@ -55,7 +55,7 @@ class Faults:
             yield
             self._over = True
 
-    def request_ended(self) -> None:
+    def request_ended(self, _: object) -> None:
         """To be called after each."""
         self.requests += 1
 

@@ -1,0 +1,41 @@
+"""A child that has ended leaves its parent nothing, whatever loop the parent runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from services.common import child_process
+from services.common.child_process import Child
+
+READY = (sys.executable, "-c", """print('{"ready": {}}', flush=True); input()""")
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_descriptor_stays(
+    loop: Callable[[], asyncio.AbstractEventLoop], killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "LAST_WORDS_S", 0.05)
+
+    async def live_and_end() -> int:
+        """How many descriptors are left when a child has ended."""
+        child = await Child.start("child", READY, "")
+        await child.ready(20)
+        if killed:
+            child.kill()
+        await child.ended()
+        await asyncio.sleep(0.2)
+        return len(os.listdir("/proc/self/fd"))
+
+    async def run() -> None:
+        left = [await live_and_end() for _ in range(4)]  # the loop itself opens some for the first
+        assert left == [left[0]] * 4
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(run())
