@@ -282,10 +282,12 @@ async def test_waiting_is_first_come_first_served(site: SiteMaker) -> None:
             await here.generate(ids_request([index], 3))
             order.append(index)
 
+        here.worker("decode-0").behaviour.refuse_reserves = 10**6
         calls = []
         for index in range(8):
             calls.append(asyncio.create_task(one(index)))
-            await asyncio.sleep(0.002)
+            await until(lambda index=index: here.router.dispatcher.live > index)  # type: ignore[misc]
+        here.worker("decode-0").behaviour.refuse_reserves = 0
         await asyncio.gather(*calls)
         assert order == list(range(8))
 
