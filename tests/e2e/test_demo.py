@@ -33,7 +33,7 @@ def test_answers_then_a_summary_then_nothing(tmp_path: Path) -> None:
         process.kill()
         err.seek(0)
         assert process.wait() == 0, err.read()
-    assert len(children) == 6, "two workers of two processes, their supervisor, and the router"
+    assert len(children) == 7, "two workers of two processes, their supervisor, the router, and Redis"
     assert not [pid for pid in children if alive(pid)]
     text = shown.read_text()
     # What any right model answers; the demo model's JSON is free to have values of its own.

@@ -81,7 +81,7 @@ async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(c
     assert sorted(audits) == ["decode-0", "decode-1", "prefill-0", "prefill-1"]
     assert len({*fronts, *engines}) == 8
     others = set(everyone) - {*fronts, *engines}
-    assert len(others) == 2, "the router, and who supervises the workers"
+    assert len(others) == 3, "the router, who supervises the workers, and their Redis"
     assert all(maps_library(pid, "libtorch") for pid in engines)
     assert not any(maps_library(pid, "libtorch") for pid in (*fronts, *others, cluster.process.pid))
 
