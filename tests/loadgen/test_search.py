@@ -57,8 +57,8 @@ def test_finds_the_goodput_of_a_queue(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUEUES)
 def test_finds_the_goodput_in_90_of_100_seeds(name: str) -> None:
-    """At its capacity a queue takes longer to fill than a probe lasts, and the intervals there are too narrow:
-    78 of 100 held the truth when this was written, against 97 or more elsewhere."""
+    """At its capacity a queue takes longer to fill than a probe lasts, and intervals there are too narrow: 78
+    of 100 held the truth when this was written, against 97 or more elsewhere."""
     near, held = found_within(QUEUES[name], range(100))
     print(f"{name}: {near} of 100 within 5 %, {held} of 100 intervals hold the truth")
     assert near >= 90
