@@ -2,7 +2,8 @@
 
 1. Bracket: short probes, each twice the rate of the last, until one does not pass (or half, until one does).
 2. Refine: longer probes a little to both sides of where the crossing seems to be.
-3. Confirm: the longest probe, at the rate that will be reported.
+3. Confirm: a long probe at the rate that will be reported. Where it does not hold there, that is one more
+   thing known, and the rate that follows from it is tried once more.
 
     search = Search(plan)
     while (trial := search.next()) is not None:
@@ -22,14 +23,17 @@ from loadgen.goodput.probe import Probe, Verdict
 
 _BRACKET_SHARE = 1 / 30
 _REFINE_SHARE = 1 / 7
-_CONFIRM_SHARE = 1 / 6
+_CONFIRM_SHARE = 1 / 7
+_CONFIRMATIONS = 2
 # A rate that needs longer for a few requests is as good as none.
 _LONGEST_SHARE = 1 / 5
 # No more of the budget goes into finding the neighbourhood.
 _MOST_BRACKETING = 0.5
 _FACTOR = 2.0
 # While the crossing is known no better than this, probes stay short and at its middle.
+# (and they are no more than so many: a noisy server needs longer ones).
 _VAGUE = 1.5
+_MOST_SHORT = 3
 _KNOWN = 1.2
 _ASIDE = 0.03
 _FEWEST_REQUESTS = 10
@@ -75,7 +79,8 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What was found. `crossing` is None unless it was; `confirmed` is the last, longest probe."""
+    """What was found. `crossing` is None unless it was; `confirmed` is the probe that held, or may have,
+    at that rate."""
 
     finding: Finding
     crossing: Crossing | None
@@ -91,30 +96,36 @@ class Search:
         self._left = plan.budget_s
         self._probes: list[Probe] = []
         self._confirmed: Probe | None = None
+        self._confirmations = 0
+        self._refined = 0
         self._phase = Phase.BRACKET
 
     def next(self) -> Trial | None:
         """The next trial; None when the search is over."""
-        if self._confirmed is not None or self._left <= 0:
+        if self._confirmed is not None or self._confirmations == _CONFIRMATIONS or self._left <= 0:
             return None
         if self._phase is Phase.BRACKET and (trial := self._bracket()) is not None:
             return trial
         if not self._enclosed():
             return None
-        self._phase = Phase.REFINE
         crossing = find_crossing(self._probes, self._plan.goal)
         confirming = self._plan.budget_s * _CONFIRM_SHARE
-        if self._left > confirming * 1.1:
-            return self._refine(crossing, self._left - confirming)
+        if self._phase is not Phase.CONFIRM and self._left > _CONFIRMATIONS * confirming * 1.1:
+            self._phase = Phase.REFINE
+            return self._refine(crossing, self._left - _CONFIRMATIONS * confirming)
         self._phase = Phase.CONFIRM
-        return Trial(self._within(crossing.rate), self._left, Phase.CONFIRM)
+        last = self._confirmations + 1 == _CONFIRMATIONS
+        seconds = self._left if last else min(self._left, confirming)
+        return Trial(self._within(crossing.rate), seconds, Phase.CONFIRM)
 
     def tell(self, probe: Probe, took_s: float) -> None:
         """The answer to the last trial."""
         self._left -= took_s
         self._probes.append(probe)
         if self._phase is Phase.CONFIRM:
-            self._confirmed = probe
+            self._confirmations += 1
+            if probe.verdict is not Verdict.UNSTABLE and probe.high >= self._plan.goal:
+                self._confirmed = probe
 
     def lose(self, took_s: float) -> None:
         """The last trial brought no answer; its time is gone."""
@@ -152,7 +163,9 @@ class Search:
         return Trial(rate, min(self._left, seconds), Phase.BRACKET)
 
     def _refine(self, crossing: Crossing, left: float) -> Trial:
-        share = _REFINE_SHARE if crossing.width < _VAGUE else _BRACKET_SHARE
+        self._refined += 1
+        long = crossing.width < _VAGUE or self._refined > _MOST_SHORT
+        share = _REFINE_SHARE if long else _BRACKET_SHARE
         rate = crossing.rate
         if crossing.width < _KNOWN:
             rate *= 1 + _ASIDE if len(self._probes) % 2 else 1 - _ASIDE

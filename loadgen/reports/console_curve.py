@@ -42,9 +42,11 @@ def goodput_line(curve: Curve) -> str:
     confirmed = next((one.probe for one in curve.points if one.folder == curve.confirmed), None)
     if confirmed is not None:
         line += (
-            f"; confirmed over {confirmed.seconds:.0f} s at {number(confirmed.rate)}/s: "
+            f"; held over {confirmed.seconds:.0f} s at {number(confirmed.rate)}/s: "
             f"{percent(confirmed.attainment)} [{percent(confirmed.low)}, {percent(confirmed.high)}]"
         )
+    else:
+        line += "; not confirmed: the last run at that rate did not hold"
     return line
 
 

@@ -105,7 +105,8 @@ class Chart:
         """A dashed line at one y, named."""
         left, top = self.at(self.x.low, y)
         self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{top:.1f}H{WIDTH - _RIGHT}"/>')
-        self._marks.append(_text("note", WIDTH - _RIGHT - 3, top - 4, label, "end"))
+        below = top < _TOP + 16
+        self._marks.append(_text("note", WIDTH - _RIGHT - 3, top + (13 if below else -4), label, "end"))
 
     def name(self, style: str, label: str) -> None:
         """An entry of the legend."""
