@@ -1,16 +1,22 @@
-"""Which tests run in one process, where several share the work (`pytest -n`)."""
+"""What is said before any test: Triton's interpreter, and which tests run in one process (`pytest -n`)."""
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
     from xdist.scheduler import Scheduling
 
 E2E = "tests/e2e/"
+
+# Without a GPU Triton's interpreter runs the kernels. Triton reads this when it is first imported, by whatever test.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-# Read by Triton when a kernel's module is imported: without a GPU its interpreter runs the kernels.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True, scope="session")
