@@ -51,7 +51,8 @@ _FOLLOW_IDLE_S = 1.0
 class DecodeServicer(DecodeServiceServicer):
     """Owns the streams; `run` reads the ring for as long as the worker lives."""
 
-    def __init__(self, engine: EngineClient, ring: RingReader, drain: Drain) -> None:
+    def __init__(self, incarnation: bytes, engine: EngineClient, ring: RingReader, drain: Drain) -> None:
+        self._incarnation = incarnation
         self._engine = engine
         self._ring = ring
         self._drain = drain
@@ -101,6 +102,8 @@ class DecodeServicer(DecodeServiceServicer):
         router_id = request.router_id
         if len(router_id) != ID_BYTES:
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
+        if request.incarnation != self._incarnation:
+            await abort(context, BatonError(ErrorKind.CONFLICT, "another start of this worker is meant"))
         following = self._streams.follow(router_id)
         news = self._news[router_id] = asyncio.Event()
         try:

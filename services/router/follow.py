@@ -44,7 +44,9 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
     while not worker.lost:
         try:
             await _follow_once(worker)
-        except (grpc.RpcError, TimeoutError) as error:
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            if _is_another(error):
+                worker.lose("it was started again")
             _log.warning("follow_broke", worker=worker.name, error=type(error).__name__)
         finally:
             if worker.following:
@@ -60,7 +62,8 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
 
 async def _follow_once(worker: Worker) -> None:
     """One stream, from its opening to its end. Its initial metadata says that it is open."""
-    call = worker.peer.decode.Follow(FollowRequest(router_id=worker.router_id))
+    meant = FollowRequest(router_id=worker.router_id, incarnation=worker.identity.incarnation)
+    call = worker.peer.decode.Follow(meant)
     replay: asyncio.Task[None] | None = None
     try:
         async with asyncio.timeout(_OPEN_S):
@@ -73,6 +76,13 @@ async def _follow_once(worker: Worker) -> None:
         call.cancel()
         if replay is not None:
             replay.cancel()
+
+
+def _is_another(error: grpc.aio.AioRpcError | TimeoutError) -> bool:
+    """Whether the address answered, but not the start of the worker that was meant."""
+    return (
+        isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION
+    )
 
 
 async def _deliver(worker: Worker, response: FollowResponse) -> None:

@@ -85,7 +85,7 @@ class _Front:
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
         self._engine.on_event = self._on_event
         rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
-        self._decode = DecodeServicer(self._engine, rings.reader(handle.memory), self._drain)
+        self._decode = DecodeServicer(incarnation, self._engine, rings.reader(handle.memory), self._drain)
         self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
