@@ -15,7 +15,7 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
-from baton.engine.torch_decode import TorchDecodeLoop
+from bench.fake_engine import decode_loop
 from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
 
@@ -58,9 +58,7 @@ class BareDecode:
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
         state = SlotState(slots, widths, model.config.vocab_size, torch.device(model.device))
         self._reader = rings.reader(memory)
-        self._loop = TorchDecodeLoop(
-            model.decoder, model.cache, state, rings.mailbox(memory), rings.writer(memory)
-        )
+        self._loop = decode_loop(model.decoder, model.cache, state, rings, memory)
         pool = SlotPool(slots)
         for _ in range(slots):
             self._admit(model, pool, _sequence(prompt, max_tokens))

@@ -1,6 +1,7 @@
 """The clients of a case: closed loops over gRPC that note when each message came, and read it afterwards.
 
-So the client's own work beside the cluster is what receiving takes, and no more.
+So the client's own work beside the cluster is what receiving takes, and no more. The load is steady: each
+client begins somewhere within a request, as if it had always run, and goes on until all have what is counted.
 """
 
 from __future__ import annotations
@@ -18,23 +19,26 @@ from bench.fake_engine import VOCAB, age_ms
 
 _GENERATE = "/baton.v1.RouterService/Generate"
 _CALL_S = 120.0
-# A client waits up to this long before each request, so that joins and leaves are spread.
+# A client waits up to this long before each request.
 _PAUSE_S = 0.5
 
 
 @dataclass(slots=True)
 class Call:
-    """One request: when it was sent, and each message with the moment it came."""
+    """One request: when it was sent, and each message with the moment it came.
+
+    `counted`: sent while all clients were under way.
+    """
 
     sent_ns: int
+    counted: bool
     messages: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients of one round saw; times in milliseconds."""
+    """What the clients of one round saw of the requests that count; times in milliseconds."""
 
-    sent_ns: list[int] = field(default_factory=list)
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
     ring_to_client: list[float] = field(default_factory=list)
@@ -45,8 +49,9 @@ class Seen:
     def of(cls, calls: Sequence[Call], output_len: int) -> Seen:
         """Raises RuntimeError where a stream was cut short."""
         seen = cls()
-        for call in sorted(calls, key=lambda call: call.sent_ns):
-            seen._add(call, output_len)
+        for call in calls:
+            if call.counted:
+                seen._add(call, output_len)
         return seen
 
     def _add(self, call: Call, output_len: int) -> None:
@@ -60,7 +65,6 @@ class Seen:
             self.messages += bool(message.token_ids)
         if len(times) != output_len:
             raise RuntimeError(f"{len(times)} tokens came instead of {output_len}")
-        self.sent_ns.append(call.sent_ns)
         self.ttft.append((times[0] - call.sent_ns) / 1e6)
         self.tpot.append((times[-1] - times[0]) / 1e6 / (len(times) - 1))
         self.tokens += len(times)
@@ -78,27 +82,36 @@ class Clients:
         self._output_len = output_len
 
     async def run(self, streams: int, requests: int) -> list[Call]:
-        """Each client sends its requests one after the other, each after a random pause."""
+        """Each client sends its requests one after the other; all calls in the order of their sending.
 
-        async def one() -> list[Call]:
-            calls = []
+        A first one of random length puts the clients apart; then `requests` of each are counted.
+        """
+        calls: list[Call] = []
+        unfinished = streams
+
+        async def one() -> None:
+            nonlocal unfinished
+            await self._send(calls, random.randint(1, self._output_len), counted=False)
             for _ in range(requests):
-                await asyncio.sleep(random.random() * _PAUSE_S)
-                calls.append(await self._call())
-            return calls
+                await self._send(calls, self._output_len, counted=True)
+            unfinished -= 1
+            while unfinished:
+                await self._send(calls, self._output_len, counted=False)
 
-        return [call for calls in await asyncio.gather(*(one() for _ in range(streams))) for call in calls]
+        await asyncio.gather(*(one() for _ in range(streams)))
+        return sorted(calls, key=lambda call: call.sent_ns)
 
-    async def _call(self) -> Call:
+    async def _send(self, calls: list[Call], output_len: int, *, counted: bool) -> None:
+        await asyncio.sleep(random.random() * _PAUSE_S)
         ids = [random.randrange(VOCAB) for _ in range(self._prompt)]
         request = GenerateRequest(
             model=self._model,
             token_ids=TokenIds(ids=ids),
             temperature=0,
-            max_tokens=self._output_len,
+            max_tokens=output_len,
             ignore_eos=True,
         )
-        call = Call(time.monotonic_ns())
+        call = Call(time.monotonic_ns(), counted)
         async for data in self._generate(request, timeout=_CALL_S):
             call.messages.append((time.monotonic_ns(), data))
-        return call
+        calls.append(call)

@@ -3,8 +3,8 @@
     python -m bench.cluster [--streams 1,16,64] [--step-ms 5] [--output-len 400] [--rounds 3] [--json]
 
 One router, one prefill and one decode worker with fake engines (`bench/fake_engine.py`), and this process
-as their clients over gRPC, in closed loops. A round is a run of all clients and, right after it, the bare
-engine in this process with nobody to talk to (`bench/bare_engine.py`):
+as their clients over gRPC, in closed loops that are not in step with each other. A round is a run of all
+clients and, right after it, the bare engine in this process with nobody to talk to (`bench/bare_engine.py`):
 
     TTFT      at the client, from its send, minus that of the bare prefill loop to which the same prompts
               come at the same moments: waiting for the steps of others is in both
@@ -43,7 +43,7 @@ from baton.cli.local_cluster import LocalCluster, Programs
 from baton.v1.router_pb2 import AuditClusterRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from bench.bare_engine import BareDecode, BarePrefill
-from bench.clients import Clients, Seen
+from bench.clients import Call, Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, load, write_model
 from bench.machine import Usage
 from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
@@ -65,6 +65,7 @@ class Round:
     bare_tpot: float
     cpu: dict[str, float]
     seconds: float
+    messages: int  # of all requests, counted or not
 
     def figures(self) -> dict[str, float]:
         """What is reported of it; the report has the median of each."""
@@ -83,7 +84,7 @@ class Round:
             "ring_to_client_ms_p50": float(np.percentile(seen.ring_to_client, 50)),
             "ring_to_client_ms_p99": float(np.percentile(seen.ring_to_client, 99)),
             "tokens_a_message": seen.tokens / seen.messages,
-            "router_us_a_token": self.cpu["router"] * self.seconds * 1e6 / seen.tokens,
+            "router_us_a_message": self.cpu["router"] * self.seconds * 1e6 / self.messages,
         }
 
 
@@ -131,13 +132,15 @@ class Bench:
         calls = await clients.run(streams, self._arguments.requests)
         seconds, cpu = loop.time() - begun, usage.shares()
         seen = Seen.of(calls, output_len)
-        ttft, tpot = await asyncio.to_thread(self._alone, streams, seen.sent_ns)
-        return Round(seen, ttft, tpot, cpu, seconds)
+        messages = sum(len(call.messages) for call in calls)
+        ttft, tpot = await asyncio.to_thread(self._alone, streams, calls)
+        return Round(seen, ttft, tpot, cpu, seconds, messages)
 
-    def _alone(self, streams: int, sent_ns: Sequence[int]) -> tuple[list[float], float]:
+    def _alone(self, streams: int, calls: Sequence[Call]) -> tuple[list[float], float]:
         engine = EngineConfig(device="cpu", slots=streams)
         model = load(str(self._folder), engine)
-        ttft = BarePrefill(model, engine).replay(sent_ns, PROMPT)
+        replayed = BarePrefill(model, engine).replay([call.sent_ns for call in calls], PROMPT)
+        ttft = [ms for call, ms in zip(calls, replayed, strict=True) if call.counted]
         return ttft, BareDecode(model, streams, PROMPT, _BARE_STEPS + 2).tpot(_BARE_STEPS)
 
     async def _processes(self) -> dict[str, int]:

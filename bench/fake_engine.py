@@ -3,8 +3,9 @@
     python -m bench.fake_engine worker       a worker's front, WorkerConfig on stdin, fake engine behind it
     python -m bench.fake_engine engine       that engine
 
-All but the decoder is the real thing: fronts, channel, slots, rings, links. Each token's id is the moment
-of its step in ticks of `TICK_NS`, so whoever receives it on this machine knows how long it was under way.
+All but the model is the real thing: fronts, channel, slots, rings, links. A decode step draws nothing, as on
+a GPU, where that is no work of the host. Each token's id is the moment of its step in ticks of `TICK_NS`, so
+whoever receives it on this machine knows how long it was under way.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.device.shared_memory import SharedMemory
 from baton.engine.blocks import BlockPools
 from baton.engine.cache import KVCache
+from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder, Rows
 from baton.engine.model_config import ModelConfig
+from baton.engine.output_ring import Finish
+from baton.engine.shared_rings import SharedRings
+from baton.engine.slot_state import SlotState
+from baton.engine.torch_decode import TorchDecodeLoop
 from services.common.config import EngineConfig, WorkerConfig
 from services.worker.loaded_model import LoadedModel
 
@@ -49,6 +56,8 @@ class FakeDecoder(Decoder):
 
     def __init__(self, config: ModelConfig, step_s: float) -> None:
         self.config = config
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32
         self._step_s = step_s
         self._last = 0.0
 
@@ -69,6 +78,30 @@ class FakeDecoder(Decoder):
         logits = torch.zeros(hidden.shape[0], VOCAB)
         logits[:, ticks()] = 1
         return logits
+
+
+class FakeDecodeLoop(TorchDecodeLoop):
+    """The plain loop's admissions, cancels and ends; a step's tokens are the moment, for all rows."""
+
+    def _advance(self, rows: Tensor) -> None:
+        state, count = self._state, rows.numel()
+        position = state.position[rows].long()
+        steps = Rows(rows, position, list(range(count + 1)), ())
+        self._decoder.forward(steps, self._cache, self.meanwhile)
+        token = ticks()
+        going = position + 2 < state.end[rows]
+        state.position[rows] += 1
+        state.active[rows] = going
+        finish = [Finish.NONE if goes else Finish.LENGTH for goes in going.tolist()]
+        self._ring.write([token] * count, rows.tolist(), state.generation[rows].tolist(), finish)
+        self._tokens_decoded += count
+
+
+def decode_loop(
+    decoder: Decoder, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
+) -> DecodeLoop:
+    """Stands in for `baton.engine.back_ends.decode_loop`."""
+    return FakeDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory))
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
@@ -121,9 +154,10 @@ def _run_worker() -> int:
 
 
 def _run_engine() -> int:
-    from services.worker.engine_process import main
+    from services.worker import engine_process
 
-    return main(load)
+    engine_process.decode_loop = decode_loop  # type: ignore[attr-defined]
+    return engine_process.main(load)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 E2E = "tests/e2e/"
 
-# Without a GPU Triton's interpreter runs the kernels. Triton reads this when it is first imported, by whatever test.
+# Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -80,9 +80,7 @@ async def _follow_once(worker: Worker) -> None:
 
 def _is_another(error: grpc.aio.AioRpcError | TimeoutError) -> bool:
     """Whether the address answered, but not the start of the worker that was meant."""
-    return (
-        isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION
-    )
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def _deliver(worker: Worker, response: FollowResponse) -> None:
