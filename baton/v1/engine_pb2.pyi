@@ -71,6 +71,7 @@ class EngineCommand(_message.Message):
     HANDOFF_STATE_FIELD_NUMBER: _builtins.int
     DESCRIBE_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    GIVE_TICKET_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the front; the event that answers carries it. A prefill's events all do."""
     @_builtins.property
@@ -89,6 +90,8 @@ class EngineCommand(_message.Message):
     def describe(self) -> Global___DescribeCommand: ...
     @_builtins.property
     def stop(self) -> Global___StopCommand: ...
+    @_builtins.property
+    def give_ticket(self) -> Global___GiveTicketCommand: ...
     def __init__(
         self,
         *,
@@ -101,12 +104,13 @@ class EngineCommand(_message.Message):
         handoff_state: Global___HandoffStateCommand | None = ...,
         describe: Global___DescribeCommand | None = ...,
         stop: Global___StopCommand | None = ...,
+        give_ticket: Global___GiveTicketCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "give_ticket", b"give_ticket", "handoff_state", b"handoff_state", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "give_ticket", b"give_ticket", "handoff_state", b"handoff_state", "id", b"id", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["reserve", "prefill", "cancel", "slot_ended", "audit", "handoff_state", "describe", "stop", "give_ticket"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -151,6 +155,28 @@ class PrefillCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillCommand: _TypeAlias = PrefillCommand  # noqa: Y015
+
+@_typing.final
+class GiveTicketCommand(_message.Message):
+    """The ticket of a prefill that waits for one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request(self) -> _prefill_pb2.GiveTicketRequest: ...
+    def __init__(
+        self,
+        *,
+        request: _prefill_pb2.GiveTicketRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveTicketCommand: _TypeAlias = GiveTicketCommand  # noqa: Y015
 
 @_typing.final
 class CancelCommand(_message.Message):

@@ -31,10 +31,15 @@ class PrefillRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    TICKET_FOLLOWS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """How many of token_ids are the prompt; the first token's number is the count of the others."""
     prompt_logprobs: _builtins.bool
     """Report the logprobs of the prompt's own tokens, with sampling.logprobs others each."""
+    ticket_follows: _builtins.bool
+    """Decode is being asked for the ticket meanwhile (GiveTicket). The prompt is run and its first token
+    told, but nothing leaves this worker before the ticket is here.
+    """
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
@@ -47,7 +52,9 @@ class PrefillRequest(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def ticket(self) -> _decode_pb2.Ticket:
-        """Unset only where limits.max_tokens is 0: the prompt is run for its logprobs, and nothing is drawn."""
+        """Unset where it follows, and where limits.max_tokens is 0: the prompt is run for its logprobs, and
+        nothing is drawn.
+        """
 
     def __init__(
         self,
@@ -59,14 +66,54 @@ class PrefillRequest(_message.Message):
         limits: _types_pb2.Limits | None = ...,
         ticket: _decode_pb2.Ticket | None = ...,
         prompt_logprobs: _builtins.bool = ...,
+        ticket_follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "ticket", b"ticket", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
+
+@_typing.final
+class GiveTicketRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TICKET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attempt(self) -> _types_pb2.Attempt: ...
+    @_builtins.property
+    def ticket(self) -> _decode_pb2.Ticket: ...
+    def __init__(
+        self,
+        *,
+        attempt: _types_pb2.Attempt | None = ...,
+        ticket: _decode_pb2.Ticket | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ticket", b"ticket"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "ticket", b"ticket"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveTicketRequest: _TypeAlias = GiveTicketRequest  # noqa: Y015
+
+@_typing.final
+class GiveTicketResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveTicketResponse: _TypeAlias = GiveTicketResponse  # noqa: Y015
 
 @_typing.final
 class PrefillResponse(_message.Message):

@@ -40,6 +40,11 @@ class PrefillServiceStub:
                 request_serializer=baton_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
                 _registered_method=True)
+        self.GiveTicket = channel.unary_unary(
+                '/baton.v1.PrefillService/GiveTicket',
+                request_serializer=baton_dot_v1_dot_prefill__pb2.GiveTicketRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_prefill__pb2.GiveTicketResponse.FromString,
+                _registered_method=True)
 
 
 class PrefillServiceServicer:
@@ -54,6 +59,13 @@ class PrefillServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveTicket(self, request, context):
+        """The ticket of a Prefill that began without one. It may overtake that call.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PrefillServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +73,11 @@ def add_PrefillServiceServicer_to_server(servicer, server):
                     servicer.Prefill,
                     request_deserializer=baton_dot_v1_dot_prefill__pb2.PrefillRequest.FromString,
                     response_serializer=baton_dot_v1_dot_prefill__pb2.PrefillResponse.SerializeToString,
+            ),
+            'GiveTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveTicket,
+                    request_deserializer=baton_dot_v1_dot_prefill__pb2.GiveTicketRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_prefill__pb2.GiveTicketResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +108,33 @@ class PrefillService:
             '/baton.v1.PrefillService/Prefill',
             baton_dot_v1_dot_prefill__pb2.PrefillRequest.SerializeToString,
             baton_dot_v1_dot_prefill__pb2.PrefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveTicket(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.PrefillService/GiveTicket',
+            baton_dot_v1_dot_prefill__pb2.GiveTicketRequest.SerializeToString,
+            baton_dot_v1_dot_prefill__pb2.GiveTicketResponse.FromString,
             options,
             channel_credentials,
             insecure,

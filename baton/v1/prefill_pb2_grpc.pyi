@@ -37,6 +37,8 @@ class PrefillServiceStub:
     """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
     decode acknowledged the commit, or when the first token ended the request.
     """
+    GiveTicket: _grpc.UnaryUnaryMultiCallable[_prefill_pb2.GiveTicketRequest, _prefill_pb2.GiveTicketResponse]
+    """The ticket of a Prefill that began without one. It may overtake that call."""
 
 @_typing.type_check_only
 class PrefillServiceAsyncStub(PrefillServiceStub):
@@ -47,6 +49,8 @@ class PrefillServiceAsyncStub(PrefillServiceStub):
     """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
     decode acknowledged the commit, or when the first token ended the request.
     """
+    GiveTicket: _aio.UnaryUnaryMultiCallable[_prefill_pb2.GiveTicketRequest, _prefill_pb2.GiveTicketResponse]  # type: ignore[assignment]
+    """The ticket of a Prefill that began without one. It may overtake that call."""
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
     """Computes a prompt's KV cache and hands it over."""
@@ -60,5 +64,13 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
         decode acknowledged the commit, or when the first token ended the request.
         """
+
+    @_abc_1.abstractmethod
+    def GiveTicket(
+        self,
+        request: _prefill_pb2.GiveTicketRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_prefill_pb2.GiveTicketResponse, _abc.Awaitable[_prefill_pb2.GiveTicketResponse]]:
+        """The ticket of a Prefill that began without one. It may overtake that call."""
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,9 +7,10 @@ from typing import Any
 
 import grpc
 
-from baton.errors import BatonError
-from baton.v1.engine_pb2 import CancelCommand, EngineCommand, PrefillCommand
-from baton.v1.prefill_pb2 import PrefillRequest
+from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import Ticket
+from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand, PrefillCommand
+from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
 from services.common.drain import Drain
@@ -19,18 +20,31 @@ from services.common.errors import abort
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+# A ticket that overtook its prompt's call waits this long for it, in seconds.
+_AHEAD_S = 5.0
+
+
 class PrefillServicer(PrefillServiceServicer):
     """Validates little: token ids and limits are the engine's to judge."""
 
     def __init__(self, engine: EngineClient, drain: Drain) -> None:
         self._engine = engine
         self._drain = drain
+        # Attempts whose call runs; what is told the engine of them from now on comes after their prompt.
+        self._running: set[bytes] = set()
+        self._ahead: dict[bytes, Ticket] = {}
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Writes instead of yielding, so that a cancel is always raised here."""
-        finished = False
+        finished, key = False, _key(request.attempt)
+        if key in self._running:
+            await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         try:
             self._drain.check()
+            if (ticket := self._ahead.pop(key, None)) is not None:
+                request.ticket.CopyFrom(ticket)
+                request.ticket_follows = False
+            self._running.add(key)
             async for event in self._engine.stream(EngineCommand(prefill=PrefillCommand(request=request))):
                 await context.write(event.prefill)
             finished = True
@@ -38,8 +52,22 @@ class PrefillServicer(PrefillServiceServicer):
             finished = True
             await abort(context, error)
         finally:
+            self._running.discard(key)
             if not finished:
                 await self._stop(request.attempt)
+
+    async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
+        """Two calls of one router may overtake each other on their way to here."""
+        key = _key(request.attempt)
+        if key not in self._running:
+            self._ahead[key] = request.ticket
+            asyncio.get_running_loop().call_later(_AHEAD_S, self._ahead.pop, key, None)
+            return GiveTicketResponse()
+        try:
+            await self._engine.call(EngineCommand(give_ticket=GiveTicketCommand(request=request)))
+        except BatonError as error:
+            await abort(context, error)
+        return GiveTicketResponse()
 
     async def _stop(self, attempt: Attempt) -> None:
         """The router went away or cancelled: the engine stops between two chunks."""
@@ -48,3 +76,7 @@ class PrefillServicer(PrefillServiceServicer):
             await asyncio.shield(self._engine.tell(command))
         except BatonError:
             pass  # the engine is gone, and its prefills with it
+
+
+def _key(attempt: Attempt) -> bytes:
+    return attempt.request_id + attempt.number.to_bytes(4, "little")

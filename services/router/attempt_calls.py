@@ -1,5 +1,7 @@
 """The calls of one attempt: Reserve at decode, Prefill, and Cancel where it is given up.
 
+Where decode is sure to have room, Prefill does not wait for Reserve's answer: the ticket follows it.
+
 Owns the attempt's claim: it is released when decode's promise has ended, which is at a normal
 end at once, and otherwise when decode has answered the cancel.
 """
@@ -14,7 +16,7 @@ import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
-from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest
+from baton.v1.prefill_pb2 import FirstToken, GiveTicketRequest, HandedOff, PrefillRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
 from services.common.logs import get_log
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     PrefillCall = grpc.aio.UnaryStreamCall[PrefillRequest, PrefillResponse]
 
 RESERVE_S = 5.0
+_GIVE_TICKET_S = 5.0
 _GET_HANDOFF_S = 2.0
 # How long a cancel by decode waits for prefill's word: its first token may have ended the request.
 _SETTLE_S = 2.0
@@ -41,7 +44,8 @@ _log = get_log("attempt")
 
 
 class AttemptCalls:
-    """One dispatch of one request. `start`, then read the sequence, then `finish` or `abandon`."""
+    """One dispatch of one request. `reserve` and `prefill`, in this order or, with `give`, in the other; then
+    read the sequence; then `finish` or `abandon`."""
 
     def __init__(self, request: Request, sequence: Sequence, claim: Claim, cancels: Cancels) -> None:
         self._request = request
@@ -86,11 +90,23 @@ class AttemptCalls:
         self._kv_bytes = response.kv_bytes
         return response.ticket
 
-    def prefill(self, ticket: Ticket) -> None:
-        """Calls Prefill and reads its answers beside the way."""
+    def prefill(self, ticket: Ticket | None) -> None:
+        """Calls Prefill and reads its answers beside the way; without a ticket, that is to follow."""
         request = prefill_request(self._request, self._sequence, self._id, ticket)
         self._call = self._claim.prefill.peer.prefill.Prefill(request, timeout=self._remaining_s())
         self._reading = asyncio.create_task(self._read_prefill(self._call))
+
+    async def give(self, ticket: Ticket) -> None:
+        """Hands a prefill that runs already its ticket. Where that prefill has ended, its own error stands;
+        otherwise raises BatonError."""
+        request = GiveTicketRequest(attempt=self._id, ticket=ticket)
+        try:
+            await self._claim.prefill.peer.prefill.GiveTicket(request, timeout=_GIVE_TICKET_S)
+        except grpc.aio.AioRpcError as error:
+            await self.settle()
+            if self.prefill_error is None:
+                failure = from_grpc(error, self._claim.prefill.name)
+                raise BatonError(ErrorKind.UNAVAILABLE, failure.message) from error
 
     async def went_on(self) -> bool:
         """Prefill's stream broke: whether decode has the sequence all the same."""
@@ -107,7 +123,7 @@ class AttemptCalls:
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
     async def settle(self) -> None:
-        """Waits a little for prefill's call to end: decode dropped the sequence, and prefill knows why."""
+        """Waits a little for prefill's call to end: it knows why what belongs to it failed elsewhere."""
         if self._reading is not None and not self._reading.done():
             await asyncio.wait((self._reading,), timeout=_SETTLE_S)
 
@@ -194,6 +210,7 @@ def prefill_request(
         limits=request.limits,
         ticket=ticket,
         prompt_logprobs=not sequence.prompt_told,
+        ticket_follows=ticket is None and request.max_tokens > 0,
     )
 
 

@@ -1,8 +1,8 @@
 """The life of a request in the router, from admission to its last token.
 
  1. ADMITTED      it takes a place in the waiting room, or is refused where that is full
- 2. RESERVED      a pair has room in our counters, and decode promised a slot (Reserve)
- 3. PREFILLING    prefill has request and ticket
+ 2. RESERVED      a pair has room in our counters, and decode promised a slot (Reserve) or is sure to
+ 3. PREFILLING    prefill has the request; a ticket that decode was sure to give follows (GiveTicket)
  4. FIRST_TOKEN   prefill sampled the next token; the client sees it now
  5. HANDED_OFF    decode has the KV, says prefill's call or decode's own stream
  6. DECODING      decode's stream said something prefill had not
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from baton.state import Journal
+    from baton.v1.decode_pb2 import Ticket
     from services.router.cancels import Cancels
     from services.router.observations import Observations
     from services.router.output_text import OutputText
@@ -180,24 +181,28 @@ class Life:
         return self._over or self._complete()
 
     async def _try_pair(self, claim: Claim) -> bool:
-        """Runs the attempt on this pair; False where decode had no room for it after all."""
+        """Runs the attempt on this pair; False where decode had no room for it, and another pair may."""
         owner = self._owner
         if self._placed_ns is None:
             self._placed_ns = self._elapsed_ns()
         calls = AttemptCalls(self._request, self._sequence, claim, owner.cancels)
         self._calls = calls
+        self._pair = (claim.prefill.name, claim.decode.name)
+        early = claim.sure_of_room
         try:
+            if early:
+                self._prefill(calls, None)  # Reserve's way there and back costs the first token nothing
             try:
                 ticket = await calls.reserve()
             except BatonError as error:
                 if error.kind is not ErrorKind.OVERLOADED:
                     raise
                 calls.refused()
-                return False
-            self._mark(Stage.STAGE_RESERVED)
-            calls.prefill(ticket)
-            self._mark(Stage.STAGE_PREFILLING)
-            self._pair = (claim.prefill.name, claim.decode.name)
+                return early  # what prefill may have told is this attempt's, so the next has its own number
+            if early:
+                await calls.give(ticket)
+            else:
+                self._prefill(calls, ticket)
             await self._follow_output(calls)
         except BatonError as error:
             self._count_failure(error)
@@ -206,6 +211,11 @@ class Life:
             self._calls = None
             self._bytes_shipped += calls.bytes_shipped
         return True
+
+    def _prefill(self, calls: AttemptCalls, ticket: Ticket | None) -> None:
+        self._mark(Stage.STAGE_RESERVED)
+        calls.prefill(ticket)
+        self._mark(Stage.STAGE_PREFILLING)
 
     async def _run_prompt(self, until: float) -> None:
         """An attempt at a prompt whose logprobs are all that is asked."""

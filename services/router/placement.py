@@ -46,6 +46,11 @@ class Claim(PrefillClaim):
         decode.claimed_slots += 1
         decode.promised_tokens += promised
 
+    @property
+    def sure_of_room(self) -> bool:
+        """Whether the prompt may be run before decode has promised its slot."""
+        return self.prefill is not self.decode and self.decode.sure_of_room
+
     def release(self) -> None:
         """The slot is free again."""
         super().release()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub
     from services.router.sequence import Sequence
 
-# A worker that refused is asked again after this.
+# A worker that refused is asked again after this,
 REFUSED_FOR_S = 0.05
+# and for so long its promise is awaited before a prompt is run for it.
+_DOUBTED_FOR_S = 1.0
 
 
 class Peer:
@@ -57,6 +61,7 @@ class Worker:
         self.following = False
         self.lost = False
         self._pause: asyncio.TimerHandle | None = None
+        self._refused_at = -math.inf
         # Our own live counters: slots and tokens promised by its tickets, tokens prefill has yet
         # to compute for us.
         self.claimed_slots = 0
@@ -104,6 +109,12 @@ class Worker:
         """Alive, and it has not just refused."""
         return self.alive and self._pause is None
 
+    @property
+    def sure_of_room(self) -> bool:
+        """We alone fill its slots, so our counters tell how many it has, and it has not refused of late."""
+        doubted = time.monotonic() - self._refused_at < _DOUBTED_FOR_S
+        return self.foreign_slots == 0 and not doubted
+
     def update(self, described: DescribeResponse, claimed_before: int) -> None:
         """Takes a heartbeat; `claimed_before` is `claimed_slots` when it was asked for."""
         self.described = described
@@ -124,6 +135,7 @@ class Worker:
 
     def refused(self) -> None:
         """It had no room: it is left alone for a moment."""
+        self._refused_at = time.monotonic()
         if self._pause is not None:
             self._pause.cancel()
         self._pause = asyncio.get_running_loop().call_later(REFUSED_FOR_S, self._pause_over)

@@ -147,6 +147,9 @@ class Engine:
                 self._require("prefill")
                 parts.prefill.start(command.id, command.prefill.request)
                 return None
+            case "give_ticket":
+                parts.prefill.give_ticket(command.give_ticket.request)
+                return EngineEvent(done=DoneEvent())
             case "cancel":
                 key = AttemptKey(command.cancel.attempt.request_id, command.cancel.attempt.number)
                 parts.prefill.cancel(key)

@@ -3,7 +3,8 @@
     Prefill ─▶ queued ─▶ chunk ─▶ … ─▶ last chunk ─▶ first token ─▶ commit ─▶ acknowledged ─▶ ended
                            └─ its finished blocks are pushed while the next chunk computes
 
-A sequence's blocks are its own until `_end`; a transfer pins those that it still has to read. A request
+A sequence's blocks are its own until `_end`; a transfer pins those that it still has to read. A ticket that
+follows may come at any time: what is due to its handoff waits for it, pushes and the commit alike. A request
 for no tokens has no ticket: its prompt is run for its logprobs, and that is all.
 """
 
@@ -16,13 +17,19 @@ from google.protobuf.message import DecodeError
 
 from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
-from baton.engine.output_ring import Finish
 from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
-from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillRequest, PrefillResponse, PromptLogprobs
+from baton.v1.prefill_pb2 import (
+    FirstToken,
+    GiveTicketRequest,
+    HandedOff,
+    PrefillRequest,
+    PrefillResponse,
+    PromptLogprobs,
+)
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity
 from kvtransfer.events import Acknowledged, Failed
@@ -46,11 +53,12 @@ class Job:
     key: AttemptKey
     request: PrefillRequest
     sequence: Sequence
-    handoff: Handoff | None  # none where no token is drawn
+    handoff: Handoff | None  # none where no token is drawn, and until the ticket is here
     pushed: list[int]  # blocks pushed so far, by cache group
     committed: bool = False  # from here on the receiver decides, within the link's deadline
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
     prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
+    first: FirstToken | None = None  # told to the router
 
 
 class PrefillSide:
@@ -100,8 +108,28 @@ class PrefillSide:
         if handoff is not None:
             self._by_transfer[handoff] = job
 
+    def give_ticket(self, request: GiveTicketRequest) -> None:
+        """Begins the handoff of a prefill that waits for its ticket, and makes up what it is behind.
+
+        Raises BatonError: NOT_FOUND, or CONFLICT (or INVALID), which fails the prefill too.
+        """
+        job = self._jobs.get(AttemptKey(request.attempt.request_id, request.attempt.number))
+        if job is None or not job.request.ticket_follows or job.handoff is not None:
+            raise BatonError(ErrorKind.NOT_FOUND, "no prefill of this attempt waits for a ticket")
+        job.request.ticket.CopyFrom(request.ticket)
+        try:
+            job.handoff = self._begin(job.request, self._ticket_of(job.request))
+        except BatonError as error:
+            self._fail(job, error)
+            raise
+        self._by_transfer[job.handoff] = job
+        if job.sequence.blocks is not None:  # it has begun
+            self._push(job, job.handoff)
+        if job.first is not None:
+            self._settle(job, job.handoff, job.first)
+
     def _queue(self, key: AttemptKey, request: PrefillRequest, sequence: Sequence) -> Handoff | None:
-        if not sequence.draws:
+        if not sequence.draws or request.ticket_follows:
             self._loop.scheduler.add(sequence)
             return None
         body = self._ticket_of(request)
@@ -111,16 +139,16 @@ class PrefillSide:
             self._loop.scheduler.add(sequence)
             return LocalHandoff(self._local, body.transfer_id)
         self._loop.scheduler.add(sequence)
-        return self._begin(request, body, sequence)
-
-    def _begin(self, request: PrefillRequest, body: TicketBody, sequence: Sequence) -> Transfer:
         try:
-            if not body.transfer_address:
-                raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
-            return self._sender.begin(request.ticket, body)
+            return self._begin(request, body)
         except BatonError:
             self._loop.scheduler.remove(sequence)
             raise
+
+    def _begin(self, request: PrefillRequest, body: TicketBody) -> Transfer:
+        if not body.transfer_address:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
+        return self._sender.begin(request.ticket, body)
 
     def _sequence(self, request: PrefillRequest) -> Sequence:
         vocab_size = self._model.config.vocab_size
@@ -135,8 +163,11 @@ class PrefillSide:
         sampling = sampling_of(request.sampling, vocab_size, self._model.max_logprobs)
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs
-        if not sequence.draws and (request.HasField("ticket") or sequence.first_number):
+        ticketed = request.HasField("ticket") or request.ticket_follows
+        if not sequence.draws and (ticketed or sequence.first_number):
             raise BatonError(ErrorKind.INVALID, "a request for no tokens has no ticket and no output")
+        if request.HasField("ticket") and request.ticket_follows:
+            raise BatonError(ErrorKind.INVALID, "a ticket that is here does not follow")
         return sequence
 
     def _ticket_of(self, request: PrefillRequest) -> TicketBody:
@@ -172,8 +203,8 @@ class PrefillSide:
             self._tell_prompt(job, result)
             if job.handoff is not None:
                 self._push(job, job.handoff)
-                if result.token is not None:
-                    self._first_token(job, job.handoff, result)
+            if result.token is not None:
+                self._first_token(job, result)
             elif result.chunk.is_last:
                 self._end(job)
                 self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
@@ -221,18 +252,23 @@ class PrefillSide:
                 handoff.push(group, ordinal, block)
             job.pushed[group] = until
 
-    def _first_token(self, job: Job, handoff: Handoff, result: ChunkResult) -> None:
+    def _first_token(self, job: Job, result: ChunkResult) -> None:
         assert result.token is not None
         sequence = job.sequence
         finish = sequence.finish_of(result.token)
-        first = FirstToken(
+        job.first = first = FirstToken(
             number=sequence.first_number,
             token_id=result.token,
             finish_reason=FinishReason.ValueType(finish.value),
             logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
         )
         self._tell(job, PrefillResponse(first_token=first))
-        if finish is not Finish.NONE:
+        if job.handoff is not None:
+            self._settle(job, job.handoff, first)
+
+    def _settle(self, job: Job, handoff: Handoff, first: FirstToken) -> None:
+        """The prompt is whole and its blocks are pushed: commits, or gives the ticket back."""
+        if first.finish_reason:
             self._end(job)
             handoff.withdraw(WithdrawReason.FINISHED)
             self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))

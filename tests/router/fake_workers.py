@@ -65,6 +65,8 @@ class Behaviour:
     # Says nothing of the prompt's last token.
     forget_logprobs: bool = False
     draining: bool = False
+    # Slots that other routers' requests hold.
+    foreign_slots: int = 0
     send_metadata: bool = True
 
 
@@ -130,6 +132,8 @@ class FakeWorker(
         self.cancels = 0
         self.most_slots_used = 0
         self.follows_opened = 0
+        # Of prefills that run and wait for theirs.
+        self._given: dict[bytes, asyncio.Future[decode_pb2.Ticket]] = {}
         self._followers: dict[bytes, int] = {}
         self._step = asyncio.Condition()
         self._steps = 0
@@ -170,7 +174,9 @@ class FakeWorker(
             fingerprint=self.fingerprint,
             max_context_tokens=self.max_context,
             vocab_size=VOCAB,
-            load=worker_pb2.Load(slots=self.slots, free_slots=self.slots - self.used_slots),
+            load=worker_pb2.Load(
+                slots=self.slots, free_slots=self.slots - self.used_slots - self.behaviour.foreign_slots
+            ),
             draining=self.behaviour.draining,
         )
 
@@ -333,6 +339,8 @@ class FakeWorker(
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         self.prefill_requests.append(request)
         self.running_prefills += 1
+        if request.ticket_follows:
+            self._given[request.attempt.SerializeToString()] = asyncio.get_running_loop().create_future()
         try:
             async for response in self._prefill(request, context):
                 yield response
@@ -341,6 +349,23 @@ class FakeWorker(
             raise
         finally:
             self.running_prefills -= 1
+            self._given.pop(request.attempt.SerializeToString(), None)
+
+    async def GiveTicket(
+        self, request: prefill_pb2.GiveTicketRequest, context: Any
+    ) -> prefill_pb2.GiveTicketResponse:
+        waits = self._given.get(request.attempt.SerializeToString())
+        if waits is None or waits.done():
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no prefill waits for it")
+        assert waits is not None
+        waits.set_result(request.ticket)
+        return prefill_pb2.GiveTicketResponse()
+
+    async def _issuer(self, request: prefill_pb2.PrefillRequest) -> FakeWorker:
+        """Who promised the slot, once that is known here."""
+        if request.ticket_follows:
+            request.ticket.CopyFrom(await self._given[request.attempt.SerializeToString()])
+        return self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
 
     async def _prefill(
         self, request: prefill_pb2.PrefillRequest, context: Any
@@ -361,11 +386,11 @@ class FakeWorker(
         number = len(request.token_ids) - request.prompt_length
         output = [*request.token_ids[request.prompt_length :], first]
         ending = ending_of(output, request.limits.max_tokens, frozenset(request.limits.stop_token_ids))
-        issuer = self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
         if ending and self.behaviour.cancelled_first:
-            issuer.drop(request.attempt)
+            (await self._issuer(request)).drop(request.attempt)
             await asyncio.sleep(0.05)
-        overtaken = self.behaviour.overtake_s > 0 and issuer.commit(request, first)
+        overtakes = self.behaviour.overtake_s > 0
+        overtaken = overtakes and (await self._issuer(request)).commit(request, first)
         if overtaken:
             await asyncio.sleep(self.behaviour.overtake_s)
             if breaking:
@@ -377,6 +402,7 @@ class FakeWorker(
             yield response
         if breaking and self.behaviour.break_at == "first":
             await context.abort(self.behaviour.break_code, "broke after the first token")
+        issuer = await self._issuer(request)
         if ending:
             issuer.release(request.attempt)
             return

@@ -1,4 +1,4 @@
-"""An engine of role both, turned by hand, and the front played beside it."""
+"""An engine, turned by hand, and the front played beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.output_ring import Finish, Record
@@ -36,7 +36,9 @@ SLOTS = 2
 class Turned:
     """The engine, the front's end of its socket, and the reader of its ring."""
 
-    def __init__(self, folder: Path, **engine: Any) -> None:
+    def __init__(
+        self, folder: Path, role: Literal["prefill", "decode", "both"] = "both", **engine: Any
+    ) -> None:
         (folder / "config.json").write_text(json.dumps(CONFIG))
         settings = {
             "slots": SLOTS,
@@ -46,8 +48,8 @@ class Turned:
             "chunk_tokens": 8,
         }
         config = WorkerConfig(
-            name="both-0",
-            role="both",
+            name=f"{role}-0",
+            role=role,
             model=str(folder),
             engine=EngineConfig(device="cpu", dtype="float32", **{**settings, **engine}),
         )
@@ -89,18 +91,22 @@ class Turned:
         return ErrorKind(event.failed.kind), event.failed.message
 
     def run_out(self) -> None:
-        """Turns until nothing happens, playing the front: each finished slot is reported."""
+        """Turns until nothing happens."""
         for _ in range(500):
-            busy = self.engine._turn()
-            self._read()
-            for record in self.ring.read():
-                self.records.append(record)
-                if record.finish is not Finish.NONE:
-                    self.send(slot_ended=SlotEndedCommand(slot=record.slot, generation=record.generation))
-                    busy = True
-            if not busy:
+            if not self.play():
                 return
         raise AssertionError("the engine does not come to rest")
+
+    def play(self) -> bool:
+        """One turn, and the front's part in it: each finished slot is reported. False where all rested."""
+        busy = self.engine._turn()
+        self._read()
+        for record in self.ring.read():
+            self.records.append(record)
+            if record.finish is not Finish.NONE:
+                self.send(slot_ended=SlotEndedCommand(slot=record.slot, generation=record.generation))
+                busy = True
+        return busy
 
     def assert_free(self) -> None:
         audit = self.ask(audit=AuditCommand()).audit
@@ -134,7 +140,9 @@ def reserve(number: int = 1, *, name: bytes = b"a", tokens: int = 9, most: int =
     return ReserveCommand(request=request)
 
 
-def prefill(ticket: Ticket, /, *, name: bytes = b"a", tokens: int = 9, most: int = 4, **fields: Any) -> Any:
+def prefill(
+    ticket: Ticket | None, /, *, name: bytes = b"a", tokens: int = 9, most: int = 4, **fields: Any
+) -> Any:
     request = PrefillRequest(
         attempt=Attempt(request_id=name * 16, number=1),
         token_ids=range(3, 3 + tokens),
