@@ -12,6 +12,8 @@ clients and, right after it, the bare engine in this process with nobody to talk
               slots, all in use
     ring to client   from the step's end, before its word is written, to the message's arrival
 
+The router has one core to itself, as it would where a pod's limits are kept, and all else shares the others:
+left alone, a kernel that packs tasks onto few processors lets them queue behind each other beside an idle one.
 Each figure is the median of the rounds' figures. `cpu` is what each process used, in processors, `others`
 being all that is not ours: a run with much of it, or with `stolen`, is disturbed. With --json one object a
 case goes to stdout; progress goes to stderr.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -116,6 +119,7 @@ class Bench:
         self._arguments = arguments
         self._folder = folder
         self._channel = channel
+        self._cores = sorted(os.sched_getaffinity(0))
 
     async def case(self, streams: int) -> list[Round]:
         pids = await self._processes()
@@ -151,7 +155,16 @@ class Bench:
         for worker in audit.workers:
             role = worker.identity.name.partition("-")[0]
             pids |= {f"{role}_front": worker.audit.front_pid, f"{role}_engine": worker.audit.engine_pid}
+        self._spread(pids)
         return pids
+
+    def _spread(self, pids: dict[str, int]) -> None:
+        """The router's threads on the first core, all others' on the rest; threads to come inherit it."""
+        for name, pid in pids.items():
+            mine = self._cores[:1] if name == "router" else self._cores[1:]
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with contextlib.suppress(ProcessLookupError):  # it has ended
+                    os.sched_setaffinity(int(thread), mine or self._cores)
 
 
 def _command(pid: int) -> bytes:
