@@ -51,7 +51,8 @@ def main(arguments: argparse.Namespace) -> int:
     """The exit code."""
     if min(arguments.rates) <= 0:
         raise LoadgenError("--rates must be positive")
-    settings = flags.settings_of(arguments, {"rate": arguments.rates[0], "duration_s": arguments.duration})
+    # The highest rate is what the warm-up must be wide enough for.
+    settings = flags.settings_of(arguments, {"rate": max(arguments.rates), "duration_s": arguments.duration})
     path = run_folder.fresh_folder(arguments.out, "sweep")
     curve = asyncio.run(_sweep(settings, path, arguments))
     write_curve(path, curve)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from baton.v1 import router_pb2, types_pb2
-from baton.v1.router_pb2 import Stage
+from baton.v1.router_pb2 import GenerateResponse, Stage
 from loadgen.errors import LoadgenError
 from loadgen.record import Outcome
 from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
@@ -56,7 +57,8 @@ class GrpcTarget:
             channel.unary_stream(
                 GENERATE,
                 request_serializer=_as_it_is,
-                response_deserializer=router_pb2.GenerateResponse.FromString,
+                # Read here: gRPC itself would give None for what is no message.
+                response_deserializer=_as_it_is,
             )
             for channel in self._channels
         ]
@@ -86,8 +88,9 @@ class GrpcTarget:
         clock, times = self._clock, record.token_times
         call = next(self._calls)(payload.data, metadata=payload.metadata)
         try:
-            async for response in call:
+            async for message in call:
                 now = clock()
+                response = GenerateResponse.FromString(message)
                 record.messages += 1
                 if response.token_ids:
                     times.extend([now] * len(response.token_ids))
@@ -98,6 +101,9 @@ class GrpcTarget:
                     _note_end(record, response)
         except grpc.aio.AioRpcError as error:
             raise Failure(error.code().name, error.details() or "") from None
+        except DecodeError:
+            call.cancel()
+            raise Failure(Outcome.MALFORMED, "a message that is none of Generate's") from None
         if not record.finish_reason:
             raise Failure(Outcome.NO_FINISH)
 
@@ -142,7 +148,7 @@ def _set_prompt(message: router_pb2.GenerateRequest, prompt: Prompt) -> None:
         )
 
 
-def _note_end(record: Record, response: router_pb2.GenerateResponse) -> None:
+def _note_end(record: Record, response: GenerateResponse) -> None:
     record.finish_reason = _FINISHES.get(response.finish_reason, "unknown")
     if response.HasField("usage"):
         record.usage_input = response.usage.prompt_tokens

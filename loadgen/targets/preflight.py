@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from loadgen.errors import LoadgenError
-from loadgen.load.sources import workload_of
+from loadgen.load.arrivals import Stage
+from loadgen.load.sources import recorded_times, workload_of
 from loadgen.record import Record
 from loadgen.targets.learn_words import learn_words
 from loadgen.targets.open_target import open_target
@@ -28,7 +30,8 @@ T = TypeVar("T")
 
 # Numbers of conversations that no run reaches: a warm-up must not fill caches with a run's own prompts.
 _FIRST_NUMBER = 2**40
-_MOST_WARMUP = 256
+# No more than so many for safety's sake, and never fewer than will be under way.
+_MOST_TO_SPARE = 256
 _FEWEST_WARMUP = 4
 # A server that refuses what it does not know is asked with less, in this order.
 _EXTENSIONS = {"all": "no_ids", "no_ids": "none"}
@@ -133,13 +136,20 @@ async def _send(settings: Settings, target: Target, workload: Workload, number: 
 
 
 def _concurrency(settings: Settings, lone_s: float) -> int:
-    """How many requests will be under way at once, as far as one can know before."""
+    """How many requests to warm up with: twice as many as will be under way at once, as far as one can know
+    before, and as many at least."""
     load = settings.load
-    if load.concurrency is not None:
-        expected: float = load.concurrency
-    elif load.rate is not None:
-        expected = load.rate * lone_s
-    else:
-        expected = _FEWEST_WARMUP
-    count = min(_MOST_WARMUP, max(_FEWEST_WARMUP, math.ceil(2 * expected)))
-    return max(count, load.concurrency or 0)
+    expected = load.concurrency or math.ceil(_highest_rate(settings) * lone_s)
+    return max(_FEWEST_WARMUP, expected, min(_MOST_TO_SPARE, 2 * expected))
+
+
+def _highest_rate(settings: Settings) -> float:
+    """Requests a second at the load's busiest; of a trace, in its busiest second."""
+    load = settings.load
+    if load.rate is not None:
+        return load.rate
+    if load.stages:
+        return max(max(stage.first, stage.last) for stage in map(Stage.parse, load.stages))
+    recorded = recorded_times(settings)
+    assert recorded is not None, "a closed loop has no rate"
+    return max(Counter(int(time) for time in recorded).values())

@@ -126,7 +126,7 @@ class GrpcDoor:
         handler = grpc.unary_stream_rpc_method_handler(
             self.generate,
             request_deserializer=GenerateRequest.FromString,
-            response_serializer=GenerateResponse.SerializeToString,
+            response_serializer=_serialized,
         )
         models = grpc.unary_unary_rpc_method_handler(
             self.list_models,
@@ -146,7 +146,7 @@ class GrpcDoor:
 
     async def generate(
         self, request: GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[GenerateResponse]:
+    ) -> AsyncIterator[GenerateResponse | bytes]:
         server = self._server
         server.requests.append({"prompt": list(request.token_ids.ids), "text": request.text})
         metadata = {str(key): str(value) for key, value in context.invocation_metadata() or ()}
@@ -157,14 +157,14 @@ class GrpcDoor:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         if fault == "busy":
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
-        if fault == "malformed":
-            await context.abort(grpc.StatusCode.INTERNAL, "broken")
         log: list[float] = []
         number = 0
         count = max(1, request.max_tokens - (fault == "short"))
         async for tokens in server.times(count, log):
             if fault in ("stream_error", "late_reset") and number:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "gone on the way")
+            if fault == "malformed" and number:
+                yield b"\xff no message"
             yield GenerateResponse(first_number=number, token_ids=range(number, number + tokens))
             number += tokens
         if fault != "no_finish":
@@ -191,6 +191,10 @@ class GrpcDoor:
                 stages=[StageTime(stage=stage, offset_ns=offset) for stage, offset in stages],
             ),
         )
+
+
+def _serialized(message: GenerateResponse | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 class HttpDoor(asyncio.Protocol):

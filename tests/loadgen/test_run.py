@@ -246,7 +246,7 @@ def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, door: str, tm
             "UNAVAILABLE": 4,
             "NO_FINISH": 1,
             "RESOURCE_EXHAUSTED": 1,
-            "INTERNAL": 1,
+            "MALFORMED": 1,
             "OK": 3,
         }
     else:

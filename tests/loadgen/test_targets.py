@@ -108,7 +108,7 @@ async def test_stages_of_the_server() -> None:
         ("no_finish", "NO_FINISH", "NO_FINISH"),
         ("busy", "RESOURCE_EXHAUSTED", "HTTP_429"),
         ("down", "UNAVAILABLE", "HTTP_503"),
-        ("malformed", "INTERNAL", "MALFORMED"),
+        ("malformed", "MALFORMED", "MALFORMED"),
         ("stream_error", "UNAVAILABLE", "STREAM_ERROR"),
         ("late_reset", "UNAVAILABLE", "RESET"),
     ],
