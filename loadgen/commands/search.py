@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -81,9 +82,11 @@ def require_limits(settings: Settings) -> None:
 
 
 async def _search(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
+    began = time.monotonic()
     before = await preflight(settings)
+    budget = max(1.0, arguments.budget - (time.monotonic() - began))
     start = arguments.start_rate or 1.0 / max(1e-3, before.lone_s)
-    plan = SearchPlan(settings.judge.attainment, start, arguments.budget, arguments.max_rate)
+    plan = SearchPlan(settings.judge.attainment, start, budget, arguments.max_rate)
     with Interrupt() as interrupt:
         return await Campaign(before, path, say, interrupt).search(plan)
 

@@ -32,6 +32,8 @@ Say = Callable[[str], None]
 _CERTAIN = 1.5
 # What runs when the last request was sent gets this long, and more where requests or limits are long.
 _DRAIN_S = 5.0
+# A run at the budget's end is cut to fit in, though not below this.
+_SHORTEST_S = 1.0
 # Runs in a row in which the generator failed.
 _MOST_LOST = 3
 _GENERATORS_OWN = frozenset({ReasonKind.LAG, ReasonKind.NOT_SENT, ReasonKind.MISMATCH})
@@ -53,11 +55,15 @@ class Campaign:
         made again; where it fails again and again, it is what limits, and the search is INVALID."""
         search = Search(plan)
         lost: list[tuple[str, ...]] = []
+        beside = 0.0  # what a run took at most beside its sending: processes start, the last answers come
         while len(lost) < _MOST_LOST and not self._interrupt.asked and (trial := search.next()) is not None:
             began = time.monotonic()
             early = trial.phase is not Phase.CONFIRM
-            run, probe = await self._measure(trial.rate, trial.seconds, str(trial.phase), early_end=early)
+            left = plan.budget_s - (began - self._began) - beside
+            seconds = min(trial.seconds, max(_SHORTEST_S, left))
+            run, probe = await self._measure(trial.rate, seconds, str(trial.phase), early_end=early)
             took_s = time.monotonic() - began
+            beside = max(beside, took_s - seconds)
             if self._interrupt.asked:
                 break
             faults = tuple(one.text for one in run.summary.invalid if one.kind in _GENERATORS_OWN)

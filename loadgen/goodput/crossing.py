@@ -5,6 +5,10 @@ rate. Two unknowns, the crossing and the steepness, both flat in logarithm befor
 by how well they explain the probes; a cliff is no special case, only very steep. The median of the crossing
 is the goodput, the middle 95 % its interval. Probes far from the crossing say less about it, since the line
 is straight near it only.
+
+A probe lies where its arrivals were, not where they were meant to be: of a Poisson process, so many arrivals
+in so long a time are spread the same way whatever rate drew them, so their number says all that the rate does
+and more. Where capacity is what limits, that is most of the noise.
 """
 
 from __future__ import annotations
@@ -32,10 +36,10 @@ _NEAR_WEIGHT = 0.3
 # Draws are an estimate too; with this weight intervals held the truth as often as they say, in simulations of
 # queues whose truth is known.
 _TRUST = 0.6
-# What an unstable probe counts as, at least.
-_UNSTABLE_DRAWS = 4.0
+# What an unstable probe counts as: its own requests all hang together.
+_UNSTABLE_DRAWS = 8.0
 
-FORMULA = "the rate at which attainment crosses its goal: logit-linear in log rate, over all probes"
+FORMULA = "the rate at which attainment crosses its goal: logit-linear in log rate (of what came), over all probes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Crossing:
 
 def find_crossing(probes: Sequence[Probe], goal: float) -> Crossing:
     """The crossing that explains the probes (one at least)."""
-    places = np.log([probe.rate for probe in probes])
+    places = np.log([probe.offered for probe in probes])
     span = (float(places.min()) - _BEYOND, float(places.max()) + _BEYOND)
     even = np.ones(len(probes))
     coarse = np.linspace(*span, _RATES)
@@ -75,7 +79,7 @@ def _weigh(crossings: Floats, probes: Sequence[Probe], goal: float, weights: Flo
         share = probe.attainment
         if probe.verdict is Verdict.UNSTABLE:
             share, draws = min(share, goal / 2), _UNSTABLE_DRAWS
-        logit = at_goal - _STEEPNESS * (math.log(probe.rate) - crossings[:, None])
+        logit = at_goal - _STEEPNESS * (math.log(probe.offered) - crossings[:, None])
         hit, miss = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
         logs += _TRUST * weight * draws * (share * hit + (1 - share) * miss)
     likelihood = np.exp(logs - logs.max()).sum(axis=1)
@@ -87,12 +91,12 @@ def _draws(probes: Sequence[Probe], weights: Floats) -> list[float]:
     """How many independent draws each probe is worth. One that saw no miss, or too short a time, does not
     know for how long its requests hang together; those near the crossing know better."""
     near = [
-        probe.requests / probe.draws / probe.rate
+        probe.requests / probe.draws / probe.offered
         for probe, weight in zip(probes, weights, strict=True)
         if weight > _NEAR_WEIGHT and 0 < probe.attainment < 1 and probe.verdict is not Verdict.UNSTABLE
     ]
     common = float(np.median(near)) if near else 0.0
-    return [min(probe.draws, probe.requests / max(1.0, common * probe.rate)) for probe in probes]
+    return [min(probe.draws, probe.requests / max(1.0, common * probe.offered)) for probe in probes]
 
 
 def _quantiles(places: Floats, weights: Floats) -> tuple[float, float, float]:

@@ -35,6 +35,8 @@ class Probe:
     """A point of the curve of attainment over rate."""
 
     rate: float
+    # The arrivals that this rate brought, a second: by chance more or fewer than it says.
+    offered: float
     seconds: float
     requests: int
     attainment: float
@@ -49,7 +51,7 @@ class Probe:
     def of(cls, rate: float, goal: float, scheduled: Floats, ended: Floats, good: Flags) -> Self:
         """The probe of requests in the order in which they were due; nobody's cancelled ones among them."""
         if not len(scheduled):
-            return cls(rate, 0.0, 0, 0.0, 0.0, 0.0, 1.0, Steadiness.SHORT, Verdict.FAIL)
+            return cls(rate, rate, 0.0, 0, 0.0, 0.0, 0.0, 1.0, Steadiness.SHORT, Verdict.FAIL)
         window = _window(scheduled, ended)
         inside = scheduled >= window.since
         hits = good[inside].astype(np.float64)
@@ -63,7 +65,9 @@ class Probe:
             verdict = Verdict.UNSTABLE
         else:
             verdict = Verdict.PASS if share >= goal else Verdict.FAIL
-        return cls(rate, window.seconds, len(hits), share, draws, low, high, window.steadiness, verdict)
+        offered = _offered(rate, scheduled)
+        steadiness = window.steadiness
+        return cls(rate, offered, window.seconds, len(hits), share, draws, low, high, steadiness, verdict)
 
 
 def _window(scheduled: Floats, ended: Floats) -> Window:
@@ -71,3 +75,8 @@ def _window(scheduled: Floats, ended: Floats) -> Window:
     first, last = float(scheduled[0]), float(scheduled[-1])
     cut = first + CUT * (last - first)
     return window if window.since >= cut else judge_window(scheduled, ended, cut, last)
+
+
+def _offered(rate: float, scheduled: Floats) -> float:
+    span = float(scheduled[-1] - scheduled[0])
+    return (len(scheduled) - 1) / span if span > 0 else rate

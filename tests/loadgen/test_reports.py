@@ -221,7 +221,7 @@ def make_curve(kind: str = "search") -> Curve:
     points = tuple(
         Point(
             Probe(
-                rate, 60.0, 500, share, 80.0, share - 0.05, min(1.0, share + 0.05), Steadiness.STEADY, verdict
+                rate, rate, 60.0, 500, share, 80.0, share - 0.05, min(1.0, share + 0.05), Steadiness.STEADY, verdict
             ),
             f"{n:03d}-{rate:g}",
             (),

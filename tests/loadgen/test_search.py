@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -57,20 +58,19 @@ def test_finds_the_goodput_of_a_queue(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUEUES)
 def test_finds_the_goodput_in_90_of_100_seeds(name: str) -> None:
-    """At its capacity a queue takes longer to fill than a probe lasts, and intervals there are too narrow: 78
-    of 100 held the truth when this was written, against 97 or more elsewhere."""
+    """As near as the search promises, and intervals that hold the truth about as often as they say."""
     near, held = found_within(QUEUES[name], range(100))
     print(f"{name}: {near} of 100 within 5 %, {held} of 100 intervals hold the truth")
     assert near >= 90
-    assert held >= (65 if QUEUES[name] is LOOSE else 85)
+    assert held >= 85
 
 
 @pytest.mark.slow
 def test_finds_the_goodput_at_99_percent() -> None:
-    near, held = found_within(MD1, range(50), goal=0.99)
-    print(f"99 %: {near} of 50 within 5 %, {held} of 50 intervals hold the truth")
-    assert near >= 40
-    assert held >= 40
+    near, held = found_within(MD1, range(100), goal=0.99)
+    print(f"99 %: {near} of 100 within 5 %, {held} of 100 intervals hold the truth")
+    assert near >= 90
+    assert held >= 85
 
 
 def test_the_truth_of_the_queues() -> None:
@@ -171,7 +171,7 @@ def test_a_backlog_that_grows_is_unstable_however_good_it_looks() -> None:
 
 def probe(rate: float, share: float, draws: float = 100.0, verdict: Verdict | None = None) -> Probe:
     told = verdict or (Verdict.PASS if share >= 0.9 else Verdict.FAIL)
-    return Probe(rate, 10.0, int(draws), share, draws, 0.0, 1.0, Steadiness.STEADY, told)
+    return Probe(rate, rate, 10.0, int(draws), share, draws, 0.0, 1.0, Steadiness.STEADY, told)
 
 
 @given(
@@ -194,6 +194,18 @@ def test_the_crossing_of_an_exact_curve(truth: float, steepness: float, places: 
 def test_a_cliff_lies_between_what_passed_and_what_failed() -> None:
     crossing = find_crossing([probe(10, 1.0), probe(11, 1.0), probe(12, 0.0), probe(20, 0.0)], 0.9)
     assert 10.9 < crossing.low < crossing.rate < crossing.high < 12.1
+
+
+def test_a_probe_lies_where_its_arrivals_were() -> None:
+    """Meant for 10/s, the probe that failed saw 12/s by chance: that says nothing against 10/s."""
+    passed, failed = probe(9, 1.0), probe(10, 0.2)
+    unlucky = dataclasses.replace(failed, offered=12.0)
+    assert find_crossing([passed, failed], 0.9).rate < 10
+    assert find_crossing([passed, unlucky], 0.9).rate > 10
+    due, ended, good = MD1.run(50.0, 20.0, 7)
+    told = Probe.of(50.0, 0.9, due, ended, good)
+    assert told.offered == pytest.approx((len(due) - 1) / (due[-1] - due[0]))
+    assert told.offered != 50.0
 
 
 def test_more_probes_make_the_interval_smaller() -> None:
