@@ -1,11 +1,15 @@
-"""How far loadgen's own numbers are right, and how much one process can send.
+"""How far loadgen's own numbers are right, how much one process can send, how near a search comes.
 
     python -m bench.loadgen truth --doors grpc,http --rates 10,200,1000 [--seconds 30] [--json]
     python -m bench.loadgen limit --doors grpc,http [--output-len 4] [--processes 1,2] [--json]
+    python -m bench.loadgen search --doors grpc [--budget 480] [--json]
 
 Against a server that logs when it emitted each token (`tests/loadgen/fake_server.py`), on the same machine
 and clock. `truth`: the error of every percentile. `limit`: rates 25 % apart, up to the first that is INVALID
 or whose p50 to p99 are off by more than 5 % and 3 ms; a run that is wrong and says VALID is called `lied`.
+`search`: a server that takes one request after another, 20 ms each, which is M/D/1, and a limit of 100 ms to
+the first token; the goodput found in real time beside the formula's.
+
 The server takes about as much CPU as the generator, so two free cores are the least. With --json one object a
 case goes to stdout; progress goes to stderr.
 """
@@ -18,12 +22,14 @@ import os
 import platform
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.loadgen.fake_server import Behaviour
-from tests.loadgen.processes import served
+from tests.loadgen.processes import loadgen, served
+from tests.loadgen.queues import MG1, goodput
 from tests.loadgen.truth import Tolerance, Truth, measure
 
 CLOSE = Tolerance(ms=1.0, share=0.01)
@@ -31,13 +37,13 @@ LOOSE = Tolerance(ms=3.0, share=0.05)
 STEP = 1.25
 LIMIT_SECONDS = 8.0
 _MOST = 40
+SERVICE_S, LIMIT_S = 0.02, 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when every case was measured; whether it holds is in the figures."""
     arguments = _parser().parse_args(argv)
-    cases = truth(arguments) if arguments.what == "truth" else limit(arguments)
-    for case in cases:
+    for case in {"truth": truth, "limit": limit, "search": search}[arguments.what](arguments):
         told = {"bench": f"loadgen {arguments.what}", **case, "device": _device()}
         print(
             json.dumps(told) if arguments.json else "  ".join(f"{k}={_short(v)}" for k, v in case.items()),
@@ -89,6 +95,38 @@ def limit(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             }
 
 
+def search(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One search of each door, in real time."""
+    exact = goodput(MG1((SERVICE_S,), (1.0,), LIMIT_S), 0.9)
+    flags = ["--budget", f"{arguments.budget:g}", "--goodput", f"ttft:{LIMIT_S * 1e3:g}", "--input-len", "16"]
+    flags += ["--output-len", "1", "--attainment", "0.9", "--json"]
+    for door in arguments.doors.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder)
+            with served(Behaviour(service_s=(SERVICE_S,)), path) as server:
+                began = time.monotonic()
+                url, out = getattr(server, door), str(path / "out")
+                done = loadgen("search", url, *flags, "--out", out, timeout_s=2 * arguments.budget)
+                took = time.monotonic() - began
+        print(done.err, file=sys.stderr, flush=True)
+        found = done.json
+        crossing = found["crossing"] or {"rate": float("nan"), "low": float("nan"), "high": float("nan")}
+        yield {
+            "door": door,
+            "found": crossing["rate"],
+            "low": crossing["low"],
+            "high": crossing["high"],
+            "formula": exact,
+            "off": crossing["rate"] / exact - 1,
+            "within_5_percent": abs(crossing["rate"] / exact - 1) <= 0.05,
+            "interval_holds_it": crossing["low"] <= exact <= crossing["high"],
+            "seconds": took,
+            "runs": len(found["points"]),
+            "confirmed": found["confirmed"],
+            "invalid": found["invalid"],
+        }
+
+
 def _run(
     behaviour: Behaviour,
     door: str,
@@ -111,13 +149,14 @@ def _run(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.loadgen", description=__doc__)
-    parser.add_argument("what", choices=("truth", "limit"))
+    parser.add_argument("what", choices=("truth", "limit", "search"))
     parser.add_argument("--doors", default="grpc,http")
     parser.add_argument("--rates", default="10,200,1000", help="of truth")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each run of truth")
     parser.add_argument("--output-len", type=int, default=4)
     parser.add_argument("--processes", default="1", help="of limit")
     parser.add_argument("--start-rate", type=float, default=400.0, help="of limit")
+    parser.add_argument("--budget", type=float, default=480.0, help="of search, in seconds")
     parser.add_argument("--json", action="store_true")
     return parser
 

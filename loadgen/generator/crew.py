@@ -39,6 +39,8 @@ class Progress:
     tokens: int
     # The worst since the last report.
     lag_ms: float
+    # Conversations whose time has come, sent or not; 0 in a closed loop, where nothing is due.
+    due: int = 0
 
     @property
     def in_flight(self) -> int:
@@ -170,6 +172,7 @@ class Crew:
             good=total("good"),
             cancelled=total("cancelled"),
             tokens=total("tokens"),
+            due=total("due"),
             lag_ms=max((one.get("lag_ms", 0.0) for one in told), default=0.0),
         )
 

@@ -63,7 +63,7 @@ class ProgressView:
         now, before = self._recent[-1], self._recent[0]
         seconds = max(1e-9, now.elapsed_s - before.elapsed_s)
         cells = [
-            ("offered/s", number(self._offered(now))),
+            ("offered/s", number(self._offered(now, before, seconds))),
             ("sent/s", number((now.sent - before.sent) / seconds)),
             ("ended/s", number((now.ended - before.ended) / seconds)),
             ("tokens/s", number((now.tokens - before.tokens) / seconds)),
@@ -86,8 +86,12 @@ class ProgressView:
         )
         return Group(line, table)
 
-    def _offered(self, now: Progress) -> float | None:
-        return self._settings.load.rate
+    def _offered(self, now: Progress, before: Progress, seconds: float) -> float | None:
+        """As asked for; where that changes, as much as came due lately. A closed loop offers none."""
+        load = self._settings.load
+        if load.rate is not None or load.concurrency is not None:
+            return load.rate
+        return (now.due - before.due) / seconds
 
     def _share(self, now: Progress) -> float:
         load = self._settings.load

@@ -15,6 +15,7 @@ A mistake ends it with {"error": "…"} instead.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import gc
 import io
@@ -68,6 +69,7 @@ class Worker:
         self._clock = RunClock()
         self._judge = Judge.of(self._settings)
         self._good = 0
+        self._times: list[float] = []
         self._lag = LoopLag(self._clock)
         self._wait = CpuWait(self._clock)
 
@@ -102,8 +104,9 @@ class Worker:
             for number, time in enumerate(open_times(load, recorded))
             if number % share.of == share.process
         ]
+        self._times = [time for _, time in mine]
         prepared = driver.prepare(number for number, _ in mine)
-        return driver.open_loop(prepared, (time for _, time in mine))
+        return driver.open_loop(prepared, iter(self._times))
 
     def _keep(self, record: Record) -> None:
         self._good += self._judge.good(record)
@@ -145,6 +148,7 @@ class Worker:
         counts = driver.counts
         lags, counts.lags = counts.lags, []
         return {
+            "due": bisect.bisect_right(self._times, self._clock()),
             "sent": counts.sent,
             "ended": counts.ended,
             "failed": counts.failed,

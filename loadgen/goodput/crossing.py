@@ -39,7 +39,7 @@ _TRUST = 0.6
 # What an unstable probe counts as: its own requests all hang together.
 _UNSTABLE_DRAWS = 8.0
 
-FORMULA = "the rate at which attainment crosses its goal: logit-linear in log rate (of what came), over all probes"
+FORMULA = "the rate at which attainment crosses its goal: logit-linear in log rate of what came, all probes"
 
 
 @dataclass(frozen=True, slots=True)

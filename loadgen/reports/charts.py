@@ -39,7 +39,7 @@ def distribution(name: str, milliseconds: Floats, limit: float | None, style: st
     chart = Chart(name, around_log([*values, limit or values[0]]), Scale(0.0, 1.0), "ms", "share")
     chart.line(list(zip(values, shares, strict=True)), style, steps=True)
     if limit is not None:
-        chart.upright(limit, "red", f"limit {limit:g} ms")
+        chart.upright(limit, "red", f"limit {limit:g} ms", at_bottom=True)
     for share in (0.5, 0.99):
         chart.dots(
             [(float(np.quantile(ordered, share)), share)], style, radius=4, titles=[f"p{share * 100:g}"]

@@ -93,13 +93,14 @@ class Chart:
         self._marks.append(_rect("shade", left, _TOP, right - left, self.height - _TOP - _BOTTOM))
         self._name("shade", label)
 
-    def upright(self, x: float, style: str, label: str) -> None:
-        """A dashed line at one x, named."""
+    def upright(self, x: float, style: str, label: str, *, at_bottom: bool = False) -> None:
+        """A dashed line at one x, named at its top, or at the bottom where the marks are at the top."""
         left, _ = self.at(x, self.y.low)
         self._marks.append(f'<path class="mark {style}" d="M{left:.1f},{_TOP}V{self.height - _BOTTOM}"/>')
         near_end = left > WIDTH * 0.7
         anchor, shift = ("end", -4) if near_end else ("start", 4)
-        self._marks.append(_text("note", left + shift, _TOP + 11, label, anchor))
+        height = self.height - _BOTTOM - 6 if at_bottom else _TOP + 11
+        self._marks.append(_text("note", left + shift, height, label, anchor))
 
     def level(self, y: float, style: str, label: str) -> None:
         """A dashed line at one y, named."""

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
+from rich.console import Console
 
 from loadgen import run_folder
 from loadgen.analysis.comparison import Difference, compare
@@ -221,7 +222,16 @@ def make_curve(kind: str = "search") -> Curve:
     points = tuple(
         Point(
             Probe(
-                rate, rate, 60.0, 500, share, 80.0, share - 0.05, min(1.0, share + 0.05), Steadiness.STEADY, verdict
+                rate,
+                rate,
+                60.0,
+                500,
+                share,
+                80.0,
+                share - 0.05,
+                min(1.0, share + 0.05),
+                Steadiness.STEADY,
+                verdict,
             ),
             f"{n:03d}-{rate:g}",
             (),
@@ -332,17 +342,27 @@ def test_numbers(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
+def shown(view: ProgressView) -> str:
+    with Path("/dev/null").open("w") as nowhere:
+        console = Console(width=120, record=True, file=nowhere)
+        console.print(view.render())
+        return console.export_text()
+
+
 def test_progress_shows_rates_and_attainment() -> None:
     view = ProgressView(settings(rate=50.0, num_requests=1000), "run", lambda progress: progress.sent < 300)
     for n in range(1, 9):
         goes_on = view.watch(Progress(n * 0.25, n * 12, n * 10, 1, n * 9, 0, n * 100, 1.5))
     assert goes_on
-    from rich.console import Console
-
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(view.render())
-    text = console.export_text()
-    console.file.close()
+    text = shown(view)
     for words in ("offered/s", "50.0", "48.0", "40.0", "90.0 %", "16"):
         assert words in text
     assert not view.watch(Progress(3.0, 300, 10, 0, 0, 0, 0, 0.0))
+
+
+def test_progress_shows_what_a_ramp_offers_now() -> None:
+    """More than is sent, where the generator cannot keep up."""
+    view = ProgressView(settings(stages=("60:10-100",)), "run")
+    for n in range(1, 9):
+        view.watch(Progress(n * 0.25, n * 12, n * 10, 1, n * 9, 0, n * 100, 1.5, due=n * 19))
+    assert "76.0" in shown(view)
