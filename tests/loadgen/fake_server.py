@@ -62,6 +62,9 @@ class Behaviour:
     tokens_a_word: int = 1
     tokens_a_prompt: int = 1
     log: str | None = None
+    # Of the gRPC and the HTTP door (0: any); servers that share theirs are given connections by chance.
+    ports: tuple[int, int] = (0, 0)
+    share_ports: bool = False
 
 
 @dataclass
@@ -122,7 +125,8 @@ class GrpcDoor:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.grpc = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        behaviour = server.behaviour
+        self.grpc = grpc.aio.server(options=(("grpc.so_reuseport", int(behaviour.share_ports)),))
         handler = grpc.unary_stream_rpc_method_handler(
             self.generate,
             request_deserializer=GenerateRequest.FromString,
@@ -137,7 +141,7 @@ class GrpcDoor:
         self.grpc.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("baton.v1.RouterService", handlers),)
         )
-        self.port = self.grpc.add_insecure_port("127.0.0.1:0")
+        self.port = self.grpc.add_insecure_port(f"127.0.0.1:{behaviour.ports[0]}")
 
     async def list_models(
         self, request: ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -312,7 +316,9 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[tuple[Server, str, str]
     door = GrpcDoor(server)
     await door.grpc.start()
     loop = asyncio.get_running_loop()
-    http = await loop.create_server(lambda: HttpDoor(server), "127.0.0.1", 0)
+    http = await loop.create_server(
+        lambda: HttpDoor(server), "127.0.0.1", behaviour.ports[1], reuse_port=behaviour.share_ports
+    )
     port = http.sockets[0].getsockname()[1]
     try:
         yield server, f"grpc://127.0.0.1:{door.port}", f"http://127.0.0.1:{port}"

@@ -16,15 +16,15 @@ from tests.loadgen.fake_server import Behaviour
 
 @dataclass(frozen=True)
 class Served:
-    """Addresses of both doors, and where the server logs what it emitted once it has ended."""
+    """Addresses of both doors, and where each server logs what it emitted once it has ended."""
 
     grpc: str
     http: str
-    log: Path
+    logs: tuple[Path, ...]
 
     def emitted(self) -> dict[str, list[float]]:
         """By request id, when each token was."""
-        lines = [json.loads(line) for line in self.log.read_text().splitlines()]
+        lines = [json.loads(line) for log in self.logs for line in log.read_text().splitlines()]
         return {line["id"]: line["emitted"] for line in lines}
 
 
@@ -32,16 +32,26 @@ Serve = Callable[[Behaviour], contextlib.AbstractContextManager[Served]]
 
 
 @contextlib.contextmanager
-def served(behaviour: Behaviour, folder: Path) -> Iterator[Served]:
-    """Runs a server while its context lasts; its log is in `folder`."""
-    log = folder / "emitted.jsonl"
-    wanted = json.dumps(asdict(behaviour) | {"log": str(log)})
-    command = [sys.executable, "-m", "tests.loadgen.fake_server", wanted]
+def served(behaviour: Behaviour, folder: Path, count: int = 1) -> Iterator[Served]:
+    """Runs a server while its context lasts, or several that share their ports; logs go to `folder`."""
+    logs = tuple(folder / f"emitted-{number}.jsonl" for number in range(count))
+    wanted = asdict(behaviour) | {"share_ports": count > 1}
+    with contextlib.ExitStack() as running:
+        urls: dict[str, str] = {}
+        for log in logs:
+            ports = [int(url.rpartition(":")[2]) for url in urls.values()]
+            urls = running.enter_context(_server(wanted | {"log": str(log), "ports": ports or [0, 0]}))
+        yield Served(urls["grpc"], urls["http"], logs)
+
+
+@contextlib.contextmanager
+def _server(wanted: dict[str, Any]) -> Iterator[dict[str, str]]:
+    command = [sys.executable, "-m", "tests.loadgen.fake_server", json.dumps(wanted)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        urls = json.loads(process.stdout.readline())
+        urls: dict[str, str] = json.loads(process.stdout.readline())
         try:
-            yield Served(urls["grpc"], urls["http"], log)
+            yield urls
         finally:
             process.communicate(timeout=60)
 

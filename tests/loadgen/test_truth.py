@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.loadgen.fake_server import Behaviour
-from tests.loadgen.processes import Serve
+from tests.loadgen.processes import Serve, served
 from tests.loadgen.truth import Tolerance, Truth, measure
 
 CLOSE = Tolerance(ms=1.0, share=0.01)
@@ -29,6 +29,20 @@ def test_times_are_those_of_the_server(serve: Serve, door: str, tmp_path: Path) 
     for metric in ("ttft", "to the last token"):
         assert all(error > -0.1 for error in truth.errors[metric].values())
         assert truth.errors[metric]["50"] < 50
+
+
+@pytest.mark.parametrize("door", ["grpc", "http"])
+def test_several_servers_behind_one_address(door: str, tmp_path: Path) -> None:
+    """What measures more than one server's worth of load: every answer is in one of their logs."""
+    flags = ("--rate", "40", "--num-requests", "60", "--max-lag-ms", "60000", "--processes", "2")
+    truth = measure(
+        lambda behaviour: served(behaviour, tmp_path, 2),
+        *(Behaviour(first_s=0.4), door, tmp_path / "out", *flags, "--connections", "8"),
+    )
+    assert truth.requests == 60
+    shares = [len(log.read_text().splitlines()) for log in tmp_path.glob("emitted-*.jsonl")]
+    assert len(shares) == 2
+    assert all(shares)
 
 
 def honest(truth: Truth, tolerance: Tolerance) -> None:
