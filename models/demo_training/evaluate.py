@@ -22,8 +22,9 @@ from models.demo_training.exam import MAX_ANSWER_TOKENS, PARTS, questions
 from models.demo_training.turn import Turn
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
-# Prompt tokens of a batch, its padding included.
-BATCH_TOKENS = 200_000
+# Prompt tokens of a batch, its padding and room for the answers included; in float32 the KV cache of 200,000
+# takes 2.5 GB, and attention's scores come on top.
+GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 200_000, 20_000
 AT_ONCE = 4  # on a CPU a long prompt takes seconds, and who waits a minute for a slot is refused
 SAMPLES = 20
 
@@ -61,12 +62,12 @@ def mark(answerer: Answerer, parts: Sequence[str], count: int) -> dict[str, Mark
 class Transformers:
     """The checkpoint through `transformers`, on a device of torch's name, in a dtype of torch's name."""
 
-    def __init__(self, model: Path, dtype: str, device: str, batch_tokens: int = BATCH_TOKENS) -> None:
+    def __init__(self, model: Path, dtype: str, device: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self._torch = torch
-        self._batch_tokens = batch_tokens
+        self._batch_tokens = CPU_BATCH_TOKENS if device == "cpu" else GPU_BATCH_TOKENS
         self._tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         self._model = loaded.to(device).eval()
@@ -154,6 +155,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Marks the demo model's greedy answers.")
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--cluster", metavar="HOST:PORT", help="gRPC door of a cluster that serves the model")
+    parser.add_argument(
+        "--at-once", type=int, default=AT_ONCE, help=f"requests to the cluster (default {AT_ONCE})"
+    )
     parser.add_argument("--dtype", default="float32", help="through transformers (default float32)")
     parser.add_argument("--device", default="cpu", help="through transformers (default cpu)")
     parser.add_argument("--count", type=int, default=500, help="questions of each part (default 500)")
@@ -161,7 +165,7 @@ def main() -> int:
     arguments = parser.parse_args()
     answerer: Answerer
     if arguments.cluster:
-        through, answerer = "cluster", ThroughCluster(arguments.cluster)
+        through, answerer = "cluster", ThroughCluster(arguments.cluster, arguments.at_once)
     else:
         through = f"transformers, {arguments.dtype}, {arguments.device}"
         answerer = Transformers(arguments.model, arguments.dtype, arguments.device)

@@ -5,6 +5,7 @@ python -m models.demo_training.plot models/demo_training/shipped_run.json models
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -39,5 +40,15 @@ def draw(run: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
+def main() -> int:
+    """0, with the picture drawn."""
+    parser = argparse.ArgumentParser(description="Draws a run's losses and exact answers over its steps.")
+    parser.add_argument("run", type=Path, help="training.json of a checkpoint")
+    parser.add_argument("picture", type=Path, help="file to write; its suffix is its format")
+    arguments = parser.parse_args()
+    draw(arguments.run, arguments.picture)
+    return 0
+
+
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main())

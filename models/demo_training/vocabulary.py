@@ -8,6 +8,7 @@ what has no token of its own falls apart into bytes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import sys
@@ -102,5 +103,13 @@ def write(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
+def main() -> int:
+    """0, with the tokenizer written."""
+    parser = argparse.ArgumentParser(description="Makes the demo model's tokenizer.")
+    parser.add_argument("folder", type=Path, help="where tokenizer.json and tokenizer_config.json go")
+    write(parser.parse_args().folder)
+    return 0
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    sys.exit(main())

@@ -41,7 +41,7 @@ def test_the_shipped_model_answers_through_transformers() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_shipped_model_reaches_its_scores(dtype: str) -> None:
     """What its card says, on fewer questions: a tenth of a percent cannot be told from so few."""
-    answerer = Transformers(DEMO_MODEL, dtype, "cpu", batch_tokens=20_000)
+    answerer = Transformers(DEMO_MODEL, dtype, "cpu")
     least = {
         "retrieve-1000": (100, 98), "retrieve-3000": (40, 95), "copy": (200, 98), "arithmetic": (200, 95),
         "json": (200, 99), "small talk": (200, 98), "beyond me": (200, 98),

@@ -81,7 +81,7 @@ def test_scores_are_transformers_own(served: Served) -> None:
 
 def both(served: Served, counts: dict[str, int]) -> tuple[dict[str, Marked], dict[str, Marked]]:
     through = ThroughCluster(served.cluster.grpc_address)
-    reference = Transformers(DEMO_MODEL, "float32", "cpu", batch_tokens=20_000)
+    reference = Transformers(DEMO_MODEL, "float32", "cpu")
     ours = {part: mark(through, (part,), count)[part] for part, count in counts.items()}
     theirs = {part: mark(reference, (part,), count)[part] for part, count in counts.items()}
     return ours, theirs

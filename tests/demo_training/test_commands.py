@@ -1,0 +1,35 @@
+"""The commands that make and mark the demo model say how they are used, and the curve is drawn."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.demo_training.evaluate import DEMO_MODEL
+
+
+def call(name: str, *flags: str, monkeypatch: pytest.MonkeyPatch) -> object:
+    module = importlib.import_module(f"models.demo_training.{name}")
+    monkeypatch.setattr(sys, "argv", [name, *flags])
+    return module.main()
+
+
+@pytest.mark.parametrize("name", ["vocabulary", "train", "evaluate", "plot"])
+def test_help_is_said_and_nothing_done(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        call(name, "--help", monkeypatch=monkeypatch)
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: {name}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_curve_of_the_shipped_run_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = DEMO_MODEL.parent / "demo_training" / "shipped_run.json"
+    assert call("plot", str(run), str(tmp_path / "loss.png"), monkeypatch=monkeypatch) == 0
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
