@@ -12,9 +12,9 @@ clients and, right after it, the bare engine in this process with nobody to talk
               slots, all in use
     ring to client   from the step's end, before its word is written, to the message's arrival
 
-The router has one core to itself, as in a pod with a core of its own, and all else shares the others: a
-kernel that packs tasks onto few processors would let them queue behind each other beside an idle one. Each
-figure is the median of the rounds' figures. `cpu` is what each process used, in processors, `others` being
+The router has a core that it shares with the prefill worker alone, and all else shares the others: a kernel that
+packs tasks onto few processors would let them queue behind each other beside an idle one. Each figure is the
+median of the rounds' figures. `cpu` is what each process used, in processors, `others` being
 all that is not ours: a run with much of it, or with `stolen`, is disturbed. With --json one object a case
 goes to stdout; progress goes to stderr.
 """
@@ -159,9 +159,11 @@ class Bench:
         return pids
 
     def _spread(self, pids: dict[str, int]) -> None:
-        """The router's threads on the first core, all others' on the rest; threads to come inherit it."""
+        """The router's threads on the first core, prefill's anywhere, all others' on the rest."""
+        rest = self._cores[1:]
+        places = {"router": self._cores[:1], "prefill_front": self._cores, "prefill_engine": self._cores}
         for name, pid in pids.items():
-            mine = self._cores[:1] if name == "router" else self._cores[1:]
+            mine = places.get(name, rest)
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(ProcessLookupError):  # it has ended
                     os.sched_setaffinity(int(thread), mine or self._cores)
