@@ -12,11 +12,11 @@ clients and, right after it, the bare engine in this process with nobody to talk
               slots, all in use
     ring to client   from the step's end, before its word is written, to the message's arrival
 
-The router has a core that it shares with the prefill worker alone, and all else shares the others: a kernel that
-packs tasks onto few processors would let them queue behind each other beside an idle one. Each figure is the
-median of the rounds' figures. `cpu` is what each process used, in processors, `others` being
-all that is not ours: a run with much of it, or with `stolen`, is disturbed. With --json one object a case
-goes to stdout; progress goes to stderr.
+The router has a core that it shares with the prefill worker alone, and all else shares the others: a kernel
+that packs tasks onto few processors would let them queue behind each other beside an idle one. Each figure is
+the median of the rounds' figures. `cpu` is what each process used, in processors, `others` being all that is
+not ours: a run with much of it, or with `stolen`, is disturbed. With --json one object a case goes to stdout;
+progress goes to stderr.
 """
 
 from __future__ import annotations

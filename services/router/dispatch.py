@@ -57,8 +57,8 @@ _WORTH_ANOTHER = frozenset(
     }
 )
 
-# A prompt that is ahead of its ticket has this start, in seconds, before the ticket is asked for: the two calls
-# do not meet on their way, and the ticket still comes before the first token.
+# A prompt ahead of its ticket has this start, in seconds, before the ticket is asked for: the two calls do
+# not meet on their way, and the ticket still comes before the first token.
 _HEAD_START_S = 0.004
 
 _DECODING = Stage.STAGE_DECODING

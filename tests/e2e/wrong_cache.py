@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 
-from baton.engine.sequence import Sequence
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
 from kvtransfer import receiver
@@ -93,10 +92,10 @@ class _Notes:
 def _note_harms(folder: Path) -> None:
     begin = PrefillSide._begin
 
-    def noting(self: PrefillSide, request: PrefillRequest, body: TicketBody, sequence: Sequence) -> Transfer:
+    def noting(self: PrefillSide, request: PrefillRequest, body: TicketBody) -> Transfer:
         if Harm.of(request.sampling.seed) is not None and request.attempt.number == 1:
             (folder / str(body.transfer_id)).write_text(str(request.sampling.seed))
-        return begin(self, request, body, sequence)
+        return begin(self, request, body)
 
     PrefillSide._begin = noting  # type: ignore[method-assign]
 
