@@ -53,6 +53,8 @@ class AttemptCalls:
         self._claim = claim
         self._cancels = cancels
         self._id = Attempt(request_id=request.id, number=sequence.attempt)
+        # Number of this attempt's first token, which may be there before the slot is.
+        self._first_number = len(sequence.emitted)
         self._over = False
         self._kv_bytes = 0
         self._call: PrefillCall | None = None
@@ -70,12 +72,12 @@ class AttemptCalls:
 
     async def reserve(self) -> Ticket:
         """Has decode promise a slot; BatonError(OVERLOADED) where it has none."""
-        decode, emitted = self._claim.decode, len(self._sequence.emitted)
+        decode = self._claim.decode
         request = ReserveRequest(
             attempt=self._id,
             router_id=decode.router_id,
-            token_count=len(self._request.prompt_ids) + emitted,
-            first_number=emitted,
+            token_count=len(self._request.prompt_ids) + self._first_number,
+            first_number=self._first_number,
             max_tokens=self._request.max_tokens,
             ttl_ms=int(self._remaining_s() * 1000),
         )

@@ -76,6 +76,7 @@ class Ticketed:
 
     attempt: Attempt
     router_id: bytes
+    token_count: int
     state: TicketState.ValueType = TicketState.TICKET_STATE_RESERVED
     ids: list[int] = field(default_factory=list)
     prompt_length: int = 0
@@ -198,7 +199,9 @@ class FakeWorker(
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
         if request.router_id not in self._followers:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no Follow stream of this router")
-        self.tickets[key] = Ticketed(request.attempt, request.router_id, watermark=request.first_number)
+        self.tickets[key] = Ticketed(
+            request.attempt, request.router_id, request.token_count, watermark=request.first_number
+        )
         self.most_slots_used = max(self.most_slots_used, self.used_slots)
         body = decode_pb2.TicketBody(attempt=request.attempt, issuer=self.identity)
         local = self.identity.role == WorkerRole.WORKER_ROLE_BOTH
@@ -261,6 +264,7 @@ class FakeWorker(
         ticket = self.tickets.get(request.attempt.request_id)
         if ticket is None or ticket.attempt.number != request.attempt.number:
             return False
+        assert ticket.token_count == len(request.token_ids)
         ticket.ids = [*request.token_ids, first]
         ticket.prompt_length = request.prompt_length
         ticket.max_tokens = request.limits.max_tokens

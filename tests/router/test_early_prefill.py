@@ -30,6 +30,11 @@ async def test_the_first_token_does_not_wait_for_the_slot(site: SiteMaker) -> No
         assert rest[-1].trace.attempts == 1
         request = here.worker("prefill-0").prefill_requests[0]
         assert request.ticket_follows
+        (promise,) = here.worker("decode-0").reserves
+        assert (promise.token_count, promise.first_number) == (
+            len(PROMPT),
+            0,
+        )  # not the token's that came first
         await here.quiet()
 
 
