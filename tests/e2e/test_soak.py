@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -192,6 +192,8 @@ async def test_clients_leave_and_workers_die(model: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("topology", "ray"), [("2+2", WITHOUT_RAY), ("both", WITHOUT_RAY), ("2+2", "local")])
 async def test_a_thousand_requests(model: Path, topology: str, ray: str) -> None:
+    # Where the ticket follows the prompt, nobody is caught waiting for a promise.
+    rare = {"reserved"} if topology == "2+2" else set[str]()
     with baton_up(model, *FLAGS, *TOPOLOGIES[topology], ray=ray) as cluster:
-        await prove(cluster, model, FULL)
+        await prove(cluster, model, replace(FULL, stages=FULL.stages - rare))
         await tombstones_go(cluster)
