@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import grpc
 import grpc.aio
 
+from baton.v1.router_pb2 import GetStatusRequest, WorkerState
+from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.config import Role, RouterConfig, StrictModel, WorkerConfig
@@ -82,6 +85,7 @@ def loose_workers(model: Path, *roles: Role, **sections: dict[str, Any]) -> Iter
         addresses = tuple(worker.address for worker in workers.values())
         door = start("services.router", RouterConfig.model_validate({**settings, "workers": addresses}))
         said = _ready(door, log)
+        _all_found(said["grpc"])
         yield Loose(Cluster(door, said["grpc"], said["http"], log), workers)
 
 
@@ -107,6 +111,18 @@ def _ready(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
         line = process.stdout.readline() if selector.select(START_S) else ""
     assert line, f"not ready, exit code {process.poll()}\n{log.read_text()[-4000:]}"
     return dict(json.loads(line)["ready"])
+
+
+def _all_found(router: str) -> None:
+    """A router is ready when some pair serves; a test that counts on every worker waits for every one."""
+    deadline = time.monotonic() + START_S
+    with grpc.insecure_channel(router) as channel:
+        while True:
+            status = RouterServiceStub(channel).GetStatus(GetStatusRequest(), timeout=10)
+            if all(worker.state == WorkerState.WORKER_STATE_READY for worker in status.workers):
+                return
+            assert time.monotonic() < deadline, status
+            time.sleep(0.02)
 
 
 def _stop(process: subprocess.Popen[str], log: Path) -> None:
