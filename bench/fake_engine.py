@@ -56,8 +56,6 @@ class FakeDecoder(Decoder):
 
     def __init__(self, config: ModelConfig, step_s: float) -> None:
         self.config = config
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
         self._step_s = step_s
         self._last = 0.0
 

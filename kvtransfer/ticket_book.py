@@ -21,10 +21,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
+
+if TYPE_CHECKING:
+    from baton.v1.types_pb2 import Attempt
 
 Grant = TypeVar("Grant")
 
@@ -39,6 +42,11 @@ class AttemptKey:
 
     request_id: bytes
     number: int
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> AttemptKey:
+        """The wire's message as a key."""
+        return cls(attempt.request_id, attempt.number)
 
 
 @dataclass(slots=True)

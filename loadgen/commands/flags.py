@@ -53,7 +53,15 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     _add(group, TargetSettings, "api_key_env", "--api-key-env", str, "NAME")
 
 
-def add_prompts(parser: argparse.ArgumentParser) -> None:
+def add_shared(parser: argparse.ArgumentParser) -> None:
+    """All that stands below a command's own flags."""
+    _add_load(parser)
+    _add_prompts(parser)
+    _add_judging(parser)
+    _add_generator(parser)
+
+
+def _add_prompts(parser: argparse.ArgumentParser) -> None:
     """What is asked."""
     group = parser.add_argument_group("prompts", description=f"lengths and times: {FORMS_HELP}")
     group.add_argument("--dataset", choices=("random", "document", "code", "chat"), default="random")
@@ -68,7 +76,7 @@ def add_prompts(parser: argparse.ArgumentParser) -> None:
     _add(group, PromptSettings, "vocab_size", "--vocab-size", int, "N")
 
 
-def add_load(parser: argparse.ArgumentParser) -> None:
+def _add_load(parser: argparse.ArgumentParser) -> None:
     """How bursty and of which kinds; when and until when is each command's own."""
     group = parser.add_argument_group("load")
     _add(group, LoadSettings, "burstiness", "--burstiness", float, "B")
@@ -86,7 +94,7 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     _add(group, LoadSettings, "cancel_after", "--cancel-after", str, "S")
 
 
-def add_judging(parser: argparse.ArgumentParser) -> None:
+def _add_judging(parser: argparse.ArgumentParser) -> None:
     """What is good, and what is not to be believed."""
     group = parser.add_argument_group("judging")
     group.add_argument(
@@ -105,7 +113,7 @@ def add_judging(parser: argparse.ArgumentParser) -> None:
     _add(group, JudgeSettings, "max_mismatch_share", "--max-mismatch-share", float, "SHARE")
 
 
-def add_generator(parser: argparse.ArgumentParser) -> None:
+def _add_generator(parser: argparse.ArgumentParser) -> None:
     """The generator, and where its results go."""
     group = parser.add_argument_group("generator and results")
     _add(group, GeneratorSettings, "processes", "--processes", int, "N")

@@ -51,10 +51,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     until.add_argument("--duration", type=float, metavar="S")
     until.add_argument("--speed", type=float, default=1.0, help="of a trace (default 1)")
     until.add_argument("--length-scale", type=float, default=1.0, help="of a trace's lengths (default 1)")
-    flags.add_load(parser)
-    flags.add_prompts(parser)
-    flags.add_judging(parser)
-    flags.add_generator(parser)
+    flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:

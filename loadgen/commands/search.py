@@ -50,10 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--start-rate", type=float, metavar="R", help="default: one request after another")
     group.add_argument("--max-rate", type=float, metavar="R", help="try no higher one")
-    flags.add_load(parser)
-    flags.add_prompts(parser)
-    flags.add_judging(parser)
-    flags.add_generator(parser)
+    flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -64,12 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
         raise LoadgenError("--budget must be 10 s or more")
     path = run_folder.fresh_folder(arguments.out, "search")
     curve = asyncio.run(_search(settings, path, arguments))
-    write_curve(path, curve)
-    write_curve_reports(path, curve)
-    if arguments.json:
-        print(json.dumps({"out": str(path), "settings": settings.model_dump(mode="json"), **curve.as_dict()}))
-    else:
-        show_curve(curve, path, Console(highlight=False))
+    publish(curve, path, settings, as_json=arguments.json)
     if curve.invalid:
         return 3
     return 0 if curve.crossing is not None else 1
@@ -89,6 +81,16 @@ async def _search(settings: Settings, path: Path, arguments: argparse.Namespace)
     plan = SearchPlan(settings.judge.attainment, start, budget, arguments.max_rate)
     with Interrupt() as interrupt:
         return await Campaign(before, path, say, interrupt).search(plan)
+
+
+def publish(curve: Curve, path: Path, settings: Settings, *, as_json: bool) -> None:
+    """Writes the curve and its reports into the folder, and shows it on stdout."""
+    write_curve(path, curve)
+    write_curve_reports(path, curve)
+    if as_json:
+        print(json.dumps({"out": str(path), "settings": settings.model_dump(mode="json"), **curve.as_dict()}))
+    else:
+        show_curve(curve, path, Console(highlight=False))
 
 
 def say(line: str) -> None:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from loadgen import run_folder
 from loadgen.commands import flags
-from loadgen.commands.search import say
+from loadgen.commands.search import publish, say
 from loadgen.errors import LoadgenError
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
-from loadgen.goodput.curve import write_curve
-from loadgen.reports.console_curve import show_curve
-from loadgen.reports.write import write_curve_reports
 from loadgen.targets.preflight import preflight
 
 if TYPE_CHECKING:
@@ -41,10 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--duration", type=float, default=60.0, metavar="S", help="of each (default %(default)g)"
     )
-    flags.add_load(parser)
-    flags.add_prompts(parser)
-    flags.add_judging(parser)
-    flags.add_generator(parser)
+    flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -55,12 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
     settings = flags.settings_of(arguments, {"rate": max(arguments.rates), "duration_s": arguments.duration})
     path = run_folder.fresh_folder(arguments.out, "sweep")
     curve = asyncio.run(_sweep(settings, path, arguments))
-    write_curve(path, curve)
-    write_curve_reports(path, curve)
-    if arguments.json:
-        print(json.dumps({"out": str(path), "settings": settings.model_dump(mode="json"), **curve.as_dict()}))
-    else:
-        show_curve(curve, path, Console(highlight=False))
+    publish(curve, path, settings, as_json=arguments.json)
     return 3 if all(point.invalid for point in curve.points) else 0
 
 

@@ -57,16 +57,16 @@ def facts_of(trace: Trace) -> TraceFacts:
 
 def shared_prefix(trace: Trace) -> float:
     """The share of prompt tokens whose whole prefix has been seen before."""
-    seen: set[tuple[int, ...]] = set()
+    seen: set[int] = set()
     hits = total = 0
     for entry in trace.entries:
         total += entry.input_tokens
-        fresh = False
-        for end in range(1, len(entry.blocks) + 1):
+        fresh, prefix = False, 0
+        for before, block in enumerate(entry.blocks):
             # A block's id stands for all that is before it as well, but nothing says so in the file.
-            prefix = (hash(entry.blocks[:end]),)
+            prefix = hash((prefix, block))
             if prefix in seen and not fresh:
-                hits += min(trace.block_tokens, entry.input_tokens - (end - 1) * trace.block_tokens)
+                hits += min(trace.block_tokens, entry.input_tokens - before * trace.block_tokens)
             else:
                 fresh = True
                 seen.add(prefix)

@@ -18,17 +18,11 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import FollowResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
+from services.common.attempt_key import Key, key_of
 from services.common.logprobs import logprobs_message
 
 LINGER_S = 10.0  # how long an ended stream, or one without a router, is kept
 TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's stream
-
-Key = tuple[bytes, int]
-"""(request id, attempt number)."""
-
-
-def key_of(attempt: Attempt) -> Key:
-    return attempt.request_id, attempt.number
 
 
 @dataclass(slots=True, eq=False)

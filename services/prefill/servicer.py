@@ -13,6 +13,7 @@ from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand,
 from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
+from services.common.attempt_key import Key, key_of
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.errors import abort
@@ -31,12 +32,12 @@ class PrefillServicer(PrefillServiceServicer):
         self._engine = engine
         self._drain = drain
         # Attempts whose call runs; what is told the engine of them from now on comes after their prompt.
-        self._running: set[bytes] = set()
-        self._ahead: dict[bytes, Ticket] = {}
+        self._running: set[Key] = set()
+        self._ahead: dict[Key, Ticket] = {}
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Writes instead of yielding, so that a cancel is always raised here."""
-        finished, key = False, _key(request.attempt)
+        finished, key = False, key_of(request.attempt)
         if key in self._running:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         try:
@@ -58,7 +59,7 @@ class PrefillServicer(PrefillServiceServicer):
 
     async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
         """Two calls of one router may overtake each other on their way to here."""
-        key = _key(request.attempt)
+        key = key_of(request.attempt)
         if key not in self._running:
             self._ahead[key] = request.ticket
             asyncio.get_running_loop().call_later(_AHEAD_S, self._ahead.pop, key, None)
@@ -76,7 +77,3 @@ class PrefillServicer(PrefillServiceServicer):
             await asyncio.shield(self._engine.tell(command))
         except BatonError:
             pass  # the engine is gone, and its prefills with it
-
-
-def _key(attempt: Attempt) -> bytes:
-    return attempt.request_id + attempt.number.to_bytes(4, "little")

@@ -44,8 +44,9 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
     while not worker.lost:
         try:
             await _follow_once(worker)
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
-            if _is_another(error):
+        except (grpc.RpcError, TimeoutError) as error:
+            code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
+            if code is grpc.StatusCode.FAILED_PRECONDITION:
                 worker.lose("it was started again")
             _log.warning("follow_broke", worker=worker.name, error=type(error).__name__)
         finally:
@@ -76,11 +77,6 @@ async def _follow_once(worker: Worker) -> None:
         call.cancel()
         if replay is not None:
             replay.cancel()
-
-
-def _is_another(error: grpc.aio.AioRpcError | TimeoutError) -> bool:
-    """Whether the address answered, but not the start of the worker that was meant."""
-    return isinstance(error, grpc.aio.AioRpcError) and error.code() == grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def _deliver(worker: Worker, response: FollowResponse) -> None:

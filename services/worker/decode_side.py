@@ -100,7 +100,7 @@ class DecodeSide:
 
     def reserve(self, request: ReserveRequest) -> ReservedEvent:
         """Promises a slot and blocks. Raises BatonError: CONFLICT, OVERLOADED or INVALID."""
-        key = AttemptKey(request.attempt.request_id, request.attempt.number)
+        key = AttemptKey.of(request.attempt)
         entry = self._book.check(key)
         if entry is None:
             for stale in self._book.superseded(key):

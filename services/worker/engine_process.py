@@ -151,7 +151,7 @@ class Engine:
                 parts.prefill.give_ticket(command.give_ticket.request)
                 return EngineEvent(done=DoneEvent())
             case "cancel":
-                key = AttemptKey(command.cancel.attempt.request_id, command.cancel.attempt.number)
+                key = AttemptKey.of(command.cancel.attempt)
                 parts.prefill.cancel(key)
                 if not command.cancel.prefill_only:
                     parts.decode.cancel(key)
@@ -162,8 +162,7 @@ class Engine:
             case "audit":
                 return EngineEvent(audit=audit.make(parts, integrity=not command.audit.skip_integrity))
             case "handoff_state":
-                attempt = command.handoff_state.attempt
-                state = parts.decode.state_of(AttemptKey(attempt.request_id, attempt.number))
+                state = parts.decode.state_of(AttemptKey.of(command.handoff_state.attempt))
                 return EngineEvent(handoff_state=HandoffStateEvent(state=state))
             case "describe":
                 return EngineEvent(load=audit.load(parts))

@@ -98,7 +98,7 @@ class PrefillSide:
 
     def start(self, command_id: int, request: PrefillRequest) -> None:
         """Queues a prompt. Raises BatonError: INVALID, CONFLICT or OVERLOADED."""
-        key = AttemptKey(request.attempt.request_id, request.attempt.number)
+        key = AttemptKey.of(request.attempt)
         if key in self._jobs:
             raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
         sequence = self._sequence(request)
@@ -113,7 +113,7 @@ class PrefillSide:
 
         Raises BatonError: NOT_FOUND, or CONFLICT (or INVALID), which fails the prefill too.
         """
-        job = self._jobs.get(AttemptKey(request.attempt.request_id, request.attempt.number))
+        job = self._jobs.get(AttemptKey.of(request.attempt))
         if job is None or not job.request.ticket_follows or job.handoff is not None:
             raise BatonError(ErrorKind.NOT_FOUND, "no prefill of this attempt waits for a ticket")
         job.request.ticket.CopyFrom(request.ticket)
