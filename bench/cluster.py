@@ -45,6 +45,7 @@ import uvloop
 from baton.cli.local_cluster import LocalCluster, Programs
 from baton.v1.router_pb2 import AuditClusterRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.wakeups import batch_wakeups
 from bench.bare_engine import BareDecode, BarePrefill
 from bench.clients import Call, Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, load, write_model
@@ -191,6 +192,7 @@ async def run(arguments: argparse.Namespace) -> None:
         cluster = LocalCluster(config, folder, Programs(worker=worker))
         try:
             doors = await cluster.start()
+            batch_wakeups()  # as any busy client of grpc would
             async with grpc.aio.insecure_channel(doors.grpc) as channel:
                 bench = Bench(arguments, folder, channel)
                 for count in streams:

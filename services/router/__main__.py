@@ -12,6 +12,7 @@ import sys
 
 import uvloop
 
+from baton.wakeups import batch_wakeups
 from services.common.child import StopSignal, messages_from_parent, run_child, say_ready
 from services.common.config import RouterConfig
 from services.common.logs import configure_logs, get_log
@@ -23,6 +24,7 @@ _log = get_log("router")
 async def serve(config: RouterConfig, stop: StopSignal) -> None:
     """Serves until told to stop, then drains."""
     configure_logs(config.log_level, process="router")
+    batch_wakeups()
     router = Router(config)
     addresses = await router.start()
     stopping = asyncio.create_task(stop.wait())

@@ -22,6 +22,7 @@ from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyE
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from baton.wakeups import batch_wakeups
 from services.common.child import StopSignal, say_ready
 from services.common.config import WorkerConfig
 from services.common.drain import Drain
@@ -53,6 +54,7 @@ async def serve(config: WorkerConfig, stop: StopSignal) -> None:
     configure_logs(config.log_level, process="front", worker=config.name)
     incarnation = secrets.token_bytes(16)
     handle = await start_engine(config, incarnation)
+    batch_wakeups()  # not the engine's: its time is the product's
     try:
         await _Front(config, incarnation, handle, _registration(config)).run(stop)
     finally:
