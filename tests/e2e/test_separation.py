@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,26 @@ async def test_every_worker_is_two_processes_and_torch_is_in_the_engines_alone(c
     assert len(others) == 3, "the router, who supervises the workers, and their Redis"
     assert all(maps_library(pid, "libtorch") for pid in engines)
     assert not any(maps_library(pid, "libtorch") for pid in (*fronts, *others, cluster.process.pid))
+
+
+async def test_a_thread_that_is_woken_interrupts_an_engine_only(cluster: Cluster) -> None:
+    """`baton.wakeups`, of every thread: gRPC starts its own."""
+    audits = await serve(cluster, LENGTHS[:1])
+    engines = [audit.engine_pid for audit in audits.values()]
+    streaming = [audit.front_pid for audit in audits.values()]
+    streaming += [pid for pid in descendants(cluster.process.pid) if runs(pid, "services.router")]
+    assert len(streaming) == 5
+    assert {policy for pid in streaming for policy in policies(pid)} == {os.SCHED_BATCH}
+    assert {policy for pid in engines for policy in policies(pid)} == {os.SCHED_OTHER}
+
+
+def runs(pid: int, module: str) -> bool:
+    return module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+def policies(pid: int) -> list[int]:
+    """How the kernel schedules each of its threads."""
+    return [os.sched_getscheduler(int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()]
 
 
 async def test_no_two_workers_share_memory(cluster: Cluster) -> None:
