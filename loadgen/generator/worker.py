@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from baton.parent_death import die_with_parent
-from baton.wakeups import batch_wakeups
 from loadgen.analysis.slo import Judge
 from loadgen.errors import LoadgenError
 from loadgen.generator.cpu_wait import CpuWait
@@ -189,7 +188,6 @@ async def _main() -> None:
 def main() -> int:
     """0 when all was done; 2 after a mistake that was told."""
     die_with_parent()
-    batch_wakeups()
     try:
         asyncio.run(_main())
     except LoadgenError as error:
