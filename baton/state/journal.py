@@ -22,6 +22,8 @@ from baton.state.stores import JournalStore
 
 MAX_PENDING = 4096
 _AGAIN_S = 0.5
+# What comes within this time goes in one batch, and a request's first call to a worker goes before it.
+_GATHER_S = 0.005
 # One batch: so many changes, and no more tokens than that once it has a change.
 _BATCH = 128
 _BATCH_TOKENS = 256 * 1024
@@ -137,6 +139,7 @@ class Journal:
         """Writes for ever; owned by `State`."""
         while True:
             await self._wake.wait()
+            await asyncio.sleep(_GATHER_S)
             if not await self._write_batch():
                 await asyncio.sleep(_AGAIN_S)
             elif not self._pending:

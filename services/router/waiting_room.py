@@ -76,6 +76,8 @@ class WaitingRoom:
         waiter = _Waiter(place, pick, claimed)
         bisect.insort(self._waiting, waiter)
         self.place_waiting()
+        if claimed.done():
+            return claimed.result()
         try:
             async with asyncio.timeout_at(until):
                 return await asyncio.shield(claimed)
