@@ -8,6 +8,7 @@ deadline takes its whole client out of use first and is ended only then.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class _Lane:
 class _Call:
     """A call on its way; `lane` is set while it may have bytes in flight."""
 
+    began: float
     lane: _Lane | None = None
 
 
@@ -78,6 +80,7 @@ class Connection:
         self._closings: set[asyncio.Task[None]] = set()
         self._closed = False
         self._down_since: float | None = None
+        self._answered_at = -math.inf
 
     @property
     def down_s(self) -> float | None:
@@ -119,7 +122,7 @@ class Connection:
             why = "is closed" if self._closed else "has too many calls waiting"
             raise BatonError(ErrorKind.UNAVAILABLE, f"the connection to Redis {why}")
         loop = asyncio.get_running_loop()
-        call = _Call()
+        call = _Call(time.monotonic())
         task = loop.create_task(self._run(call, operation))
         timer = loop.call_later(self._call_s, self._overdue, call, task)
         self._tasks.add(task)
@@ -149,9 +152,9 @@ class Connection:
                     self._leave(call.lane)
         except asyncio.CancelledError:
             # Only `_overdue` and `close` cancel, and both retired the lane before.
-            raise self._failed(redis_errors.TimeoutError("no answer in time")) from None
+            raise self._failed(call, redis_errors.TimeoutError("no answer in time")) from None
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._failed(call, error) from error
         self._answered()
         return answer
 
@@ -186,15 +189,18 @@ class Connection:
         task.add_done_callback(self._closings.discard)
 
     def _answered(self) -> None:
+        self._answered_at = time.monotonic()
         if self._down_since is not None:
-            seconds = time.monotonic() - self._down_since
+            seconds = self._answered_at - self._down_since
             self._down_since = None
             _log.info("redis_is_back", redis=str(self._endpoint), seconds=round(seconds, 3))
 
-    def _failed(self, error: Exception) -> BatonError:
+    def _failed(self, call: _Call, error: Exception) -> BatonError:
+        """A call that began before the last answer tells of an outage that has ended."""
         told = _translate(error, str(self._endpoint))
         self._counters.calls_failed += 1
-        if told.kind is not ErrorKind.INTERNAL and not self._closed and self._down_since is None:
+        away = told.kind is not ErrorKind.INTERNAL and call.began > self._answered_at
+        if away and not self._closed and self._down_since is None:
             self._down_since = time.monotonic()
             self._counters.outages += 1
             _log.warning("redis_is_away", redis=str(self._endpoint), why=told.message)
