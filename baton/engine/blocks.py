@@ -112,16 +112,27 @@ class BlockPools:
 
     def allocate(self, tokens: int) -> BlockTables:
         """Blocks for `tokens` tokens in every group. Raises OutOfBlocksError, taking none."""
+        return self._take(self.counts_for(tokens))
+
+    def lacking(self, held: BlockTables, tokens: int) -> tuple[int, ...]:
+        """Blocks that `held` lacks for `tokens` tokens, by cache group."""
         counts = self.counts_for(tokens)
-        for count, pool in zip(counts, self.pools, strict=True):
-            if count > pool.free:
-                raise OutOfBlocksError(count, pool.free)
-        return tuple(pool.allocate(count) for count, pool in zip(counts, self.pools, strict=True))
+        return tuple(max(0, count - len(blocks)) for count, blocks in zip(counts, held, strict=True))
+
+    def allocate_more(self, held: BlockTables, tokens: int) -> BlockTables:
+        """What is lacking. Raises OutOfBlocksError, taking none."""
+        return self._take(self.lacking(held, tokens))
 
     def release(self, tables: BlockTables) -> None:
         for pool, blocks in zip(self.pools, tables, strict=True):
             for block in blocks:
                 pool.release(block)
+
+    def _take(self, counts: Sequence[int]) -> BlockTables:
+        for count, pool in zip(counts, self.pools, strict=True):
+            if count > pool.free:
+                raise OutOfBlocksError(count, pool.free)
+        return tuple(pool.allocate(count) for count, pool in zip(counts, self.pools, strict=True))
 
     @property
     def free(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
 from baton.engine.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.output_ring import RingWriter
@@ -23,7 +24,7 @@ _NO_STOP = -1
 
 
 class DecodeLoop(ABC):
-    """The host's verbs (`admit`, `cancel`) and the `step` they take effect in."""
+    """The host's verbs (`admit`, `grow`, `move`, `cancel`) and the `step` they take effect in."""
 
     def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
@@ -76,6 +77,19 @@ class DecodeLoop(ABC):
         entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1)
         _write_sampling(entry, sampling)
         self._post(entry)
+
+    def grow(
+        self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
+    ) -> None:
+        """Gives a slot blocks behind the `held` it has by cache group; they hold `capacity` tokens in all."""
+        self._state.extend_block_table(slot, more, held)
+        entry = _entry(EntryKind.GROW, slot, generation, self._ring.steps)
+        entry["capacity"] = capacity
+        self._post(entry)
+
+    def move(self, slot: int, generation: int) -> None:
+        """`cancel` of a sequence that is to go on elsewhere; the ring says so."""
+        self._post(_entry(EntryKind.MOVE, slot, generation, self._ring.steps))
 
     def cancel(self, slot: int, generation: int) -> None:
         """Ends a slot from the next step on; the ring tells its finish, this one or an earlier."""

@@ -93,7 +93,7 @@ class GraphDecodeLoop(DecodeLoop):
         features = seen.features
         for _, more in self._posted:
             features |= more
-        bound = min(self._slots, seen.active + self._mailbox.posted - seen.applied)
+        bound = min(self._slots, seen.active + len(self._posted))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
         if features & ~int(PICKED):
             return queued == 0 and self._drawn_by_host(bucket)

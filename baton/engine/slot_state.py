@@ -4,7 +4,7 @@ A slot's row is its admission's mailbox entry, copied whole; `last_token` and `p
 kernel admits by copying 128 bytes, and every array below is a column of `records`.
 
 Who writes: the step itself, and the host only for a slot that is not active (its block table, bias and
-token counts, before the admission is posted).
+token counts, before the admission is posted), or where no step reads yet (more blocks of an active one).
 """
 
 from __future__ import annotations
@@ -52,6 +52,12 @@ class SlotState:
             row = torch.zeros(mine.shape[1], dtype=torch.int32)
             row[: len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
             mine[slot].copy_(row)
+
+    def extend_block_table(self, slot: int, more: BlockTables, held: tuple[int, ...]) -> None:
+        """Adds blocks behind the first `held` of the slot's, by cache group. The slot may be active: no step
+        reads there before it has heard of its new capacity."""
+        for mine, blocks, first in zip(self.block_tables, more, held, strict=True):
+            mine[slot, first : first + len(blocks)].copy_(torch.tensor(blocks, dtype=torch.int32))
 
     def admit(self, entry: Entry) -> None:
         slot = int(entry["slot"])

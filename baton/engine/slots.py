@@ -16,7 +16,7 @@ from baton.errors import BatonError, ErrorKind
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A promise: one slot, and blocks for every token the sequence may come to hold."""
+    """A promise: one slot, and blocks for as many tokens as it is given now."""
 
     slot: int
     generation: int

@@ -58,9 +58,14 @@ class TorchDecodeLoop(DecodeLoop):
                 self._state.admit(entry)
                 logprobs = self._state.sampler.last_logprobs(slot)
                 self._ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE], logprobs)
-            elif entry["kind"] == EntryKind.CANCEL and self._state.is_current(entry):
+            elif not self._state.is_current(entry):
+                continue  # it ended before the entry came
+            elif entry["kind"] == EntryKind.GROW:
+                self._state.capacity[slot] = int(entry["capacity"])
+            else:
                 self._state.active[slot] = False
-                self._ring.write([0], [slot], [generation], [Finish.CANCELLED])
+                finish = Finish.MOVED if entry["kind"] == EntryKind.MOVE else Finish.CANCELLED
+                self._ring.write([0], [slot], [generation], [finish])
 
     def _runnable_rows(self) -> Tensor:
         """Slots that advance in this step. One without a block for its next token is held."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
@@ -24,28 +23,18 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
-from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import SlotState
 from kvtransfer.events import Arrived, Committed, Withdrawn
 from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
+from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
+from services.worker.reservation import Reservation
 
 MAX_TTL_S = 3600.0
-
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """What a ticket stands for."""
-
-    attempt: Attempt
-    ticket: Ticket
-    grant: Grant
-    token_count: int
-    end: int  # length of the whole sequence at which it ends
-    cancelling: bool = False
 
 
 class DecodeSide:
@@ -60,6 +49,7 @@ class DecodeSide:
         signer: TicketSigner,
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float] = time.monotonic,
+        reserve_output_tokens: int | None = None,
     ) -> None:
         self._model = model
         self._loop = loop
@@ -69,6 +59,8 @@ class DecodeSide:
         self._emit = emit
         self._book: TicketBook[Reservation] = TicketBook(clock=clock)
         self._by_slot: dict[tuple[int, int], TicketEntry[Reservation]] = {}
+        self._reserve_output_tokens = reserve_output_tokens
+        self.growth = Growth(model.pools, loop, self._move)
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
         self._transfer_address = ""
@@ -120,8 +112,9 @@ class DecodeSide:
 
     def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
-        # The last token ends the sequence; its own KV is never computed.
-        grant = self._grant(end - 1)
+        if self.growth.waiting:
+            raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
+        grant = self._grant(self._tokens_at_first(request.token_count, end))
         transfer_id = next(self._transfer_ids)
         body = TicketBody(
             attempt=request.attempt,
@@ -153,6 +146,11 @@ class DecodeSide:
             raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed this worker's whole KV cache")
         return end
 
+    def _tokens_at_first(self, token_count: int, end: int) -> int:
+        """How many tokens' blocks are taken now; the last token ends the sequence, and has no KV."""
+        output = self._reserve_output_tokens or self.growth.lengths.most
+        return end - 1 if output is None else min(end - 1, token_count + output)
+
     def _grant(self, tokens: int) -> Grant:
         slot, generation = self._slots.grant()
         try:
@@ -173,9 +171,13 @@ class DecodeSide:
             self._cancel_slot(entry.grant)
 
     def _cancel_slot(self, reservation: Reservation) -> None:
-        if not reservation.cancelling:
-            reservation.cancelling = True
+        if not reservation.leaving:
+            reservation.leaving = True
             self._loop.cancel(reservation.grant.slot, reservation.grant.generation)
+
+    def _move(self, reservation: Reservation) -> None:
+        reservation.leaving = True
+        self._loop.move(reservation.grant.slot, reservation.grant.generation)
 
     def expire(self) -> None:
         """Ends tickets whose life is over; the clock is ours alone."""
@@ -281,6 +283,7 @@ class DecodeSide:
             sampling=sampling,
             limits=limits,
         )
+        self.growth.watch((reservation.grant.slot, reservation.grant.generation), reservation)
 
     def withdrawn(self, transfer_id: int) -> None:
         """The first token ended the request, or prefill gave up: the ticket is not needed."""
@@ -300,6 +303,7 @@ class DecodeSide:
 
     def _free(self, entry: TicketEntry[Reservation]) -> None:
         grant = entry.grant.grant
+        self.growth.forget((grant.slot, grant.generation))
         self._book.end(entry.transfer_id)
         self.before_free(entry.key)
         del self._by_slot[grant.slot, grant.generation]

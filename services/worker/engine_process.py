@@ -112,6 +112,7 @@ class Engine:
         parts.decode.expire()
         linked = parts.decode.poll(_PIECES_A_TURN) | parts.prefill.poll(_PIECES_A_TURN)
         prefilled = parts.prefill_clock.timed(parts.prefill.step)
+        parts.decode.growth.step()
         decoded = parts.decode_clock.timed(parts.decode_loop.step)
         return bool(commands) or linked or prefilled or decoded
 
@@ -183,7 +184,15 @@ class Engine:
         state = SlotState(engine.slots, widths, model.config.vocab_size, model.device)
         serves = self._config.role != "prefill"
         loop = decode_loop(model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves)
-        decode = DecodeSide(model, loop, slots, self._identity, self._signer, self._emit)
+        decode = DecodeSide(
+            model,
+            loop,
+            slots,
+            self._identity,
+            self._signer,
+            self._emit,
+            reserve_output_tokens=engine.reserve_output_tokens,
+        )
         scheduler = PrefillScheduler(
             model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
         )

@@ -47,6 +47,11 @@ RING_FULL = Family(
     "baton_worker_ring_full_steps_total", "Decode steps that advanced nobody: the output ring had no room."
 )
 HELD = Family("baton_worker_held_rows_total", "Rows that a decode step held, waiting for a block.")
+GRANTS = Family("baton_worker_growth_grants_total", "Times a running sequence was given more KV blocks.")
+MOVED = Family(
+    "baton_worker_moved_sequences_total",
+    "Sequences given back to the router, to be prefilled again elsewhere.",
+)
 SHIPPED = Family("baton_worker_shipped_blocks_total", "KV blocks sent whole.")
 SHIPPED_BYTES = Family("baton_worker_shipped_bytes_total", "Bytes of the KV blocks sent.")
 RECEIVED = Family("baton_worker_received_blocks_total", "KV blocks that arrived whole.")
@@ -97,6 +102,8 @@ _READ: dict[Family, Read] = {
     PREFILL_SECONDS: lambda audit: audit.prefill_busy_ns / 1e9,
     RING_FULL: lambda audit: audit.ring_full_steps,
     HELD: lambda audit: audit.held_rows,
+    GRANTS: lambda audit: audit.growth_grants,
+    MOVED: lambda audit: audit.sequences_moved,
     SHIPPED: lambda audit: sum(audit.blocks_shipped),
     SHIPPED_BYTES: lambda audit: audit.bytes_shipped,
     RECEIVED: lambda audit: audit.blocks_received,

@@ -100,7 +100,8 @@ class LocalEngine:
         emitted: Iterable[int] = (),
         capacity: int | None = None,
     ) -> tuple[int, int]:
-        """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it.
+        """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it,
+        with blocks for `capacity` tokens at first.
 
         Returns (slot, generation).
         """
@@ -115,7 +116,10 @@ class LocalEngine:
         (*_, last) = itertools.chain.from_iterable(iter(self.prefill.step, []))
         self.scheduler.remove(sequence)
         assert last.token is not None
-        grant = Grant(slot, generation, sequence.blocks, capacity or sequence.end - 1)
+        capacity = capacity or sequence.end - 1
+        counts = self.pools.counts_for(capacity)
+        blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
+        grant = Grant(slot, generation, blocks, capacity)
         self.decode.admit(
             grant,
             token_ids=tokens,
@@ -130,6 +134,12 @@ class LocalEngine:
         self.output[slot, generation] = []
         self.logprobs[slot, generation] = []
         return slot, generation
+
+    def grow(self, key: tuple[int, int], before: int, capacity: int) -> None:
+        """Gives a slot that has blocks for `before` tokens more of its own, for `capacity`."""
+        held, wanted = self.pools.counts_for(before), self.pools.counts_for(capacity)
+        more = tuple(mine[have:want] for mine, have, want in zip(self.tables[key], held, wanted, strict=True))
+        self.decode.grow(*key, more, held, capacity)
 
     def step(self) -> bool:
         ran = self.decode.step()

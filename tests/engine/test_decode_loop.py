@@ -101,9 +101,32 @@ def test_a_row_without_a_block_is_held_and_its_neighbours_go_on(engine: LocalEng
     assert held not in engine.finish
     assert len(engine.output[held]) == 3  # two tokens had room for their KV
     assert engine.reader.held_rows > 0
-    engine.state.capacity[held[0]] = 100
+    engine.grow(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
     engine.run(held)
     assert len(engine.output[held]) == 10
+
+
+def test_a_slot_that_grows_in_time_is_never_held(engine: LocalEngine, tmp_path: Path) -> None:
+    (expected,) = engine.run(engine.start(PROMPTS[2], max_tokens=20))
+    growing = LocalEngine(tmp_path / "model")
+    key = growing.start(PROMPTS[2], max_tokens=20, capacity=len(PROMPTS[2]) + 4)
+    for before in (4, 9, 14):
+        growing.step()
+        growing.grow(key, len(PROMPTS[2]) + before, len(PROMPTS[2]) + min(before + 5, 19))
+    assert growing.run(key) == [expected]
+    assert growing.reader.held_rows == 0
+
+
+def test_a_moved_slot_says_so_once_and_grows_no_more(engine: LocalEngine) -> None:
+    key = engine.start(PROMPTS[2], max_tokens=20, capacity=len(PROMPTS[2]) + 4)
+    engine.step()
+    engine.decode.move(*key)
+    engine.decode.cancel(*key)
+    engine.grow(key, len(PROMPTS[2]) + 4, len(PROMPTS[2]) + 9)
+    engine.run(key)
+    assert engine.finish[key] is Finish.MOVED
+    assert len(engine.output[key]) == 2
+    assert not engine.step()
 
 
 def test_a_late_reader_stops_the_steps_and_loses_nothing(tmp_path: Path) -> None:

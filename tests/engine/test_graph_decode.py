@@ -63,6 +63,25 @@ def test_logprobs_of_the_admitted_token_stand_before_its_word(tmp_path: Path) ->
     assert my_second.logprob == pytest.approx(second.logprob, abs=1e-4)
 
 
+def test_growing_and_being_moved(tmp_path: Path) -> None:
+    """One is held, given blocks, and ends as if it had had them; another is moved, and cancelled too late."""
+    expected = plain(tmp_path)
+    (wanted,) = expected.run(expected.start(PROMPTS[2], max_tokens=5))
+    engine = graph(tmp_path, slots=2)
+    growing = engine.start(PROMPTS[2], max_tokens=5, capacity=len(PROMPTS[2]) + 1)
+    moved = engine.start(PROMPTS[1], max_tokens=20)
+    while engine.reader.held_rows == 0:
+        engine.step()
+    engine.decode.move(*moved)
+    engine.decode.cancel(*moved)
+    engine.grow(moved, len(PROMPTS[1]) + 19, len(PROMPTS[1]) + 19)
+    engine.grow(growing, len(PROMPTS[2]) + 1, len(PROMPTS[2]) + 4)
+    assert engine.run(growing, moved)[0] == wanted
+    assert engine.finish[moved] is Finish.MOVED
+    assert 1 < len(engine.output[moved]) < 20
+    assert not engine.step()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("numerics", ["exact", "fast"])
 def test_tokens_are_the_plain_steps(tmp_path: Path, numerics: str) -> None:

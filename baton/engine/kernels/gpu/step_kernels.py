@@ -76,9 +76,12 @@ _STOPS = tl.constexpr(MAX_STOP_IDS)
 _LOGPROBS = tl.constexpr(int(Feature.LOGPROBS))
 _MAX_LOGPROBS = tl.constexpr(MAX_LOGPROBS)
 _ADMIT = tl.constexpr(int(EntryKind.ADMIT))
+_GROW = tl.constexpr(int(EntryKind.GROW))
+_MOVE = tl.constexpr(int(EntryKind.MOVE))
 _STOP = tl.constexpr(int(Finish.STOP))
 _LENGTH = tl.constexpr(int(Finish.LENGTH))
 _CANCELLED = tl.constexpr(int(Finish.CANCELLED))
+_MOVED = tl.constexpr(int(Finish.MOVED))
 _LAPS = tl.constexpr(LAPS)
 _CLOCK_WIDTH = tl.constexpr(CLOCK_WIDTH)
 _CLOCK_LINES = tl.constexpr(CLOCK_LINES)
@@ -189,18 +192,22 @@ def begin(
         entry = inbox + taken * RECORD_WORDS
         slot = tl.load(entry + _SLOT)
         generation = tl.load(entry + _GENERATION)
-        admits = tl.load(entry + _KIND) == _ADMIT
+        kind = tl.load(entry + _KIND)
+        admits = kind == _ADMIT
+        grows = kind == _GROW
         due = tl.load(entry + _FROM_STEP).to(tl.int64) <= steps
         lacking = tl.load(entry + _FEATURES) & ~can
         takes = due & (((running < bucket) & (lacking == 0)) | (admits == 0))
         record = records + slot * RECORD_WORDS
         current = (tl.load(active + slot).to(tl.int32) != 0) & (tl.load(record + _GENERATION) == generation)
-        says = takes & (admits | current)
+        says = takes & (admits | (current & (kind != _GROW)))
         token = tl.where(admits, tl.load(entry + _LAST_TOKEN), 0)
-        finish = tl.where(admits, 0, _CANCELLED)
+        finish = tl.where(admits, 0, tl.where(kind == _MOVE, _MOVED, _CANCELLED))
         values = tl.load(entry + w)
+        capacity = tl.load(entry + _CAPACITY)
         _together()
         tl.store(record + w, values, mask=w < tl.where(takes & admits, RECORD_WORDS, 0))
+        tl.store(record + _CAPACITY, capacity, mask=takes & grows & current)
         tl.store(active + slot, admits, mask=says)
         if TOP > 0:  # noqa: SIM102 (a constexpr: without records the rest is not compiled)
             if takes & admits & ((tl.load(entry + _FEATURES) & _LOGPROBS) != 0):

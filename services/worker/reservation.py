@@ -1,0 +1,33 @@
+"""What a ticket stands for: a slot, and blocks that grow with its sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from baton.engine.blocks import BlockTables
+from baton.engine.slots import Grant
+from baton.v1.decode_pb2 import Ticket
+from baton.v1.types_pb2 import Attempt
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Owned by the decode side from Reserve until its slot's last word was read."""
+
+    attempt: Attempt
+    ticket: Ticket
+    grant: Grant
+    token_count: int
+    end: int  # length of the whole sequence at which it ends
+    # Its slot was told to end, by a cancel or to be moved; its blocks are on their way back.
+    leaving: bool = False
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens whose KV it may come to hold: the last one ends the sequence, and has none."""
+        return self.end - 1
+
+    def grow(self, more: BlockTables, capacity: int) -> None:
+        """Takes blocks behind its own, which then hold `capacity` tokens."""
+        blocks = tuple(mine + new for mine, new in zip(self.grant.blocks, more, strict=True))
+        self.grant = replace(self.grant, blocks=blocks, capacity=capacity)

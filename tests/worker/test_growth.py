@@ -1,0 +1,151 @@
+"""Blocks for running slots: when they are granted, to whom, and who has to go where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from baton.engine.blocks import BlockPools, BlockTables
+from baton.engine.slots import Grant
+from baton.layout import CacheGroup, Layout, Plane
+from baton.v1.decode_pb2 import Ticket
+from baton.v1.types_pb2 import Attempt
+from services.worker.growth import GROW_TOKENS, Growth, Key
+from services.worker.output_lengths import OutputLengths
+from services.worker.reservation import Reservation
+
+BLOCK = 16
+PROMPT = 20
+
+
+@dataclass
+class Steps:
+    """Stands in for a decode loop and its ring."""
+
+    steps: int = 0
+    grown: list[tuple[Key, int]] = field(default_factory=list)
+
+    @property
+    def ring(self) -> Steps:
+        return self
+
+    def grow(
+        self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
+    ) -> None:
+        assert len(more[0]) + held[0] == -(-capacity // BLOCK)
+        self.grown.append(((slot, generation), capacity))
+
+
+class Case:
+    """A pool, a growth over it, and sequences that are admitted at once."""
+
+    def __init__(self, blocks: int) -> None:
+        layout = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), BLOCK),))
+        self.pools = BlockPools(layout, [blocks + 1])
+        self.loop = Steps()
+        self.moved: list[Key] = []
+        self.growth = Growth(self.pools, self.loop, self._move)  # type: ignore[arg-type]
+        self.reservations: dict[Key, Reservation] = {}
+
+    def admit(self, slot: int, tokens: int, end: int) -> Key:
+        key = (slot, 1)
+        grant = Grant(*key, self.pools.allocate(tokens), tokens)
+        reservation = Reservation(Attempt(), Ticket(), grant, PROMPT, end)
+        self.reservations[key] = reservation
+        self.growth.watch(key, reservation)
+        return key
+
+    def end(self, key: Key) -> None:
+        self.growth.forget(key)
+        self.pools.release(self.reservations.pop(key).grant.blocks)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.growth.step()
+            self.loop.steps += 1
+
+    def _move(self, reservation: Reservation) -> None:
+        reservation.leaving = True
+        self.moved.append((reservation.grant.slot, reservation.grant.generation))
+
+
+def test_blocks_come_before_they_are_needed_and_no_sooner() -> None:
+    case = Case(blocks=100)
+    key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 200)
+    case.run(30)
+    assert not case.loop.grown
+    case.run(10)  # at the 40th step its blocks would have been full
+    assert case.loop.grown == [(key, PROMPT + 40 + GROW_TOKENS)]
+    case.run(150)
+    assert case.loop.grown[-1] == (key, PROMPT + 199), "the last token has no KV"
+    assert case.growth.grown == 3
+    assert not case.moved
+
+
+def test_a_sequence_that_has_all_its_blocks_is_left_alone() -> None:
+    case = Case(blocks=100)
+    case.admit(0, tokens=PROMPT + 29, end=PROMPT + 30)
+    case.run(50)
+    assert not case.loop.grown
+
+
+def test_who_has_the_most_left_to_do_is_moved_and_nobody_else() -> None:
+    case = Case(blocks=6)
+    near = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
+    far = case.admit(1, tokens=PROMPT + 12, end=PROMPT + 300)
+    mid = case.admit(2, tokens=PROMPT + 12, end=PROMPT + 60)
+    case.run(20)
+    assert case.moved == [far], "the two blocks it has are enough for the first"
+    assert case.growth.waiting
+    case.end(far)
+    case.growth.step()
+    assert case.loop.grown == [(near, PROMPT + 39)]
+    assert case.moved == [far, mid], "the second wants three, and has itself the most left"
+    case.end(mid)
+    case.growth.step()
+    assert not case.growth.waiting
+
+
+def test_one_alone_is_moved_where_promises_hold_the_rest() -> None:
+    case = Case(blocks=4)
+    case.pools.allocate(2 * BLOCK)
+    key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
+    case.run(20)
+    assert case.moved == [key]
+
+
+def test_a_slot_that_has_ended_or_leaves_gets_nothing() -> None:
+    case = Case(blocks=100)
+    ended = case.admit(0, tokens=PROMPT + 20, end=PROMPT + 200)
+    leaves = case.admit(1, tokens=PROMPT + 20, end=PROMPT + 200)
+    case.end(ended)
+    case.reservations[leaves].leaving = True
+    case.run(40)
+    assert not case.loop.grown
+    assert not case.growth.waiting
+
+
+def test_what_nine_of_ten_had() -> None:
+    lengths = OutputLengths()
+    for tokens in range(31):
+        lengths.add(tokens)
+    assert lengths.most is None, "too few to tell"
+    lengths.add(1000)
+    assert lengths.most == 27
+    for _ in range(256):
+        lengths.add(5)
+    assert lengths.most == 5, "of late"
+
+
+def test_only_what_ended_by_itself_tells_how_long_requests_are() -> None:
+    case = Case(blocks=1000)
+    for number in range(40):
+        key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
+        case.run(10)
+        case.reservations[key].leaving = number % 2 == 0
+        case.end(key)
+    assert case.growth.lengths.most is None
+    for number in range(12):
+        key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
+        case.run(10)
+        case.end(key)
+    assert case.growth.lengths.most == 10
