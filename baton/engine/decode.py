@@ -24,7 +24,7 @@ _NO_STOP = -1
 
 
 class DecodeLoop(ABC):
-    """The host's verbs (`admit`, `grow`, `move`, `cancel`) and the `step` they take effect in."""
+    """The host's verbs (`admit`, `grow`, `hold`, `move`, `cancel`) and the `step` they take effect in."""
 
     def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
@@ -86,6 +86,15 @@ class DecodeLoop(ABC):
         entry = _entry(EntryKind.GROW, slot, generation, self._ring.steps)
         entry["capacity"] = capacity
         self._post(entry)
+
+    def hold(self, slot: int, generation: int) -> int:
+        """Stops a slot where it is, until it grows; the number by which `applied` knows when it stands."""
+        self._post(_entry(EntryKind.GROW, slot, generation, self._ring.steps))
+        return self._mailbox.posted
+
+    def applied(self, number: int) -> bool:
+        """Whether the steps have heard of that entry, and none that had not still runs."""
+        return self._mailbox.posted - self._mailbox.pending >= number
 
     def move(self, slot: int, generation: int) -> None:
         """`cancel` of a sequence that is to go on elsewhere; the ring says so."""

@@ -44,15 +44,18 @@ class TorchDecodeLoop(DecodeLoop):
         if self._ring.room() < 2 * self._slots:
             self._ring.count_full()
             return False
-        self._apply_mailbox()
+        heard = self._apply_mailbox()
         rows = self._runnable_rows()
+        if not (heard or rows.numel()):
+            return False  # all are held
         if rows.numel():
             self._advance(rows)
         self._ring.count_step()
         return True
 
-    def _apply_mailbox(self) -> None:
-        for entry in self._mailbox.take(self._ring.steps, limit=self._slots):
+    def _apply_mailbox(self) -> bool:
+        entries = self._mailbox.take(self._ring.steps, limit=self._slots)
+        for entry in entries:
             slot, generation = int(entry["slot"]), int(entry["generation"])
             if entry["kind"] == EntryKind.ADMIT:
                 self._state.admit(entry)
@@ -66,6 +69,7 @@ class TorchDecodeLoop(DecodeLoop):
                 self._state.active[slot] = False
                 finish = Finish.MOVED if entry["kind"] == EntryKind.MOVE else Finish.CANCELLED
                 self._ring.write([0], [slot], [generation], [finish])
+        return bool(entries)
 
     def _runnable_rows(self) -> Tensor:
         """Slots that advance in this step. One without a block for its next token is held."""

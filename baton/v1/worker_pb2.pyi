@@ -191,6 +191,7 @@ class Audit(_message.Message):
     HELD_ROWS_FIELD_NUMBER: _builtins.int
     GROWTH_GRANTS_FIELD_NUMBER: _builtins.int
     SEQUENCES_MOVED_FIELD_NUMBER: _builtins.int
+    SEQUENCES_PAUSED_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     BLOCKS_SHIPPED_FIELD_NUMBER: _builtins.int
     BYTES_SHIPPED_FIELD_NUMBER: _builtins.int
@@ -226,6 +227,8 @@ class Audit(_message.Message):
     growth_grants: _builtins.int
     """Times a running sequence was given more blocks, and sequences that were given back for want of them."""
     sequences_moved: _builtins.int
+    sequences_paused: _builtins.int
+    """Times a sequence was set aside in the host's memory for want of blocks."""
     bytes_shipped: _builtins.int
     blocks_received: _builtins.int
     bytes_received: _builtins.int
@@ -283,6 +286,7 @@ class Audit(_message.Message):
         held_rows: _builtins.int = ...,
         growth_grants: _builtins.int = ...,
         sequences_moved: _builtins.int = ...,
+        sequences_paused: _builtins.int = ...,
         block_bytes: _abc.Iterable[_builtins.int] | None = ...,
         blocks_shipped: _abc.Iterable[_builtins.int] | None = ...,
         bytes_shipped: _builtins.int = ...,
@@ -307,7 +311,7 @@ class Audit(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,11 @@ class EngineConfig(StrictModel):
     max_logprobs: int = Field(
         20, ge=0, le=20, description="likeliest tokens whose logprobs a request may ask for; 0: no logprobs"
     )
+    host_kv_mb: int = Field(
+        512,
+        ge=0,
+        description="memory of the host for KV blocks of paused sequences; 0: they are moved at once",
+    )
     reserve_output_tokens: int | None = Field(
         None,
         ge=1,

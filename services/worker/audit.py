@@ -42,6 +42,7 @@ def make(parts: Parts, *, integrity: bool = True) -> Audit:
         held_rows=parts.decode_loop.ring.held_rows,
         growth_grants=parts.decode.growth.grown,
         sequences_moved=parts.decode.growth.moved,
+        sequences_paused=parts.decode.growth.paused,
         block_bytes=[group.block_bytes for group in parts.model.layout.groups],
         blocks_shipped=sender.blocks_shipped,
         bytes_shipped=sender.bytes_shipped,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
+from baton.engine.host_blocks import HostBlocks
 from baton.engine.logprob_records import Logprobs
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slots import Grant, SlotPool
@@ -50,6 +51,7 @@ class DecodeSide:
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float] = time.monotonic,
         reserve_output_tokens: int | None = None,
+        host: HostBlocks | None = None,
     ) -> None:
         self._model = model
         self._loop = loop
@@ -60,7 +62,7 @@ class DecodeSide:
         self._book: TicketBook[Reservation] = TicketBook(clock=clock)
         self._by_slot: dict[tuple[int, int], TicketEntry[Reservation]] = {}
         self._reserve_output_tokens = reserve_output_tokens
-        self.growth = Growth(model.pools, loop, self._move)
+        self.growth = Growth(model.pools, loop, host or HostBlocks(model.cache, 0), self._move)
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
         self._transfer_address = ""

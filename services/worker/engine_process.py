@@ -27,6 +27,7 @@ import torch
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.back_ends import decode_loop
+from baton.engine.host_blocks import HostBlocks
 from baton.engine.prefill import PrefillLoop
 from baton.engine.prefill_scheduler import PrefillScheduler
 from baton.engine.shared_rings import SharedRings
@@ -192,6 +193,7 @@ class Engine:
             self._signer,
             self._emit,
             reserve_output_tokens=engine.reserve_output_tokens,
+            host=HostBlocks(model.cache, engine.host_kv_mb * 10**6 if serves else 0),
         )
         scheduler = PrefillScheduler(
             model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue

@@ -5,8 +5,9 @@ far a slot is nobody asks: it advances by at most one token a step, so the count
 run out at the earliest. A little before that it is given more. A slot that comes to the end of its blocks all
 the same is held by the step, and goes on when they come.
 
-Where no block is free, the slot with the most left to do is moved: it ends here, and the router has prompt
-and output so far prefilled again, where there is room.
+Where no block is free, the slot with the most left to do is paused: its blocks are set aside in the host's
+memory. Where that has no room either, it is moved: it ends here, and the router has prompt and output so far
+prefilled again, where there is room.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from dataclasses import dataclass
 
 from baton.engine.blocks import BlockPools, OutOfBlocksError
 from baton.engine.decode import DecodeLoop
+from baton.engine.host_blocks import HostBlocks
 from services.worker.output_lengths import OutputLengths
+from services.worker.pauses import Key, Pauses
 from services.worker.reservation import Reservation
 
 # Tokens' worth of blocks that a slot is given at a time,
 GROW_TOKENS = 64
 # and how many tokens before it needs them: two steps are queued, and a third has read its mailbox.
 _AHEAD_TOKENS = 8
-
-Key = tuple[int, int]  # slot, generation
 
 
 @dataclass(slots=True)
@@ -41,8 +42,11 @@ class _Running:
 class Growth:
     """Of one engine. All calls come from its loop; `move` has a slot end as moved."""
 
-    def __init__(self, pools: BlockPools, loop: DecodeLoop, move: Callable[[Reservation], None]) -> None:
+    def __init__(
+        self, pools: BlockPools, loop: DecodeLoop, host: HostBlocks, move: Callable[[Reservation], None]
+    ) -> None:
         self._pools = pools
+        self._pauses = Pauses(pools, loop, host)
         self._loop = loop
         self._move = move
         self._running: dict[Key, _Running] = {}
@@ -52,12 +56,13 @@ class Growth:
         self._short: deque[Key] = deque()
         self.lengths = OutputLengths()
         self.grown = 0
+        self.paused = 0
         self.moved = 0
 
     @property
     def waiting(self) -> bool:
-        """Whether running slots want blocks: they come before whoever asks for a slot."""
-        return bool(self._short)
+        """Whether slots want blocks: they come before whoever asks for a slot."""
+        return bool(self._short or self._pauses)
 
     def watch(self, key: Key, reservation: Reservation) -> None:
         """The sequence was admitted; its prompt and what was emitted before have KV, one token has none."""
@@ -67,6 +72,7 @@ class Growth:
 
     def forget(self, key: Key) -> None:
         """The slot's last word was read, or its ticket never came to run."""
+        self._pauses.end(key)
         running = self._running.pop(key, None)
         if running is not None and not running.reservation.leaving:
             self.lengths.add(self._position(running) - running.reservation.token_count)
@@ -76,27 +82,34 @@ class Growth:
         while self._due and self._due[0][0] <= self._loop.ring.steps:
             self._short.append(heapq.heappop(self._due)[1])
         while self._short:
-            running = self._running.get(self._short[0])
-            if running is not None and not running.reservation.leaving:
-                capacity = min(
-                    running.reservation.grant.capacity + GROW_TOKENS, running.reservation.most_tokens
-                )
+            key = self._short[0]
+            if key in self._running and self._stays(key):
                 try:
-                    self._grow(self._short[0], running, capacity)
+                    self._grow(key, self._running[key])
                 except OutOfBlocksError:
-                    self._make_room(self._pools.lacking(running.reservation.grant.blocks, capacity))
-                    return
+                    self._make_room(self._running[key])
+                    break
             self._short.popleft()
+        for key, position in self._pauses.step(may_return=not self._short):
+            running = self._running[key]
+            running.position, running.step = position, self._loop.ring.steps
+            self._expect(key, running)
 
-    def _grow(self, key: Key, running: _Running, capacity: int) -> None:
+    def _stays(self, key: Key) -> bool:
+        return not (self._running[key].reservation.leaving or key in self._pauses)
+
+    def _grow(self, key: Key, running: _Running) -> None:
         reservation = running.reservation
-        grant = reservation.grant
-        more = self._pools.allocate_more(grant.blocks, capacity)
+        held, capacity = reservation.blocks, self._next_capacity(reservation)
+        more = self._pools.allocate_more(held, capacity)
         running.position, running.step = self._position(running), self._loop.ring.steps
         reservation.grow(more, capacity)
-        self._loop.grow(*key, more, tuple(map(len, grant.blocks)), capacity)
+        self._loop.grow(*key, more, tuple(map(len, held)), capacity)
         self._expect(key, running)
         self.grown += 1
+
+    def _next_capacity(self, reservation: Reservation) -> int:
+        return min(reservation.grant.capacity + GROW_TOKENS, reservation.most_tokens)
 
     def _expect(self, key: Key, running: _Running) -> None:
         grant = running.reservation.grant
@@ -109,18 +122,23 @@ class Growth:
         position = running.position + self._loop.ring.steps - running.step
         return min(position, running.reservation.grant.capacity)
 
-    def _make_room(self, wanted: tuple[int, ...]) -> None:
-        """Moves one sequence, unless enough blocks are on their way back already."""
-        staying = []
+    def _make_room(self, short: _Running) -> None:
+        """Sets one sequence aside or moves it, unless enough blocks are on their way back already."""
+        lacking = self._pools.lacking(short.reservation.blocks, self._next_capacity(short.reservation))
         coming = [pool.free for pool in self._pools.pools]
-        for running in self._running.values():
-            if running.reservation.leaving:
-                blocks = running.reservation.grant.blocks
-                coming = [count + len(mine) for count, mine in zip(coming, blocks, strict=True)]
-            else:
-                staying.append(running)
-        if any(count < want for count, want in zip(coming, wanted, strict=True)):
-            self._move(max(staying, key=self._left).reservation)
+        leaving = [one.reservation.blocks for one in self._running.values() if one.reservation.leaving]
+        for blocks in leaving + self._pauses.coming():
+            coming = [count + len(mine) for count, mine in zip(coming, blocks, strict=True)]
+        if all(count >= want for count, want in zip(coming, lacking, strict=True)):
+            return
+        key = max(filter(self._stays, self._running), key=lambda key: self._left(self._running[key]))
+        victim = self._running[key]
+        if self._pauses.fits(victim.reservation):
+            wanted = self._next_capacity(victim.reservation)
+            self._pauses.begin(key, victim.reservation, self._position(victim), wanted)
+            self.paused += 1
+        else:
+            self._move(victim.reservation)
             self.moved += 1
 
     def _left(self, running: _Running) -> int:

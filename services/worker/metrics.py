@@ -48,6 +48,9 @@ RING_FULL = Family(
 )
 HELD = Family("baton_worker_held_rows_total", "Rows that a decode step held, waiting for a block.")
 GRANTS = Family("baton_worker_growth_grants_total", "Times a running sequence was given more KV blocks.")
+PAUSED = Family(
+    "baton_worker_paused_sequences_total", "Times a sequence was set aside in the host's memory for a while."
+)
 MOVED = Family(
     "baton_worker_moved_sequences_total",
     "Sequences given back to the router, to be prefilled again elsewhere.",
@@ -103,6 +106,7 @@ _READ: dict[Family, Read] = {
     RING_FULL: lambda audit: audit.ring_full_steps,
     HELD: lambda audit: audit.held_rows,
     GRANTS: lambda audit: audit.growth_grants,
+    PAUSED: lambda audit: audit.sequences_paused,
     MOVED: lambda audit: audit.sequences_moved,
     SHIPPED: lambda audit: sum(audit.blocks_shipped),
     SHIPPED_BYTES: lambda audit: audit.bytes_shipped,

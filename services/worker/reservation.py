@@ -27,6 +27,17 @@ class Reservation:
         """Tokens whose KV it may come to hold: the last one ends the sequence, and has none."""
         return self.end - 1
 
+    @property
+    def blocks(self) -> BlockTables:
+        """Those it has now, by cache group."""
+        return self.grant.blocks
+
+    def give_up_blocks(self) -> BlockTables:
+        """What it had; nothing is left to it."""
+        blocks = self.grant.blocks
+        self.grant = replace(self.grant, blocks=tuple(() for _ in blocks), capacity=0)
+        return blocks
+
     def grow(self, more: BlockTables, capacity: int) -> None:
         """Takes blocks behind its own, which then hold `capacity` tokens."""
         blocks = tuple(mine + new for mine, new in zip(self.grant.blocks, more, strict=True))

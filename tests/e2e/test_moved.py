@@ -1,4 +1,5 @@
-"""More is promised than the KV cache holds: sequences are given back and go on, and no client sees it."""
+"""More is promised than the KV cache holds: sequences are set aside or given back and go on, and no client
+sees it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Answer, Cluster, assert_all_free, baton_up
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from baton.v1.worker_pb2 import Audit
+from tests.e2e.cluster import MODEL, Answer, Cluster, assert_all_free, baton_up
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.reference import greedy_matches, load_reference
 
@@ -16,7 +19,7 @@ REQUESTS, TOKENS = 8, 100
 FLAGS = ("--dtype", "float64", "--slots", str(REQUESTS), "--block-tokens", "4", "--chunk-tokens", "16")
 # Four tokens of output are provided for, and the cache holds two whole sequences.
 SHORT = ("--kv-blocks", "64")
-CONFIG = "engine: {reserve_output_tokens: 4}\n"
+CONFIG = "engine: {{reserve_output_tokens: 4, host_kv_mb: {}}}\n"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 DRAWN: dict[str, Any] = {
     "temperature": 0.9,
@@ -55,22 +58,53 @@ async def answers_of(cluster: Cluster) -> list[Answer]:
     return answers
 
 
+async def leave_early(cluster: Cluster) -> None:
+    """Clients that go after a few tokens each; nothing of theirs is left, set aside or not."""
+    async with cluster.stub() as stub:
+
+        async def one(number: int) -> None:
+            request = GenerateRequest(
+                model=MODEL, token_ids=TokenIds(ids=prompt(number % REQUESTS)), max_tokens=TOKENS, **GREEDY
+            )
+            call = stub.Generate(request, timeout=60)
+            heard = 0
+            async for message in call:
+                heard += len(message.token_ids)
+                if heard > 3 * number:
+                    call.cancel()
+                    return
+
+        await asyncio.gather(*(one(number) for number in range(3 * REQUESTS)))
+        await assert_all_free(cluster, stub, 1.0)
+
+
+async def audit_of(cluster: Cluster) -> Audit:
+    """The worker's that decodes."""
+    async with cluster.stub() as stub:
+        (audit,) = [audit for name, audit in (await cluster.audits(stub)).items() if "prefill" not in name]
+    return audit
+
+
+@pytest.mark.parametrize("host_kv_mb", [0, 16], ids=["moved", "paused"])
 @pytest.mark.parametrize(
     "workers", [("--prefill", "1", "--decode", "1"), ("--both", "1")], ids=["1+1", "both"]
 )
-async def test_every_stream_is_whole_and_exact(model: Path, workers: tuple[str, ...]) -> None:
+async def test_every_stream_is_whole_and_exact(
+    model: Path, workers: tuple[str, ...], host_kv_mb: int
+) -> None:
     with baton_up(model, *FLAGS, *workers) as roomy:
         expected = await answers_of(roomy)
-    with baton_up(model, *FLAGS, *SHORT, *workers, config=CONFIG) as short:
+    with baton_up(model, *FLAGS, *SHORT, *workers, config=CONFIG.format(host_kv_mb)) as short:
         answers = await answers_of(short)
-        async with short.stub() as stub:
-            (audit,) = [audit for name, audit in (await short.audits(stub)).items() if "prefill" not in name]
+        audit = await audit_of(short)
+        await leave_early(short)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert [len(answer.token_ids) for answer in answers] == [TOKENS - number for number in range(REQUESTS)]
     reference = load_reference(model)
     for number in range(0, REQUESTS, 2):
         greedy_matches(reference, prompt(number), answers[number].token_ids)
     assert audit.growth_grants > 0
-    assert audit.sequences_moved > 0
+    # 16 MB of the host hold all that these slots ever do.
+    assert (audit.sequences_moved > 0, audit.sequences_paused > 0) == (host_kv_mb == 0, host_kv_mb > 0)
     attempts = [answer.last.trace.attempts for answer in answers if answer.last is not None]
     assert sum(attempts) >= REQUESTS + audit.sequences_moved, "a refusal may cost one too"

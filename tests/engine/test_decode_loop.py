@@ -117,6 +117,22 @@ def test_a_slot_that_grows_in_time_is_never_held(engine: LocalEngine, tmp_path: 
     assert growing.reader.held_rows == 0
 
 
+def test_a_slot_that_is_held_stands_still_until_it_grows(engine: LocalEngine, tmp_path: Path) -> None:
+    (expected,) = engine.run(engine.start(PROMPTS[2], max_tokens=12))
+    held = LocalEngine(tmp_path / "model")
+    key = held.start(PROMPTS[2], max_tokens=12)
+    held.step()
+    held.step()
+    number = held.decode.hold(*key)
+    assert not held.decode.applied(number)
+    held.step()
+    assert held.decode.applied(number)
+    assert not held.step(), "with nothing else to do the steps rest"
+    assert len(held.output[key]) == 3
+    held.decode.grow(*key, held.tables[key], (0,), len(PROMPTS[2]) + 11)
+    assert held.run(key) == [expected]
+
+
 def test_a_moved_slot_says_so_once_and_grows_no_more(engine: LocalEngine) -> None:
     key = engine.start(PROMPTS[2], max_tokens=20, capacity=len(PROMPTS[2]) + 4)
     engine.step()

@@ -72,10 +72,13 @@ def test_growing_and_being_moved(tmp_path: Path) -> None:
     moved = engine.start(PROMPTS[1], max_tokens=20)
     while engine.reader.held_rows == 0:
         engine.step()
+    number = engine.decode.hold(*growing)
+    while not engine.decode.applied(number):
+        engine.step()
     engine.decode.move(*moved)
     engine.decode.cancel(*moved)
     engine.grow(moved, len(PROMPTS[1]) + 19, len(PROMPTS[1]) + 19)
-    engine.grow(growing, len(PROMPTS[2]) + 1, len(PROMPTS[2]) + 4)
+    engine.decode.grow(*growing, engine.tables[growing], (0,), len(PROMPTS[2]) + 4)
     assert engine.run(growing, moved)[0] == wanted
     assert engine.finish[moved] is Finish.MOVED
     assert 1 < len(engine.output[moved]) < 20

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from baton.engine.blocks import BlockPools, BlockTables
+from baton.engine.cache import KVCache
+from baton.engine.host_blocks import HostBlocks
 from baton.engine.slots import Grant
 from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
-from services.worker.growth import GROW_TOKENS, Growth, Key
+from services.worker.growth import GROW_TOKENS, Growth
 from services.worker.output_lengths import OutputLengths
+from services.worker.pauses import Key
 from services.worker.reservation import Reservation
 
 BLOCK = 16
@@ -22,7 +27,9 @@ class Steps:
     """Stands in for a decode loop and its ring."""
 
     steps: int = 0
+    heard: int = 0
     grown: list[tuple[Key, int]] = field(default_factory=list)
+    held: list[Key] = field(default_factory=list)
 
     @property
     def ring(self) -> Steps:
@@ -34,16 +41,25 @@ class Steps:
         assert len(more[0]) + held[0] == -(-capacity // BLOCK)
         self.grown.append(((slot, generation), capacity))
 
+    def hold(self, slot: int, generation: int) -> int:
+        self.held.append((slot, generation))
+        return len(self.held)
+
+    def applied(self, number: int) -> bool:
+        return self.heard >= number
+
 
 class Case:
     """A pool, a growth over it, and sequences that are admitted at once."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, host_blocks: int = 0) -> None:
         layout = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), BLOCK),))
         self.pools = BlockPools(layout, [blocks + 1])
         self.loop = Steps()
         self.moved: list[Key] = []
-        self.growth = Growth(self.pools, self.loop, self._move)  # type: ignore[arg-type]
+        self.cache = KVCache(layout, blocks + 1, "cpu")
+        self.host = HostBlocks(self.cache, host_blocks * layout.groups[0].block_bytes)
+        self.growth = Growth(self.pools, self.loop, self.host, self._move)  # type: ignore[arg-type]
         self.reservations: dict[Key, Reservation] = {}
 
     def admit(self, slot: int, tokens: int, end: int) -> Key:
@@ -149,3 +165,63 @@ def test_only_what_ended_by_itself_tells_how_long_requests_are() -> None:
         case.run(10)
         case.end(key)
     assert case.growth.lengths.most == 10
+
+
+class Paused(Case):
+    """Two slots and room for one of them: the second, which has most left to do, is held."""
+
+    def __init__(self, host_blocks: int = 10) -> None:
+        super().__init__(blocks=4, host_blocks=host_blocks)
+        self.near = self.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
+        self.far = self.admit(1, tokens=PROMPT + 12, end=PROMPT + 44)
+        for block in self.table(self.far):
+            self.cache.block_bytes_view(0, block).fill_(block)
+        self.run(20)
+
+    def table(self, key: Key) -> tuple[int, ...]:
+        return self.reservations[key].blocks[0]
+
+
+def test_a_slot_is_set_aside_and_comes_back_with_its_bytes() -> None:
+    case = Paused()
+    before = case.table(case.far)
+    assert (case.loop.held, case.moved, case.growth.paused) == ([case.far], [], 1)
+    case.growth.step()
+    assert case.table(case.far) == before, "a step that has not heard of it may still write there"
+    case.loop.heard = 1
+    case.growth.step()
+    assert case.table(case.far) == ()
+    case.growth.step()
+    assert case.loop.grown == [(case.near, PROMPT + 39)]
+    assert case.growth.waiting, "it waits for its blocks"
+    for block in case.table(case.near):
+        case.cache.block_bytes_view(0, block).fill_(99)
+    case.end(case.near)
+    case.growth.step()
+    assert case.loop.grown[1:] == [(case.far, PROMPT + 43)]
+    told = [int(case.cache.block_bytes_view(0, block)[-1]) for block in case.table(case.far)]
+    assert told[: len(before)] == list(before)
+    assert case.host.free == 10
+    assert not case.growth.waiting
+    case.end(case.far)
+    assert case.pools.free == case.pools.total
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_a_slot_that_ends_while_it_is_set_aside_leaves_nothing(heard: int) -> None:
+    case = Paused()
+    case.loop.heard = heard
+    case.growth.step()
+    case.reservations[case.far].leaving = True
+    case.growth.step()
+    case.end(case.far)
+    assert case.host.free == 10
+    case.end(case.near)
+    case.growth.step()
+    assert case.pools.free == case.pools.total
+    assert not case.growth.waiting
+
+
+def test_where_the_host_has_no_room_it_is_moved() -> None:
+    case = Paused(host_blocks=1)
+    assert (case.loop.held, case.moved) == ([], [case.far])
