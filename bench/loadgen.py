@@ -104,15 +104,8 @@ def search(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One search of each door, in real time."""
     exact = goodput(MG1((SERVICE_S,), (1.0,), LIMIT_S), 0.9)
     flags = ["--budget", f"{arguments.budget:g}", "--goodput", f"ttft:{LIMIT_S * 1e3:g}", "--input-len", "16"]
-    flags += [
-        "--output-len",
-        "1",
-        "--attainment",
-        "0.9",
-        "--max-lag-ms",
-        f"{arguments.max_lag_ms:g}",
-        "--json",
-    ]
+    flags += ["--output-len", "1", "--attainment", "0.9", "--max-lag-ms", f"{arguments.max_lag_ms:g}"]
+    flags += ["--json"]
     for door in arguments.doors.split(","):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)

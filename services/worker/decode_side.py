@@ -33,7 +33,7 @@ from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, Ticket
 from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
-from services.worker.reservation import Reservation
+from services.worker.reservation import Key, Reservation
 
 MAX_TTL_S = 3600.0
 
@@ -50,8 +50,9 @@ class DecodeSide:
         signer: TicketSigner,
         emit: Callable[[EngineEvent], None],
         clock: Callable[[], float] = time.monotonic,
-        reserve_output_tokens: int | None = None,
-        host: HostBlocks | None = None,
+        *,
+        host: HostBlocks,
+        reserve_output_tokens: int | None,
     ) -> None:
         self._model = model
         self._loop = loop
@@ -60,9 +61,9 @@ class DecodeSide:
         self._signer = signer
         self._emit = emit
         self._book: TicketBook[Reservation] = TicketBook(clock=clock)
-        self._by_slot: dict[tuple[int, int], TicketEntry[Reservation]] = {}
+        self._by_slot: dict[Key, TicketEntry[Reservation]] = {}
         self._reserve_output_tokens = reserve_output_tokens
-        self.growth = Growth(model.pools, loop, host or HostBlocks(model.cache, 0), self._move)
+        self.growth = Growth(model.pools, loop, host, self._move)
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
         self._transfer_address = ""
@@ -131,7 +132,7 @@ class DecodeSide:
         reservation = Reservation(request.attempt, ticket, grant, request.token_count, end)
         ttl_s = min(request.ttl_ms / 1e3, MAX_TTL_S)
         entry = self._book.reserve(key, transfer_id, reservation, ttl_s)
-        self._by_slot[grant.slot, grant.generation] = entry
+        self._by_slot[reservation.key] = entry
         if self._receiver is not None:
             self._receiver.expect(transfer_id, list(body.block_counts))
         return entry
@@ -175,11 +176,11 @@ class DecodeSide:
     def _cancel_slot(self, reservation: Reservation) -> None:
         if not reservation.leaving:
             reservation.leaving = True
-            self._loop.cancel(reservation.grant.slot, reservation.grant.generation)
+            self._loop.cancel(*reservation.key)
 
     def _move(self, reservation: Reservation) -> None:
         reservation.leaving = True
-        self._loop.move(reservation.grant.slot, reservation.grant.generation)
+        self._loop.move(*reservation.key)
 
     def expire(self) -> None:
         """Ends tickets whose life is over; the clock is ours alone."""
@@ -285,7 +286,7 @@ class DecodeSide:
             sampling=sampling,
             limits=limits,
         )
-        self.growth.watch((reservation.grant.slot, reservation.grant.generation), reservation)
+        self.growth.watch(reservation)
 
     def withdrawn(self, transfer_id: int) -> None:
         """The first token ended the request, or prefill gave up: the ticket is not needed."""
@@ -304,13 +305,13 @@ class DecodeSide:
         self._emit(EngineEvent(ticket_ended=ended))
 
     def _free(self, entry: TicketEntry[Reservation]) -> None:
-        grant = entry.grant.grant
-        self.growth.forget((grant.slot, grant.generation))
+        key, grant = entry.grant.key, entry.grant.grant
+        self.growth.forget(key)
         self._book.end(entry.transfer_id)
         self.before_free(entry.key)
-        del self._by_slot[grant.slot, grant.generation]
+        del self._by_slot[key]
         self._model.pools.release(grant.blocks)
-        self._slots.release(grant.slot, grant.generation)
+        self._slots.release(*key)
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         """kvtransfer's sink: verified bytes into the block that the ticket reserved for them."""

@@ -192,8 +192,8 @@ class Engine:
             self._identity,
             self._signer,
             self._emit,
-            reserve_output_tokens=engine.reserve_output_tokens,
             host=HostBlocks(model.cache, engine.host_kv_mb * 10**6 if serves else 0),
+            reserve_output_tokens=engine.reserve_output_tokens,
         )
         scheduler = PrefillScheduler(
             model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue

@@ -21,8 +21,8 @@ from baton.engine.blocks import BlockPools, OutOfBlocksError
 from baton.engine.decode import DecodeLoop
 from baton.engine.host_blocks import HostBlocks
 from services.worker.output_lengths import OutputLengths
-from services.worker.pauses import Key, Pauses
-from services.worker.reservation import Reservation
+from services.worker.pauses import Pauses
+from services.worker.reservation import Key, Reservation
 
 # Tokens' worth of blocks that a slot is given at a time,
 GROW_TOKENS = 64
@@ -64,17 +64,18 @@ class Growth:
         """Whether slots want blocks: they come before whoever asks for a slot."""
         return bool(self._short or self._pauses)
 
-    def watch(self, key: Key, reservation: Reservation) -> None:
+    def watch(self, reservation: Reservation) -> None:
         """The sequence was admitted; its prompt and what was emitted before have KV, one token has none."""
         running = _Running(reservation, reservation.token_count, self._loop.ring.steps)
-        self._running[key] = running
-        self._expect(key, running)
+        self._running[reservation.key] = running
+        self._expect(running)
 
     def forget(self, key: Key) -> None:
         """The slot's last word was read, or its ticket never came to run."""
-        self._pauses.end(key)
         running = self._running.pop(key, None)
-        if running is not None and not running.reservation.leaving:
+        if key in self._pauses:  # where it ended before the steps heard that it is held, nobody knows how far
+            self._pauses.end(key)
+        elif running is not None and not running.reservation.leaving:
             self.lengths.add(self._position(running) - running.reservation.token_count)
 
     def step(self) -> None:
@@ -85,7 +86,7 @@ class Growth:
             key = self._short[0]
             if key in self._running and self._stays(key):
                 try:
-                    self._grow(key, self._running[key])
+                    self._grow(self._running[key])
                 except OutOfBlocksError:
                     self._make_room(self._running[key])
                     break
@@ -93,29 +94,29 @@ class Growth:
         for key, position in self._pauses.step(may_return=not self._short):
             running = self._running[key]
             running.position, running.step = position, self._loop.ring.steps
-            self._expect(key, running)
+            self._expect(running)
 
     def _stays(self, key: Key) -> bool:
         return not (self._running[key].reservation.leaving or key in self._pauses)
 
-    def _grow(self, key: Key, running: _Running) -> None:
+    def _grow(self, running: _Running) -> None:
         reservation = running.reservation
         held, capacity = reservation.blocks, self._next_capacity(reservation)
         more = self._pools.allocate_more(held, capacity)
         running.position, running.step = self._position(running), self._loop.ring.steps
         reservation.grow(more, capacity)
-        self._loop.grow(*key, more, tuple(map(len, held)), capacity)
-        self._expect(key, running)
+        self._loop.grow(*reservation.key, more, tuple(map(len, held)), capacity)
+        self._expect(running)
         self.grown += 1
 
     def _next_capacity(self, reservation: Reservation) -> int:
         return min(reservation.grant.capacity + GROW_TOKENS, reservation.most_tokens)
 
-    def _expect(self, key: Key, running: _Running) -> None:
-        grant = running.reservation.grant
-        if grant.capacity < running.reservation.most_tokens:
-            left = grant.capacity - _AHEAD_TOKENS - running.position
-            heapq.heappush(self._due, (running.step + left, key))
+    def _expect(self, running: _Running) -> None:
+        reservation = running.reservation
+        if reservation.grant.capacity < reservation.most_tokens:
+            left = reservation.grant.capacity - _AHEAD_TOKENS - running.position
+            heapq.heappush(self._due, (running.step + left, reservation.key))
 
     def _position(self, running: _Running) -> int:
         """Where its last token is at the furthest."""
@@ -135,7 +136,7 @@ class Growth:
         victim = self._running[key]
         if self._pauses.fits(victim.reservation):
             wanted = self._next_capacity(victim.reservation)
-            self._pauses.begin(key, victim.reservation, self._position(victim), wanted)
+            self._pauses.begin(victim.reservation, self._position(victim), wanted)
             self.paused += 1
         else:
             self._move(victim.reservation)

@@ -15,9 +15,7 @@ from enum import Enum, auto
 from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
 from baton.engine.decode import DecodeLoop
 from baton.engine.host_blocks import Copy, HostBlocks, Saved
-from services.worker.reservation import Reservation
-
-Key = tuple[int, int]  # slot, generation
+from services.worker.reservation import Key, Reservation
 
 
 class _Stage(Enum):
@@ -60,22 +58,20 @@ class Pauses:
         kept.append(reservation.blocks)
         return self._host.fits(tuple(sum(group, ()) for group in zip(*kept, strict=True)))
 
-    def begin(self, key: Key, reservation: Reservation, position: int, wanted: int) -> None:
+    def begin(self, reservation: Reservation, position: int, wanted: int) -> None:
         """Sets it aside; it comes back with blocks for `wanted` tokens. `position`: of its last token, at the
         furthest."""
-        number = self._loop.hold(*key)
-        self._pauses[key] = _Pause(reservation, wanted, number, position, self._loop.ring.steps)
+        number = self._loop.hold(*reservation.key)
+        self._pauses[reservation.key] = _Pause(reservation, wanted, number, position, self._loop.ring.steps)
 
     def coming(self) -> list[BlockTables]:
-        """Blocks that will be free soon."""
-        soon = (_Stage.HOLDING, _Stage.SAVING)
-        return [pause.reservation.blocks for pause in self._pauses.values() if pause.stage in soon]
+        """Blocks that will be free soon, those of slots that are leaving aside."""
+        soon = [pause for pause in self._pauses.values() if pause.stage in (_Stage.HOLDING, _Stage.SAVING)]
+        return [pause.reservation.blocks for pause in soon if not pause.reservation.leaving]
 
     def end(self, key: Key) -> None:
         """The slot has ended meanwhile; its blocks, whatever it has of them, are its owner's to free."""
-        pause = self._pauses.pop(key, None)
-        if pause is None:
-            return
+        pause = self._pauses.pop(key)
         if pause.copy is not None:
             pause.copy.wait()
         if pause.saved is not None:
@@ -101,7 +97,7 @@ class Pauses:
             if pause.stage is _Stage.WAITING and may_return:
                 may_return = self._return(pause)
             if pause.stage is _Stage.LOADING and _ended(pause.copy):
-                self._restore(key, pause)
+                self._restore(pause)
                 back.append((key, pause.position))
         return back
 
@@ -117,11 +113,11 @@ class Pauses:
         pause.stage = _Stage.LOADING
         return True
 
-    def _restore(self, key: Key, pause: _Pause) -> None:
+    def _restore(self, pause: _Pause) -> None:
         assert pause.saved is not None
         self._host.release(pause.saved)
+        key, blocks = pause.reservation.key, pause.reservation.blocks
         del self._pauses[key]
-        blocks = pause.reservation.blocks
         self._loop.grow(*key, blocks, tuple(0 for _ in blocks), pause.wanted)
 
 

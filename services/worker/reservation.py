@@ -9,6 +9,9 @@ from baton.engine.slots import Grant
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 
+Key = tuple[int, int]
+"""(slot, generation)."""
+
 
 @dataclass(slots=True, eq=False)
 class Reservation:
@@ -21,6 +24,11 @@ class Reservation:
     end: int  # length of the whole sequence at which it ends
     # Its slot was told to end, by a cancel or to be moved; its blocks are on their way back.
     leaving: bool = False
+
+    @property
+    def key(self) -> Key:
+        """By what the output ring names it."""
+        return self.grant.slot, self.grant.generation
 
     @property
     def most_tokens(self) -> int:

@@ -15,8 +15,7 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 from services.worker.growth import GROW_TOKENS, Growth
 from services.worker.output_lengths import OutputLengths
-from services.worker.pauses import Key
-from services.worker.reservation import Reservation
+from services.worker.reservation import Key, Reservation
 
 BLOCK = 16
 PROMPT = 20
@@ -67,7 +66,7 @@ class Case:
         grant = Grant(*key, self.pools.allocate(tokens), tokens)
         reservation = Reservation(Attempt(), Ticket(), grant, PROMPT, end)
         self.reservations[key] = reservation
-        self.growth.watch(key, reservation)
+        self.growth.watch(reservation)
         return key
 
     def end(self, key: Key) -> None:
@@ -81,7 +80,7 @@ class Case:
 
     def _move(self, reservation: Reservation) -> None:
         reservation.leaving = True
-        self.moved.append((reservation.grant.slot, reservation.grant.generation))
+        self.moved.append(reservation.key)
 
 
 def test_blocks_come_before_they_are_needed_and_no_sooner() -> None:
@@ -220,6 +219,24 @@ def test_a_slot_that_ends_while_it_is_set_aside_leaves_nothing(heard: int) -> No
     case.growth.step()
     assert case.pools.free == case.pools.total
     assert not case.growth.waiting
+
+
+def test_what_ended_before_it_was_held_says_nothing_of_lengths() -> None:
+    """Its last word was on the way already; where its blocks are gone, so is how far it came."""
+    case = Case(blocks=1000)
+    for number in range(31):
+        key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
+        case.run(10)
+        case.end(key)
+    paused = Paused()
+    paused.growth.lengths = case.growth.lengths
+    paused.loop.heard = 1
+    paused.growth.step()
+    assert paused.table(paused.far) == ()
+    paused.end(paused.far)
+    assert case.growth.lengths.most is None, "31 are too few to tell"
+    paused.end(paused.near)
+    assert case.growth.lengths.most == 10
 
 
 def test_where_the_host_has_no_room_it_is_moved() -> None:

@@ -200,7 +200,7 @@ def begin(
         takes = due & (((running < bucket) & (lacking == 0)) | (admits == 0))
         record = records + slot * RECORD_WORDS
         current = (tl.load(active + slot).to(tl.int32) != 0) & (tl.load(record + _GENERATION) == generation)
-        says = takes & (admits | (current & (kind != _GROW)))
+        says = takes & (admits | (current & (grows == 0)))
         token = tl.where(admits, tl.load(entry + _LAST_TOKEN), 0)
         finish = tl.where(admits, 0, tl.where(kind == _MOVE, _MOVED, _CANCELLED))
         values = tl.load(entry + w)
