@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from baton.device.matrix_library import ENVIRONMENT
 from bench.shapes import SHAPES, torch_dtype
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -103,7 +105,7 @@ def warm(job: tuple[Any, int, str]) -> None:
     scratch = Scratch.empty(rows, k, 256, (1 << 22, 64), device, kind)
     norm = None if epilogue == Epilogue.RESIDUAL else Norm(x[0], 1e-5)
     try:
-        run_product(out, x, Linear(weight, None), Epilogue(epilogue), norm, choice, scratch, False)
+        run_product(out, x, Linear(weight, None), Epilogue(epilogue), norm, choice, scratch)
     except Exception as error:  # a tile that does not fit this GPU: measured as such later
         print(f"does not compile: {choice}: {str(error)[:80]}", file=sys.stderr)
 
@@ -144,7 +146,7 @@ def measure(product: str, rows: int, n: int, k: int, dtype: str) -> list[tuple[f
 
         def launch(choice: Any = choice, scratch: Scratch = scratch) -> None:
             for weight in weights:
-                run_product(out, x, weight, epilogue, norm, choice, scratch, False)
+                run_product(out, x, weight, epilogue, norm, choice, scratch)
 
         try:
             results.append((graph_us(launch) / copies, choice))
@@ -162,6 +164,7 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, BUCKETS)))
     parser.add_argument("--write", action="store_true", help="complete this GPU's table in the repository")
     arguments = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
     rows = tuple(int(part) for part in arguments.rows.split(","))
     entries = tune(SHAPES[arguments.shape].products(), rows, torch_dtype(arguments.dtype))
     if arguments.write:

@@ -1,8 +1,8 @@
-"""What a Triton kernel says to the chip and the language has no word for: its clock, fences, and how it
-overlaps with the kernel before it. Behind a constexpr each, so that the interpreter never meets them.
+"""What a Triton kernel says to the chip and the language has no word for: its clock, and a fence. Behind a
+constexpr each, so that the interpreter never meets them.
 
-`ON_CHIP` is False in Triton's interpreter: there the clock stands at 0, a fence is nothing (one thread
-runs everything in order), and no kernel overlaps with another.
+`ON_CHIP` is False in Triton's interpreter: there the clock stands at 0, and a fence is nothing (one thread
+runs everything in order).
 """
 
 from __future__ import annotations
@@ -31,24 +31,3 @@ def fence_system():
         tl.inline_asm_elementwise(
             "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
         )
-
-
-@triton.jit
-def wait_for_previous(OVERLAP: tl.constexpr):
-    """Until the kernel before has ended and its writes are seen; nothing it wrote may be read earlier."""
-    # Nested: the interpreter does not evaluate `and` of two constexprs.
-    if OVERLAP:  # noqa: SIM102
-        if ON_CHIP:
-            tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def let_next_start(OVERLAP: tl.constexpr):
-    """The kernel behind may take the places this one no longer fills.
-
-    Called after `wait_for_previous`, so what a kernel reads before its own wait may be anything that the
-    node before the previous one, or an earlier one, has written.
-    """
-    if OVERLAP:  # noqa: SIM102
-        if ON_CHIP:
-            tl.extra.cuda.gdc_launch_dependents()

@@ -24,19 +24,11 @@ from baton.engine.products import EPILOGUES, Choice, Scratch, run_product, space
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the kernels are cut; `attention` and `overlap` None: by the rows, as measured on an H100.
-
-    `overlap`: a kernel may start before the one before it has ended, and waits where it needs its results.
-    """
+    """How the kernels are cut; `attention` None: by the rows, as measured on an H100."""
 
     table: ProductTable
     policy: SplitPolicy = field(default_factory=SplitPolicy)
     attention: AttentionTuning | None = None
-    overlap: bool | None = None
-
-    def overlaps(self, rows: int) -> bool:
-        """One row's products fill every multiprocessor to the end, and very many rows' kernels are long."""
-        return 2 <= rows <= 192 if self.overlap is None else self.overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +143,13 @@ class DecodePass:
             self._heads[group],
             norms,
             self.options.attention or AttentionTuning.for_rows(rows),
-            self.options.overlaps(rows),
             self.most_items(group, rows),
         )
 
     def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
         rows = out.shape[0]
-        choice, overlap = self.choice(name, linear, rows), self.options.overlaps(rows)
-        run_product(out, x, linear, EPILOGUES[name], norm, choice, self._scratch, overlap)
+        choice = self.choice(name, linear, rows)
+        run_product(out, x, linear, EPILOGUES[name], norm, choice, self._scratch)
 
     def _space(self) -> tuple[int, int]:
         """The largest need of any product at any bucket up to `rows`."""

@@ -84,25 +84,22 @@ def run_product(
     norm: Norm | None,
     choice: Choice,
     scratch: Scratch,
-    overlap: bool,
 ) -> None:
     """x [M, K], normed first where `norm` is given, times the weights → out [M, N] by `epilogue`."""
     if isinstance(choice, GemvTuning):
-        gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice, overlap)
+        gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice)
         return
     if norm is not None:
         normed = scratch.normed[: x.numel()].view(x.shape)
-        norm_rows(normed, x, norm.gain, norm.eps, overlap)
+        norm_rows(normed, x, norm.gain, norm.eps)
         x = normed
     if isinstance(choice, SkinnyTuning):
-        skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space, overlap)
+        skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space)
         return
-    _by_library(out, x, linear, epilogue, scratch, overlap)
+    _by_library(out, x, linear, epilogue, scratch)
 
 
-def _by_library(
-    out: Tensor, x: Tensor, linear: Linear, epilogue: Epilogue, scratch: Scratch, overlap: bool
-) -> None:
+def _by_library(out: Tensor, x: Tensor, linear: Linear, epilogue: Epilogue, scratch: Scratch) -> None:
     weight, bias = linear.weight.t(), linear.bias
     if epilogue is Epilogue.RESIDUAL:
         out.addmm_(x, weight)
@@ -117,4 +114,4 @@ def _by_library(
     else:
         torch.addmm(bias, x, weight, out=target)
     if epilogue is Epilogue.SWIGLU:
-        swiglu_rows(out, target, overlap)
+        swiglu_rows(out, target)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass
 
+from baton.device.matrix_library import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.engine.shared_rings import SharedRings
 from services.common.config import WorkerConfig
@@ -67,6 +69,7 @@ def _spawn(
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's parent listens to the front there, and to nobody else
         pass_fds=(channel.fileno(), memory.fd),
+        env={**os.environ, **ENVIRONMENT},
     )
     assert process.stdin is not None
     process.stdin.write(launch.model_dump_json().encode())

@@ -17,8 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import let_next_start, wait_for_previous
-
 
 class Epilogue(IntEnum):
     """What becomes of a product."""
@@ -60,15 +58,12 @@ def _gemv(
     HAS_NORM: tl.constexpr,
     EVEN: tl.constexpr,
     STAGES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     kept = n < N
     rows = weight + tl.where(kept, n, 0).to(tl.int64)[:, None] * K
     k = tl.arange(0, BK)
     first = tl.load(rows + k[None, :], mask=(k < K)[None, :], other=0.0)
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     xs = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
     squares = xs * xs
     if HAS_NORM:
@@ -131,7 +126,6 @@ def gemv(
     epilogue: Epilogue = Epilogue.PLAIN,
     norm: Norm | None = None,
     tuning: GemvTuning = GemvTuning(),
-    overlap: bool = False,
 ) -> None:
     """x [1, K], weight [N, K] (SWIGLU: [2 N, K]), out [1, N]; raises ValueError for other shapes."""
     n = weight.shape[0] // 2 if epilogue is Epilogue.SWIGLU else weight.shape[0]
@@ -156,7 +150,5 @@ def gemv(
         HAS_NORM=norm is not None,
         EVEN=k % tuning.width == 0,
         STAGES=tuning.stages,
-        OVERLAP=overlap,
         num_warps=tuning.warps,
-        **({"launch_pdl": True} if overlap else {}),
     )

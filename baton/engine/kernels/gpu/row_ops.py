@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import let_next_start, wait_for_previous
 from baton.engine.kernels.gpu.gemv import silu_times
 
 
@@ -70,12 +69,10 @@ def embed(
 
 
 @triton.jit
-def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, OVERLAP: tl.constexpr):
+def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr):
     row = tl.program_id(0)
     i = tl.arange(0, WIDTH_POWER)
     gains = tl.load(gain + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     values = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / WIDTH + eps)
     dtype: tl.constexpr = out.dtype.element_ty
@@ -83,7 +80,7 @@ def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, OVE
     tl.store(out + row * WIDTH + i, normed.to(dtype), mask=i < WIDTH)
 
 
-def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float, overlap: bool = False) -> None:
+def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float) -> None:
     """x, out [R, W], gain [W] → RMSNorm of each row, rounded as `kernels.rms_norm` rounds."""
     if x.shape != out.shape or gain.shape[0] != x.shape[1]:
         raise ValueError(
@@ -97,25 +94,21 @@ def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float, overlap: bool = 
         eps,
         WIDTH=width,
         WIDTH_POWER=triton.next_power_of_2(width),
-        OVERLAP=overlap,
         num_warps=8,
-        **({"launch_pdl": True} if overlap else {}),
     )
 
 
 @triton.jit
-def _swiglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _swiglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     gate = tl.load(gate_up + row * (2 * WIDTH) + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * WIDTH) + WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     result = silu_times(gate, up, out.dtype.element_ty)
     tl.store(out + row * WIDTH + i, result.to(out.dtype.element_ty), mask=i < WIDTH)
 
 
-def swiglu_rows(out: Tensor, gate_up: Tensor, overlap: bool = False) -> None:
+def swiglu_rows(out: Tensor, gate_up: Tensor) -> None:
     """gate_up [R, 2 I], gate in the left half → out [R, I]."""
     rows, width = out.shape
     if tuple(gate_up.shape) != (rows, 2 * width):
@@ -126,7 +119,5 @@ def swiglu_rows(out: Tensor, gate_up: Tensor, overlap: bool = False) -> None:
         out,
         WIDTH=width,
         BLOCK=block,
-        OVERLAP=overlap,
         num_warps=4,
-        **({"launch_pdl": True} if overlap else {}),
     )

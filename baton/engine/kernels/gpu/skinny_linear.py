@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP, let_next_start, wait_for_previous
+from baton.device.ptx import ON_CHIP
 from baton.engine.kernels.gpu.gemv import Epilogue, silu_times
 
 
@@ -43,7 +43,6 @@ def _skinny(
     HAS_BIAS: tl.constexpr,
     EVEN: tl.constexpr,
     UPCAST: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     tile = tl.program_id(0)
     split = tl.program_id(1)
@@ -58,8 +57,6 @@ def _skinny(
     begin = split * per_split
     sums = tl.zeros((BN, BM), tl.float32)
     ups = tl.zeros((BN, BM), tl.float32)
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
     for start in tl.range(begin, tl.minimum(begin + per_split, K), BK, num_stages=STAGES):
         k = start + tl.arange(0, BK)
         if EVEN:
@@ -168,7 +165,6 @@ def skinny_linear(
     epilogue: Epilogue = Epilogue.PLAIN,
     tuning: SkinnyTuning = SkinnyTuning(),
     space: SplitSpace | None = None,
-    overlap: bool = False,
 ) -> None:
     """x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], of one dtype, contiguous.
 
@@ -202,7 +198,5 @@ def skinny_linear(
         HAS_BIAS=bias is not None,
         EVEN=k % tuning.width == 0,
         UPCAST=x.dtype == torch.float32 or not ON_CHIP.value,
-        OVERLAP=overlap,
         num_warps=tuning.warps,
-        **({"launch_pdl": True} if overlap else {}),
     )

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.ptx import ON_CHIP, let_next_start, wait_for_previous
+from baton.device.ptx import ON_CHIP
 from baton.engine.kernels.gpu.attention_items import (
     ITEM_BEGIN,
     ITEM_END,
@@ -87,11 +87,9 @@ def _split_attention(
     UPCAST: tl.constexpr,
     STAGES: tl.constexpr,
     COMBINED: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(0)
     item = tl.program_id(1)
-    # The list is older than the node before this one: it may be read while that one still runs.
     line = items + item * ITEM_WIDTH
     row = tl.load(line + ITEM_ROW)
     slot = tl.load(line + ITEM_SLOT)
@@ -101,7 +99,6 @@ def _split_attention(
     first = tl.load(line + ITEM_FIRST)
     parts = tl.load(line + ITEM_PARTS)
     if item >= tl.load(item_count):
-        wait_for_previous(OVERLAP)
         return
     table = block_table + slot.to(tl.int64) * table_stride
     # Read a tile ahead: a copy whose address waits for a load of its own pass is not kept in flight.
@@ -117,8 +114,6 @@ def _split_attention(
     g = tl.arange(0, GROUP_PADDED)
     cos = tl.load(cos_rows + row * half + d % half, mask=in_dim, other=0.0)
     sin = tl.load(sin_rows + row * half + d % half, mask=in_dim, other=0.0)
-    wait_for_previous(OVERLAP)
-    let_next_start(OVERLAP)
 
     mine = qkv + row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM)
     q_rows = mine + (head * GROUP + g)[:, None] * DIM
@@ -267,7 +262,6 @@ def split_attention(
     heads: Heads,
     norms: tuple[Tensor, Tensor] | None = None,
     tuning: AttentionTuning | None = None,
-    overlap: bool = False,
     most_items: int | None = None,
 ) -> None:
     """qkv [R, (heads + 2 kv heads) · dim] → out [R, heads · dim]; writes the rows' k, v into `cache`.
@@ -315,9 +309,7 @@ def split_attention(
         UPCAST=qkv.dtype == torch.float32 or not ON_CHIP.value,
         STAGES=tuning.stages,
         COMBINED=_COMBINED,
-        OVERLAP=overlap,
         num_warps=tuning.warps,
-        **({"launch_pdl": True} if overlap else {}),
     )
 
 
