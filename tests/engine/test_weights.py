@@ -255,3 +255,12 @@ def test_random_weights_tell_how_far_they_are(tmp_path: Path) -> None:
     assert total == weight_bytes(config, torch.bfloat16)
     assert heard[-1] == (total, total)
     assert heard == sorted(set(heard))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_same_arrives(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, sharded=True)
+    config = ModelConfig.load(folder)
+    there, here = (load_weights(config, folder, device, dtype) for device in ("cuda", "cpu"))
+    assert all(torch.equal(there[name].cpu(), here[name]) for name in here)
