@@ -55,6 +55,17 @@ def test_a_bar_on_a_terminal() -> None:
     assert "4.0/4.0 GB" in stream.getvalue()
 
 
+class Gone(Terminal):
+    """Nobody holds its other end."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_stops_nothing() -> None:
+    assert load(Gone(), 4)[-1]["event"] == "weights_loaded"
+
+
 def test_what_is_quick_shows_no_bar() -> None:
     stream = Terminal()
     with capture_logs(), LoadingProgress(stream, Clock()) as progress:
