@@ -105,7 +105,7 @@ def decode_loop(
 def load(model: str, engine: EngineConfig) -> LoadedModel:
     """What a worker serves instead of a checkpoint: `model` is a folder that `write_model` made."""
     config = ModelConfig.load(Path(model))
-    layout = config.layout(engine.block_tokens, "float32")
+    layout = config.layout(engine.block_tokens_on("cpu"), "float32")
     blocks = engine.slots * layout.groups[0].blocks_for(CONTEXT) + 1
     return LoadedModel(
         config=config,

@@ -64,10 +64,12 @@ FLAGS = (
     Flag("--http-port", "router.http_port", "PORT", "0: any free port"),
     Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
     Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),
-    Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block"),
+    Flag("--gpu-memory", "engine.gpu_memory", "FRACTION", "of a GPU, shared by its workers"),
+    Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
     Flag("--chunk-tokens", "engine.chunk_tokens", "N", "prompt tokens of one prefill step"),
-    Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker"),
+    Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: by memory)"),
     Flag("--max-context-tokens", "engine.max_context_tokens", "N", "longest prompt and output together"),
+    Flag("--kernel-cache", "engine.kernel_cache", "DIR", "compiled kernels (default: Triton's own folder)"),
     Flag("--log-level", "log_level", "debug|info|warning|error", "of every process"),
 )
 

@@ -51,6 +51,12 @@ def _rank(
     return full, not completes, len(here), host.id
 
 
+def gpu_workers(workers: int, gpus: int) -> int:
+    """How many of a host's workers share a GPU at most, since `free_gpu` deals them out evenly; all of them
+    where the host names no GPU: those that find one take the first."""
+    return max(1, -(-workers // gpus) if gpus else workers)
+
+
 def free_gpu(gpus: int, used: Iterable[int]) -> int | None:
     """The index of the host's GPU with the fewest workers; None where the host has none."""
     counts = dict.fromkeys(range(gpus), 0)

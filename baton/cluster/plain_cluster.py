@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from baton.cluster.placement import gpu_workers
 from baton.cluster.report import ClusterStatus, Report
 from baton.cluster.supervision import Supervision
 from baton.cluster.worker_home import WorkerHome
@@ -16,12 +17,15 @@ class LocalHomes:
     def __init__(self, config: ClusterConfig) -> None:
         self._start_timeout_s = config.start_timeout_s
         self._homes = {worker.name: WorkerHome(config.worker_program) for worker in config.workers}
+        # They are not told of a GPU each, so all take the same.
+        self._gpu_workers = gpu_workers(len(config.workers), 0)
 
     async def report(self, name: str) -> Report | None:
         return self._homes[name].report()
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        self._homes[config.name].start(config, number, self._start_timeout_s)
+        worker = config.on_gpu(config.engine.device_index, self._gpu_workers)
+        self._homes[config.name].start(worker, number, self._start_timeout_s)
 
     async def kill(self, name: str, *, home: bool) -> None:
         self._homes[name].kill()

@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from baton.cluster.placement import Host, free_gpu, place
+from baton.cluster.placement import Host, free_gpu, gpu_workers, place
 from baton.cluster.ray_calls import CREATE_S, ActorGoneError, answer, aside, find
 from baton.cluster.report import Report
 from baton.cluster.worker_actor import WorkerActor
@@ -24,6 +24,7 @@ class RayHomes:
 
     def __init__(self, config: ClusterConfig, namespace: str, log_door: str) -> None:
         self._config = config
+        self._roles = [(worker.name, worker.role) for worker in config.workers]
         self._namespace = namespace
         self._log_door = log_door
         self._actors: dict[str, ActorHandle[Any]] = {}
@@ -50,8 +51,9 @@ class RayHomes:
             await self._make(config.name, hosts)
         report = await self.report(config.name)
         if report is not None:
-            engine = config.engine.model_copy(update={"device_index": self._gpu(config, report.node, hosts)})
-            worker = config.model_copy(update={"engine": engine})
+            worker = config.on_gpu(
+                self._gpu(config, report.node, hosts), self._gpu_workers(config, report.node, hosts)
+            )
             await answer(self._actors[config.name].start.remote(worker.model_dump_json(), number))
 
     async def kill(self, name: str, *, home: bool) -> None:
@@ -76,9 +78,7 @@ class RayHomes:
 
     async def _make(self, name: str, hosts: list[Host]) -> None:
         """Makes the actor, or finds the one there is; returns when it answers."""
-        roles = [(worker.name, worker.role) for worker in self._config.workers]
-        on_gpu = self._config.workers[0].engine.device != "cpu" and any(host.gpus for host in hosts)
-        node = place(roles, hosts, self._nodes, on_gpu)[name]
+        node = place(self._roles, hosts, self._nodes, self._on_gpu(hosts))[name]
         maker: Any = ray.remote(WorkerActor).options(
             name=_actor_name(name),
             namespace=self._namespace,
@@ -95,17 +95,32 @@ class RayHomes:
         await answer(actor.report.remote(), CREATE_S)
         self._actors[name] = actor
 
+    def _gpu_workers(self, config: WorkerConfig, node: str, hosts: list[Host]) -> int:
+        """Workers that will share its GPU once all are where they are wanted."""
+        where = place(self._roles, hosts, self._nodes, self._on_gpu(hosts))
+        here = sum(other == node for other in where.values())
+        told = config.engine.device_index is not None
+        return gpu_workers(here, 0 if told else _gpus(node, hosts))
+
+    def _on_gpu(self, hosts: list[Host]) -> bool:
+        return self._config.workers[0].engine.device != "cpu" and any(host.gpus for host in hosts)
+
     def _gpu(self, config: WorkerConfig, node: str, hosts: list[Host]) -> int | None:
         """What the configuration says, else the least used GPU of that host."""
         if config.engine.device == "cpu" or config.engine.device_index is not None:
             return config.engine.device_index
-        gpus = next((host.gpus for host in hosts if host.id == node), 0)
         here = [name for name, other in self._nodes.items() if other == node and name != config.name]
-        return free_gpu(gpus, [index for name in here if (index := self._gpus.get(name)) is not None])
+        return free_gpu(
+            _gpus(node, hosts), [index for name in here if (index := self._gpus.get(name)) is not None]
+        )
 
 
 def _actor_name(worker: str) -> str:
     return f"worker-{worker}"
+
+
+def _gpus(node: str, hosts: list[Host]) -> int:
+    return next((host.gpus for host in hosts if host.id == node), 0)
 
 
 def _hosts() -> list[Host]:

@@ -22,6 +22,7 @@ from baton.engine.kernels.rotary import apply_rope
 from baton.engine.kernels.swiglu import swiglu
 from baton.engine.model_config import ModelConfig
 from baton.engine.rope import RopeTable
+from baton.engine.weights import JOINED, joined
 from baton.layout import Layout
 
 
@@ -80,7 +81,8 @@ class _Pass:
 
 
 class Decoder:
-    """Owns the weights on the device, joined; the caller owns the cache and may drop `weights`.
+    """Owns the weights on the device, joined: no copy of those that `weight_places` laid out. The caller
+    owns the cache and may drop `weights`.
 
     `layers`, `embedding`, `norm`, `head`, `rope` are for whoever runs the same model by other kernels.
     """
@@ -167,21 +169,21 @@ class Decoder:
 def _layer(weights: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
     prefix = f"model.layers.{number}."
 
-    def joined(*names: str) -> Linear:
+    def linear_of(*names: str) -> Linear:
         biases = [weights[bias] for name in names if (bias := f"{prefix}{name}.bias") in weights]
-        weight = torch.cat([weights[f"{prefix}{name}.weight"] for name in names])
-        return Linear(weight, torch.cat(biases) if biases else None)
+        weight = joined([weights[f"{prefix}{name}.weight"] for name in names])
+        return Linear(weight, joined(biases) if biases else None)
 
-    attention, mlp = "self_attn", "mlp"
+    qkv, gate_up = JOINED
     return Layer(
         attention_norm=weights[prefix + "input_layernorm.weight"],
-        qkv=joined(f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-        query_norm=weights.get(f"{prefix}{attention}.q_norm.weight"),
-        key_norm=weights.get(f"{prefix}{attention}.k_norm.weight"),
-        output=joined(f"{attention}.o_proj"),
+        qkv=linear_of(*qkv),
+        query_norm=weights.get(f"{prefix}self_attn.q_norm.weight"),
+        key_norm=weights.get(f"{prefix}self_attn.k_norm.weight"),
+        output=linear_of("self_attn.o_proj"),
         mlp_norm=weights[prefix + "post_attention_layernorm.weight"],
-        gate_up=joined(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        down=joined(f"{mlp}.down_proj"),
+        gate_up=linear_of(*gate_up),
+        down=linear_of("mlp.down_proj"),
         group=group,
         index=index,
     )

@@ -8,22 +8,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from baton.engine.config_file import ConfigFile
 from baton.engine.model_config import ModelConfig
 from baton.engine.philox import philox, seed_key
+from baton.engine.safetensors_file import StoredTensor, stored_tensors
+from baton.engine.weight_reader import Progress, read_tensors
 from baton.errors import BatonError, ErrorKind
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Old checkpoints hold rope tables as tensors; they follow from the configuration.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+_IN_LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
 _PURPOSE_WEIGHTS = 1
 _RANDOM_CHUNK = 1 << 22
 _DIGEST_SAMPLE = 256  # elements of each tensor, about
@@ -59,50 +62,85 @@ def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_weights(
-    config: ModelConfig, folder: str | Path, device: torch.device | str, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Reads the folder's safetensors, one file or several with an index, and casts them.
+# Products whose weights are one matrix, by the names within a layer.
+JOINED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 
-    Raises BatonError(INVALID) for a file that is missing or broken and for a tensor that is missing,
-    of another shape, or unknown.
-    """
+
+def weight_places(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Memory for every tensor, not filled yet. Those that are joined lie one behind another, so that `joined`
+    needs no copy: a model is in memory once, from the first byte on."""
     shapes = weight_shapes(config)
-    weights: dict[str, Tensor] = {}
-    for path in _files(Path(folder)):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (not a dict)
-                    if name.endswith(_IGNORED_SUFFIXES) or (config.tied_head and name == "lm_head.weight"):
-                        continue
-                    _check(path, name, tuple(file.get_slice(name).get_shape()), shapes)
-                    # A copy in any case: a tensor within a mapped file may lie at any address, and where
-                    # it lies can choose the path of a product.
-                    weights[name] = file.get_tensor(name).to(device=device, dtype=dtype, copy=True)
-        except (SafetensorError, OSError) as error:
-            raise BatonError(ErrorKind.INVALID, f"{path}: {error}") from None
-    missing = sorted(shapes.keys() - weights.keys())
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise BatonError(ErrorKind.INVALID, f"{folder}: no tensor {missing[0]}{more} in the safetensors")
-    return weights
+    places: dict[str, Tensor] = {}
+    for names in _neighbours(shapes):
+        rows = [shapes[name][0] for name in names]
+        whole = torch.empty((sum(rows), *shapes[names[0]][1:]), device=device, dtype=dtype)
+        places.update(zip(names, torch.split(whole, rows), strict=True))
+    return {name: places[name] for name in shapes}
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """The rows of all parts in one tensor: the memory they share where they lie as `weight_places` lays them,
+    else a copy."""
+    first, rows = parts[0], 0
+    memory, end = first.untyped_storage().data_ptr(), first.data_ptr()
+    for part in parts:
+        if not part.is_contiguous() or (part.untyped_storage().data_ptr(), part.data_ptr()) != (memory, end):
+            return torch.cat(list(parts))
+        rows += part.shape[0]
+        end += part.nbytes
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def load_weights(
+    config: ModelConfig,
+    folder: str | Path,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """Reads the folder's safetensors, one file or several with an index, and casts them on the device.
+
+    All headers are checked before memory is taken, and the host holds no more of the data than a few small
+    buffers. `progress` hears bytes read and bytes in all. Raises BatonError(INVALID) for a file that is
+    missing or broken and for a tensor that is missing, of another shape, or unknown.
+    """
+    stored = _stored(config, Path(folder))
+    places = weight_places(config, device, dtype)
+    read_tensors(stored, places, torch.device(device), progress or _unheard)
+    return places
 
 
 def random_weights(
-    config: ModelConfig, seed: int, device: torch.device | str, dtype: torch.dtype
+    config: ModelConfig,
+    seed: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Weights as a function of configuration, seed and tensor name alone: the same on every device.
 
     Norms are 1, biases small; matrices are uniform with a gain at which greedy text varies rather than loops.
+    `progress` hears bytes drawn and bytes in all.
     """
-    weights: dict[str, Tensor] = {}
-    for name, shape in weight_shapes(config).items():
+    weights = weight_places(config, device, dtype)
+    done, total = 0, sum(weight.nbytes for weight in weights.values())
+    for name, weight in weights.items():
         if name.endswith("norm.weight"):
-            weights[name] = torch.ones(shape, device=device, dtype=dtype)
-            continue
-        bound = math.sqrt(3) * _spread(name, shape)
-        weights[name] = _uniform(name, shape, seed, bound, device, dtype)
+            weight.fill_(1)
+        else:
+            bound = math.sqrt(3) * _spread(name, tuple(weight.shape))
+            _draw_uniform(weight.view(-1), name, seed, bound)
+        done += weight.nbytes
+        if progress is not None:
+            if weight.is_cuda:
+                torch.cuda.synchronize(weight.device)
+            progress(done, total)
     return weights
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of all tensors."""
+    return sum(math.prod(shape) for shape in weight_shapes(config).values()) * dtype.itemsize
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> bytes:
@@ -141,21 +179,48 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _check(path: Path, name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]) -> None:
-    if name not in shapes:
-        raise BatonError(ErrorKind.INVALID, f"{path}: tensor {name} is not part of the configured model")
-    if shape != shapes[name]:
-        raise BatonError(
-            ErrorKind.INVALID, f"{path}: tensor {name} has shape {list(shape)}, expected {list(shapes[name])}"
-        )
+def _stored(config: ModelConfig, folder: Path) -> list[StoredTensor]:
+    """Where the folder's files keep the model's tensors, file by file."""
+    shapes = weight_shapes(config)
+    ignored = (*_IGNORED_SUFFIXES, "lm_head.weight") if config.tied_head else _IGNORED_SUFFIXES
+    found: dict[str, StoredTensor] = {}
+    files = _files(folder)
+    for path in files:
+        for tensor in stored_tensors(path, ignored):
+            if tensor.name not in shapes:
+                raise tensor.error("is not part of the configured model")
+            if tensor.shape != shapes[tensor.name]:
+                raise tensor.error(f"has shape {list(tensor.shape)}, expected {list(shapes[tensor.name])}")
+            if tensor.name in found:
+                raise tensor.error(f"is in {found[tensor.name].path.name} as well")
+            found[tensor.name] = tensor
+    missing = sorted(shapes.keys() - found.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        where = files[0] if len(files) == 1 else folder
+        raise BatonError(ErrorKind.INVALID, f"{where}: no tensor {missing[0]}{more} in the safetensors")
+    return list(found.values())
 
 
-def _uniform(
-    name: str, shape: tuple[int, ...], seed: int, bound: float, device: torch.device | str, dtype: torch.dtype
-) -> Tensor:
+def _neighbours(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+    """The names in groups that are one memory each; most are alone."""
+    group_of = {part: group for group in JOINED for part in group}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in shapes:
+        parts = _IN_LAYER.fullmatch(name)
+        group = parts and group_of.get(parts["part"])
+        key = (parts["layer"], *group, parts["kind"]) if parts and group else (name,)
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+
+def _unheard(done: int, total: int) -> None:
+    pass
+
+
+def _draw_uniform(out: Tensor, name: str, seed: int, bound: float) -> None:
     """Uniform in (-bound, bound): no transcendental function, so every device gives the same bits."""
-    size = math.prod(shape)
-    out = torch.empty(size, device=device, dtype=dtype)
+    size, device = out.numel(), out.device
     tag = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
     wrapped = seed % (1 << 64)
     key = seed_key(torch.tensor(wrapped - (1 << 64) if wrapped >> 63 else wrapped, device=device))
@@ -165,5 +230,4 @@ def _uniform(
         quads = torch.arange(start // 4, -(-end // 4), device=device)
         words = philox((quads & 0xFFFFFFFF, quads >> 32, zero + _PURPOSE_WEIGHTS, zero + tag), key)
         units = (torch.stack(words, dim=-1).view(-1)[: end - start].double() + 0.5) * 2.0**-31 - 1
-        out[start:end] = (units * bound).to(dtype)
-    return out.view(shape)
+        out[start:end] = (units * bound).to(out.dtype)

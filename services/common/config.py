@@ -46,11 +46,24 @@ class EngineConfig(StrictModel):
     numerics: Numerics = "auto"
     weights: Weights = "file"
     weights_seed: int = Field(0, ge=0, description="seed of --weights random, the same on every worker")
-    block_tokens: int = Field(16, ge=1, le=1024, description="tokens a KV block holds")
-    kv_blocks: int | None = Field(
-        None, ge=2, description="KV blocks a cache group has; unset: from kv_memory_mb"
+    kernel_cache: str | None = Field(
+        None, description="folder of compiled kernels; unset: $TRITON_CACHE_DIR, else ~/.triton/cache"
     )
-    kv_memory_mb: int = Field(512, ge=1, description="memory for the KV cache where kv_blocks is unset")
+    block_tokens: int | None = Field(
+        None, ge=1, le=1024, description="tokens a KV block holds; unset: 64 on a GPU, 16 on a CPU"
+    )
+    gpu_memory: float = Field(
+        0.9, gt=0, le=1, description="share of a GPU's memory that its workers take together, in equal parts"
+    )
+    gpu_workers: int | None = Field(
+        None, ge=1, description="workers that share its GPU; unset: as many as are placed there"
+    )
+    kv_memory_mb: int | None = Field(
+        None,
+        ge=1,
+        description="memory for KV blocks; unset: 512 on a CPU, on a GPU what gpu_memory leaves for them",
+    )
+    kv_blocks: int | None = Field(None, ge=2, description="KV blocks a cache group has; unset: by memory")
     slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
     chunk_tokens: int = Field(256, ge=1, description="prompt tokens one prefill step computes at most")
     max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
@@ -69,6 +82,10 @@ class EngineConfig(StrictModel):
         "unset: what nine of ten requests had of late",
     )
     prefill_queue: int = Field(256, ge=1, description="prefills a worker holds, waiting or running")
+
+    def block_tokens_on(self, device: str) -> int:
+        """Tokens of a KV block on a device of this type (`cuda` or `cpu`)."""
+        return self.block_tokens or (64 if device == "cuda" else 16)
 
 
 class TransferConfig(StrictModel):
@@ -119,6 +136,12 @@ class WorkerConfig(StrictModel):
     state: StateConfig | None = Field(None, description="unset: it is in no registry")
     drain_s: float = Field(DRAIN_S, ge=0, description="how long running sequences may take to end at a stop")
     log_level: LogLevel = "info"
+
+    def on_gpu(self, index: int | None, workers: int) -> WorkerConfig:
+        """This worker on that GPU of its host, shared by `workers` where the configuration says no number."""
+        engine = self.engine
+        placed = {"device_index": index, "gpu_workers": engine.gpu_workers or workers}
+        return self.model_copy(update={"engine": engine.model_copy(update=placed)})
 
 
 class RouterSettings(StrictModel):

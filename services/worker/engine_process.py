@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import torch
 
+from baton.device.kernel_cache import keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.back_ends import decode_loop
@@ -52,6 +53,7 @@ from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit
 from services.worker.decode_side import DecodeSide
+from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
 from services.worker.parts import Parts
@@ -86,6 +88,7 @@ class Engine:
         self._parts = self._build(model, memory)
         self._parts.decode_loop.meanwhile = self._meanwhile
         address = self._listen()
+        tell_memory(model, self._config.engine)
         self._emit(EngineEvent(ready=self._ready(address)))
 
     def run(self) -> None:
@@ -184,7 +187,10 @@ class Engine:
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
         state = SlotState(engine.slots, widths, model.config.vocab_size, model.device)
         serves = self._config.role != "prefill"
-        loop = decode_loop(model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves)
+        with capture_told(model.device):
+            loop = decode_loop(
+                model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves
+            )
         decode = DecodeSide(
             model,
             loop,
@@ -279,6 +285,8 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     torch.set_grad_enabled(False)
     channel = EngineEnd(socket.socket(fileno=launch.channel_fd))
     try:
+        if launch.worker.engine.kernel_cache is not None:
+            keep_kernels_in(launch.worker.engine.kernel_cache)
         model = load_model(launch.worker.model, launch.worker.engine)
         engine = Engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a look at all that was loaded would hold up every slot for 100 ms and more
@@ -291,10 +299,16 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
         return 2
     except Exception as error:
         log.exception("engine failed")
-        reason = BatonError(ErrorKind.INTERNAL, f"the engine failed: {type(error).__name__}")
-        _say_why(channel, reason)
+        _say_why(channel, _reason(error))
         return 1
     return 0
+
+
+def _reason(error: Exception) -> BatonError:
+    if isinstance(error, torch.OutOfMemoryError):
+        first = (str(error).splitlines() or [""])[0]
+        return BatonError(ErrorKind.UNAVAILABLE, f"the GPU's memory is used up: {first}")
+    return BatonError(ErrorKind.INTERNAL, f"the engine failed: {type(error).__name__}")
 
 
 def _say_why(channel: EngineEnd, error: BatonError) -> None:

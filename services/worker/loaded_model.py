@@ -12,10 +12,12 @@ from baton.engine.decoder import Decoder
 from baton.engine.model_config import ModelConfig
 from baton.engine.model_source import resolve_model
 from baton.engine.output_ring import MAX_VOCAB
-from baton.engine.weights import load_weights, random_weights, weights_digest
+from baton.engine.weights import load_weights, random_weights, weight_bytes, weights_digest
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from services.common.config import EngineConfig
+from services.worker.loading_progress import LoadingProgress
+from services.worker.memory_plan import Gpu, kv_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,18 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     device = _device(engine.device, engine.device_index)
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
-    layout = config.layout(engine.block_tokens, dtype_name)
+    layout = config.layout(engine.block_tokens_on(device.type), dtype_name)
     max_context = min(
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
-    blocks = _blocks(engine, layout, max_context)
-    if engine.weights == "random":
-        weights = random_weights(config, engine.weights_seed, device, dtype)
-    else:
-        weights = load_weights(config, folder, device, dtype)
+    blocks = kv_blocks(config, engine, layout, max_context, weight_bytes(config, dtype), _gpu(device))
+    with LoadingProgress() as progress:
+        if engine.weights == "random":
+            weights = random_weights(config, engine.weights_seed, device, dtype, progress)
+        else:
+            weights = load_weights(config, folder, device, dtype, progress)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what casting and drawing took is free for blocks
     return LoadedModel(
         config=config,
         decoder=Decoder(config, weights, layout, device, dtype),
@@ -88,13 +93,10 @@ def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
     return config.dtype if device.type == "cuda" else "float32"
 
 
-def _blocks(engine: EngineConfig, layout: Layout, max_context: int) -> int:
-    """Blocks a cache group has, scratch included: configured, or what the memory holds, and never more
-    than all slots at full length can use."""
-    if engine.kv_blocks is not None:
-        return engine.kv_blocks
-    by_memory = engine.kv_memory_mb * 10**6 // sum(group.block_bytes for group in layout.groups)
-    useful = engine.slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
-    if by_memory < 2:
-        raise BatonError(ErrorKind.INVALID, f"kv_memory_mb {engine.kv_memory_mb} does not hold two blocks")
-    return min(by_memory, useful)
+def _gpu(device: torch.device) -> Gpu | None:
+    """What the device is, where it is a GPU, and makes it this process's own: kernels are launched there."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.set_device(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return Gpu(f"GPU {device.index}", total, free)

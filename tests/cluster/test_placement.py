@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.placement import Host, free_gpu, place
+from baton.cluster.placement import Host, free_gpu, gpu_workers, place
 from services.common.config import Role
 
 PAIR: list[tuple[str, Role]] = [("prefill-0", "prefill"), ("decode-0", "decode")]
@@ -73,3 +73,18 @@ def test_gpus_are_taken_in_turn_and_then_shared() -> None:
     assert used == [0, 1, 0, 1, 0]
     assert free_gpu(3, [0, 2]) == 1
     assert free_gpu(0, []) is None
+
+
+@given(st.integers(1, 20), st.integers(1, 8))
+def test_no_gpu_has_more_workers_than_its_shares(workers: int, gpus: int) -> None:
+    taken: list[int] = []
+    for _ in range(workers):
+        index = free_gpu(gpus, taken)
+        assert index is not None
+        taken.append(index)
+    assert max(taken.count(index) for index in range(gpus)) == gpu_workers(workers, gpus)
+
+
+def test_without_a_named_gpu_all_may_share_one() -> None:
+    assert gpu_workers(3, 0) == 3
+    assert gpu_workers(0, 0) == gpu_workers(0, 4) == 1

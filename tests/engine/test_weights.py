@@ -1,14 +1,30 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from baton.engine.decoder import Decoder
 from baton.engine.model_config import ModelConfig
-from baton.engine.weights import load_weights, random_weights, weight_shapes, weights_digest
+from baton.engine.safetensors_file import stored_tensors
+from baton.engine.weight_reader import read_tensors
+from baton.engine.weights import (
+    JOINED,
+    joined,
+    load_weights,
+    random_weights,
+    weight_bytes,
+    weight_places,
+    weight_shapes,
+    weights_digest,
+)
 from baton.errors import BatonError, ErrorKind
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case, make_checkpoint
@@ -110,3 +126,141 @@ def test_the_digest_tells_checkpoints_apart_and_shards_alike(tmp_path: Path) -> 
     ]
     assert digests[0] != digests[1]
     assert digests[0] == digests[2]
+
+
+def test_parts_of_one_product_lie_behind_one_another(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "qwen2")  # it has biases
+    config = ModelConfig.load(folder)
+    loaded = load_weights(config, folder, "cpu", torch.float32)
+    decoder = Decoder(config, loaded, config.layout(16, "float32"), "cpu", torch.float32)
+    assert not dict(load_file(folder / "model.safetensors").items()).keys() - loaded.keys()
+    for number, layer in enumerate(decoder.layers):
+        prefix = f"model.layers.{number}."
+        for linear, names in ((layer.qkv, JOINED[0]), (layer.gate_up, JOINED[1])):
+            parts = [loaded[f"{prefix}{name}.weight"] for name in names]
+            assert linear.weight.data_ptr() == parts[0].data_ptr()  # no copy
+            assert torch.equal(linear.weight, torch.cat(parts))
+        assert layer.qkv.bias is not None
+        assert layer.qkv.bias.data_ptr() == loaded[f"{prefix}{JOINED[0][0]}.bias"].data_ptr()
+        assert layer.down.weight.data_ptr() == loaded[f"{prefix}mlp.down_proj.weight"].data_ptr()
+
+
+def test_what_does_not_lie_so_is_copied() -> None:
+    whole = torch.arange(24.0).view(6, 4)
+    apart = [whole[:2], whole[3:]]
+    assert torch.equal(joined(apart), torch.cat(apart))
+    swapped = [whole[3:], whole[:3]]
+    assert torch.equal(joined(swapped), torch.cat(swapped))
+    assert joined([whole[:2], whole[2:5]]).data_ptr() == whole.data_ptr()
+    assert torch.equal(joined([whole[:2], whole[2:5]]), whole[:5])
+
+
+@pytest.mark.parametrize("piece_bytes", [8, 1000, 1 << 20])
+def test_any_size_of_pieces_reads_the_same(piece_bytes: int, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, sharded=True)
+    config = ModelConfig.load(folder)
+    tensors = [t for path in sorted(folder.glob("*.safetensors")) for t in stored_tensors(path)]
+    places = weight_places(config, "cpu", torch.float64)
+    heard: list[tuple[int, int]] = []
+    read_tensors(tensors, places, torch.device("cpu"), lambda *said: heard.append(said), piece_bytes)
+    whole = load_weights(config, folder, "cpu", torch.float64)
+    assert all(torch.equal(places[name], whole[name]) for name in whole)
+    total = sum(tensor.nbytes for tensor in tensors)
+    assert heard == sorted(heard)
+    assert heard[-1] == (total, total)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path) / "model.safetensors"
+    tensors = stored_tensors(path)
+    places = weight_places(ModelConfig.load(tmp_path), "cpu", torch.float32)
+    os.truncate(path, tensors[-1].offset + 1)
+    with pytest.raises(BatonError, match=f"{path.name}: tensor {tensors[-1].name} is cut off"):
+        read_tensors(tensors, places, torch.device("cpu"), lambda done, total: None)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
+
+
+def edit_header(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    edit(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[end:])
+
+
+def test_broken_headers_are_refused(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path) / "model.safetensors"
+    content, name = path.read_bytes(), "model.layers.0.mlp.up_proj.weight"
+    path.write_bytes(content[:100])
+    assert f"{path.name}: no safetensors file" in refused(tmp_path)
+    path.write_bytes(b"")
+    assert f"{path.name}: no safetensors file" in refused(tmp_path)
+    path.write_bytes((4).to_bytes(8, "little") + b"{nay")
+    assert f"{path.name}: its header is not JSON" in refused(tmp_path)
+    path.write_bytes(content)
+    edit_header(path, lambda header: header[name].update(dtype="I8"))
+    assert f"{path.name}: tensor {name} is stored as I8" in refused(tmp_path)
+    path.write_bytes(content)
+    edit_header(path, lambda header: header[name]["data_offsets"].reverse())
+    assert f"{path.name}: tensor {name} has " in refused(tmp_path)
+    path.write_bytes(content)
+    edit_header(path, lambda header: header[name].pop("shape"))
+    assert f"{path.name}: tensor {name} has no" in refused(tmp_path)
+    path.write_bytes(content[:-1])
+    assert f"tensor {stored_tensors_end(content)} ends at byte" in refused(tmp_path)
+
+
+def stored_tensors_end(content: bytes) -> str:
+    """The tensor whose bytes are the file's last."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    header.pop("__metadata__", None)
+    return str(max(header, key=lambda name: header[name]["data_offsets"][1]))
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, sharded=True)
+    one, other = sorted(folder.glob("*.safetensors"))[:2]
+    tensors = load_file(one)
+    name = next(iter(tensors))
+    save_file({**load_file(other), name: tensors[name]}, other)
+    assert f"{other.name}: tensor {name} is in {one.name} as well" in refused(folder)
+
+
+def test_the_host_holds_but_the_buffers(tmp_path: Path) -> None:
+    rows, width, piece = 16 * 1024, 4096, 1 << 20
+    header = json.dumps(
+        {"x": {"dtype": "F32", "shape": [rows, width], "data_offsets": [0, rows * width * 4]}}
+    )
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    os.truncate(path, path.stat().st_size + rows * width * 4)  # zeros that take no place on the disk
+    places = {"x": torch.empty(rows, width, dtype=torch.bfloat16, device="meta")}
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
+    before = peak_bytes()
+    read_tensors(stored_tensors(path), places, torch.device("meta"), lambda done, total: None, piece)
+    assert peak_bytes() - before < 64 * piece < rows * width * 4 // 3
+
+
+def peak_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def test_random_weights_tell_how_far_they_are(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    config = ModelConfig.load(make_checkpoint(tmp_path))
+    weights = random_weights(config, 5, "cpu", torch.bfloat16, lambda *said: heard.append(said))
+    total = sum(weight.nbytes for weight in weights.values())
+    assert total == weight_bytes(config, torch.bfloat16)
+    assert heard[-1] == (total, total)
+    assert heard == sorted(set(heard))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_gpu_the_same_arrives(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, sharded=True)
+    config = ModelConfig.load(folder)
+    there, here = (load_weights(config, folder, device, dtype) for device in ("cuda", "cpu"))
+    assert all(torch.equal(there[name].cpu(), here[name]) for name in here)

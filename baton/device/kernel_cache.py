@@ -1,0 +1,58 @@
+"""Where compiled kernels stay between starts: Triton keeps them in files; here it is told where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_VARIABLE = "TRITON_CACHE_DIR"
+
+
+def keep_kernels_in(folder: str | Path) -> None:
+    """For this process and its children."""
+    os.environ[_VARIABLE] = str(Path(folder).expanduser())
+
+
+def kernel_cache() -> Path:
+    """The folder, made if need be: the one told, `$TRITON_CACHE_DIR`, or Triton's own in the home.
+
+    Raises OSError where nothing can be written there.
+    """
+    import triton
+
+    folder = Path(triton.knobs.cache.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} is not writable")
+    return folder
+
+
+@dataclass(slots=True)
+class Kernels:
+    """Kernels that were needed, and those of them that had to be compiled."""
+
+    needed: int = 0
+    compiled: int = 0
+
+
+@contextmanager
+def counted_kernels() -> Iterator[Kernels]:
+    """Counts what Triton makes ready within the block, which must not be nested."""
+    import triton
+
+    kernels = Kernels()
+
+    def hear(*, cache_hit: bool, **_: Any) -> None:  # noqa: ANN401
+        kernels.needed += 1
+        kernels.compiled += not cache_hit
+
+    before = triton.knobs.compilation.listener
+    triton.knobs.compilation.listener = hear
+    try:
+        yield kernels
+    finally:
+        triton.knobs.compilation.listener = before

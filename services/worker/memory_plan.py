@@ -1,0 +1,105 @@
+"""How many KV blocks a worker has: told, or what its share of the memory leaves. Torch-free arithmetic.
+
+    GPU  │ weights │ other │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
+         └───── this worker's share: gpu_memory / gpu_workers ─────┘
+
+All of it is known before a byte is loaded, and is the same at every start: workers of one GPU start at the
+same time, so what is free there at a moment says nothing of whose it will be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baton.engine.model_config import ModelConfig
+from baton.errors import BatonError, ErrorKind
+from baton.layout import Layout
+from services.common.config import EngineConfig
+
+CPU_KV_BYTES = 512 * 10**6
+# What a process takes on a GPU before its first tensor and for libraries, kernels and graphs. Measured.
+_BASE_BYTES = 1_000 * 2**20
+# Logits of all slots: in the model's dtype and, where the host draws, in float32 with scratch.
+_LOGIT_COPIES_BYTES = 16
+# A prompt's row: its residual, norms, products and their inputs, some of them in float32.
+_ROW_COPIES_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU's memory in bytes: all of it, and what nobody uses."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+def other_bytes(config: ModelConfig, engine: EngineConfig) -> int:
+    """What a worker may take on a GPU beside weights and KV blocks."""
+    logits = engine.slots * config.vocab_size * _LOGIT_COPIES_BYTES
+    widest = 2 * config.intermediate_size + 4 * config.hidden_size
+    return _BASE_BYTES + logits + engine.chunk_tokens * widest * _ROW_COPIES_BYTES
+
+
+def kv_blocks(
+    config: ModelConfig,
+    engine: EngineConfig,
+    layout: Layout,
+    max_context: int,
+    weight_bytes: int,
+    gpu: Gpu | None,
+) -> int:
+    """Blocks of each cache group, scratch included; unless told, no more than all slots at full length use.
+
+    `gpu`: None on a CPU. Raises BatonError(INVALID) where they have no room within what the worker may take,
+    and BatonError(UNAVAILABLE) where they would, but others hold that memory now.
+    """
+    block = sum(group.block_bytes for group in layout.groups)
+    useful = engine.slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
+    if engine.kv_blocks is not None:
+        blocks = engine.kv_blocks
+    elif engine.kv_memory_mb is not None:
+        blocks = min(useful, _at_least_two(engine.kv_memory_mb * 10**6, block, "kv_memory_mb"))
+    elif gpu is None:
+        blocks = min(useful, _at_least_two(CPU_KV_BYTES, block, "the default of kv_memory_mb"))
+    else:
+        blocks = min(useful, _of_share(config, engine, gpu, weight_bytes, block))
+    if gpu is not None and weight_bytes + blocks * block > gpu.free_bytes:
+        raise _no_room(gpu, weight_bytes, blocks * block)
+    return blocks
+
+
+def _of_share(config: ModelConfig, engine: EngineConfig, gpu: Gpu, weight_bytes: int, block: int) -> int:
+    workers = engine.gpu_workers or 1
+    share = int(gpu.total_bytes * engine.gpu_memory) // workers
+    other = other_bytes(config, engine)
+    left = share - weight_bytes - other
+    if left < 2 * block:
+        among = f", shared by {workers} workers" if workers > 1 else ""
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"the model does not fit: gpu_memory {engine.gpu_memory:g} of {gpu.name}'s {_gb(gpu.total_bytes)}"
+            f"{among} is {_gb(share)}; weights take {_gb(weight_bytes)}, all else {_gb(other)}, and two KV "
+            f"blocks {_gb(2 * block)}",
+        )
+    return left // block
+
+
+def _at_least_two(budget: int, block: int, setting: str) -> int:
+    """One is scratch."""
+    if budget < 2 * block:
+        raise BatonError(ErrorKind.INVALID, f"{setting} of {_gb(budget)} does not hold two blocks")
+    return budget // block
+
+
+def _no_room(gpu: Gpu, weight_bytes: int, kv_bytes: int) -> BatonError:
+    text = (
+        f"weights of {_gb(weight_bytes)} and KV blocks of {_gb(kv_bytes)} do not fit on {gpu.name}: "
+        f"{_gb(gpu.free_bytes)} of {_gb(gpu.total_bytes)} are free"
+    )
+    fits_alone = weight_bytes + kv_bytes <= gpu.total_bytes
+    return BatonError(ErrorKind.UNAVAILABLE if fits_alone else ErrorKind.INVALID, text)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"

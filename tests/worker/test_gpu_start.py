@@ -1,0 +1,71 @@
+"""What an engine on a GPU says of its start, with the GPU played."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from structlog.testing import capture_logs
+
+from baton.errors import BatonError, ErrorKind
+from services.common.config import EngineConfig
+from services.worker.gpu_start import capture_told, tell_memory
+from services.worker.loaded_model import load
+from tests.engine.local_engine import CONFIG
+
+GPU = torch.device("cuda", 0)
+
+
+def test_compiled_and_kept_kernels_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    with capture_logs() as logs, capture_told(GPU):
+        hear = triton.knobs.compilation.listener
+        for hit in (True, False, True):
+            hear(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
+    (line,) = logs
+    assert (line["event"], line["kernels"], line["compiled"]) == ("graphs_captured", 3, 1)
+    assert line["kernel_cache"] == str(tmp_path)
+
+
+def test_nothing_is_told_of_a_cpu_or_of_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    with capture_logs() as logs:
+        with capture_told(torch.device("cpu")):
+            pass
+        assert not (tmp_path / "cache").exists()
+        with capture_told(GPU):
+            pass
+    assert logs == []
+
+
+def test_kernels_that_cannot_be_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(BatonError, match="kernel_cache") as caught, capture_told(GPU):
+        raise AssertionError
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers)
+    model = replace(load(str(tmp_path), engine), device=GPU)
+    blocks = sum(group.nbytes for group in model.cache.groups)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
+    with capture_logs() as logs:
+        tell_memory(model, engine)
+    (line,) = logs
+    assert (line["event"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 10.0, 80.0)
+    known = line["weights_gb"] + line["kv_gb"]
+    assert line["kv_gb"] == round(blocks / 1e9, 2)
+    assert line["buffers_gb"] == pytest.approx(2 - known, abs=0.02)
+    if workers == 1:
+        assert line["other_gb"] == pytest.approx(10 - known, abs=0.02)
+    else:
+        assert "other_gb" not in line

@@ -1,0 +1,118 @@
+"""KV blocks by arithmetic: what is told, what a share leaves, and what is refused before a byte is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.model_config import ModelConfig
+from baton.errors import BatonError, ErrorKind
+from services.common.config import EngineConfig, WorkerConfig
+from services.worker.memory_plan import CPU_KV_BYTES, Gpu, kv_blocks, other_bytes
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 32,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "torch_dtype": "bfloat16",
+}
+H100 = Gpu("GPU 0", 85_000_000_000, 84_000_000_000)
+WEIGHTS = 16_060_522_496  # in bfloat16
+BLOCK = 8 * 2**20  # of 64 tokens
+
+Plan = Callable[..., int]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ModelConfig:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return ModelConfig.load(tmp_path)
+
+
+@pytest.fixture
+def plan(config: ModelConfig) -> Plan:
+    def planned(gpu: Gpu | None = H100, max_context: int = 131_072, **settings: Any) -> int:
+        engine = EngineConfig(**settings)
+        layout = config.layout(engine.block_tokens_on("cuda" if gpu else "cpu"), "bfloat16")
+        return kv_blocks(config, engine, layout, max_context, WEIGHTS, gpu)
+
+    return planned
+
+
+def test_a_gpu_alone_gives_what_its_share_leaves(config: ModelConfig, plan: Plan) -> None:
+    engine = EngineConfig(slots=256)
+    left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, engine)
+    assert plan(slots=256) == left // BLOCK
+    assert plan(slots=256) > 6800  # 435,000 tokens
+
+
+def test_weights_and_all_else_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
+    fixed = WEIGHTS + other_bytes(config, EngineConfig())
+    both = 2 * (fixed + plan(gpu_workers=2) * BLOCK)
+    assert 0.9 * H100.total_bytes - 2 * BLOCK < both <= 0.9 * H100.total_bytes
+    assert plan(gpu_memory=0.45) == plan(gpu_workers=2)
+
+
+def test_all_else_is_no_more_than_promised_at_256_slots(config: ModelConfig) -> None:
+    assert other_bytes(config, EngineConfig(slots=256)) <= 2_500_000_000
+
+
+def test_no_more_than_all_slots_can_use(plan: Plan) -> None:
+    assert plan(slots=2, max_context=640) == 2 * 10 + 1
+    assert plan(slots=2, max_context=641) == 2 * 11 + 1
+    assert plan(slots=2, max_context=640, kv_blocks=1000) == 1000  # unless told
+
+
+def test_a_share_that_does_not_hold_the_model_is_refused(plan: Plan) -> None:
+    with pytest.raises(BatonError) as caught:
+        plan(gpu_workers=5)
+    assert caught.value.kind is ErrorKind.INVALID
+    for figure in ("0.9 of GPU 0's 85 GB", "shared by 5 workers", "15.3 GB", "16.1 GB"):
+        assert figure in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_memory_that_others_hold_is_refused_for_now(plan: Plan) -> None:
+    busy = Gpu("GPU 0", H100.total_bytes, 30_000_000_000)
+    with pytest.raises(BatonError, match=r"30 GB of 85 GB are free") as caught:
+        plan(busy)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    assert plan(busy, gpu_workers=3) > 2  # what it takes is free
+    with pytest.raises(BatonError, match="do not fit") as caught:
+        plan(kv_blocks=10_000)
+    assert caught.value.kind is ErrorKind.INVALID  # not even on an empty one
+
+
+def test_told_memory_is_taken_on_both(plan: Plan) -> None:
+    assert plan(kv_memory_mb=840) == 840_000_000 // BLOCK
+    assert plan(None, kv_memory_mb=840) == 840_000_000 // (BLOCK // 4)
+    with pytest.raises(BatonError, match="kv_memory_mb"):
+        plan(kv_memory_mb=16)
+
+
+def test_a_cpu_has_its_own_defaults(plan: Plan) -> None:
+    assert plan(None) == CPU_KV_BYTES // (BLOCK // 4)
+    engine = EngineConfig()
+    assert (engine.block_tokens_on("cuda"), engine.block_tokens_on("cpu")) == (64, 16)
+    assert EngineConfig(block_tokens=8).block_tokens_on("cuda") == 8
+
+
+def test_placement_says_who_shares_unless_the_configuration_does() -> None:
+    worker = WorkerConfig(name="a", role="both", model="m")
+    placed = worker.on_gpu(1, 3).engine
+    assert (placed.device_index, placed.gpu_workers) == (1, 3)
+    told = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(gpu_workers=2))
+    assert told.on_gpu(None, 3).engine.gpu_workers == 2
