@@ -9,8 +9,6 @@ from collections.abc import Sequence as Ordered
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_scheduler import PrefillScheduler
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
@@ -18,16 +16,14 @@ from baton.engine.slots import Grant, SlotPool
 from bench.fake_engine import decode_loop
 from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
+from services.worker.prefill_loop import prefill_loop
 
 
 class BarePrefill:
     """A prefill worker's scheduler and loop."""
 
     def __init__(self, model: LoadedModel, engine: EngineConfig) -> None:
-        scheduler = PrefillScheduler(
-            model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
-        )
-        self._loop = PrefillLoop(model.decoder, model.cache, scheduler)
+        self._loop = prefill_loop(model, engine)
 
     def replay(self, sent_ns: Ordered[int], prompt: int) -> list[float]:
         """TTFT in ms of prompts of `prompt` tokens that come at these moments, told in their order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -37,19 +38,34 @@ class PrefillLoop:
         self.scheduler = scheduler
         self.prompts_run = 0
         self.tokens_run = 0
+        # Of the steps since the host last knew that all was computed.
+        self._units_since = self._seconds_since = 0.0
 
     def step(self) -> list[ChunkResult]:
         """Computes the next chunks; empty when there is nothing to do."""
         chunks = self.scheduler.schedule()
         if not chunks:
             return []
+        begun = time.perf_counter()
         hidden = self._decoder.forward(self._rows(chunks), self._cache)
         results = self._results(chunks, hidden)
+        self._measure(chunks, results, time.perf_counter() - begun)
         for chunk in chunks:
             self.scheduler.computed(chunk)
             self.tokens_run += chunk.count
             self.prompts_run += chunk.is_last
         return results
+
+    def _measure(self, chunks: list[Chunk], results: list[ChunkResult], seconds: float) -> None:
+        """Tells the scheduler how long chunks take. A GPU computes while the host goes on, until a token is
+        read; with that token all steps before have ended too."""
+        cost = self.scheduler.cost
+        self._seconds_since += seconds
+        self._units_since += sum(cost.of(chunk.start, chunk.count) for chunk in chunks)
+        read = any(result.token is not None for result in results)
+        if read or self._cache.groups[0].device.type == "cpu":
+            cost.took(self._units_since, self._seconds_since)
+            self._units_since = self._seconds_since = 0.0
 
     def _rows(self, chunks: list[Chunk]) -> Rows:
         device = self._cache.groups[0].device

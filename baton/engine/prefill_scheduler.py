@@ -1,18 +1,30 @@
 """Which prompt tokens the next prefill step computes. Torch-free.
 
-First come, first served, under a token budget: a prompt longer than the budget is computed in
-chunks, and what a chunk leaves of the budget goes to the next prompt. A sequence starts only when
-the pools hold all blocks of its prompt; those behind it wait, so that none is starved.
+A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
+comes first, so that a long one stops nobody: it gets what the others leave. The oldest, once it has been
+here longer than the age cap, has a right to a share of every step, so that nobody starves either.
+
+A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
+starts; and from the age cap on nobody starts before it.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.blocks import BlockPools, OutOfBlocksError
+from baton.engine.prefill_cost import PrefillCost
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
+
+# A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
+LEAST_UNITS = 128.0
+# Of a step, what the oldest prompt has a right to: it takes at most so many times as long as alone. With more
+# short prompts beside a very long one wait twice as long, at loads that leave the long one more anyway.
+AGED_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +40,34 @@ class Chunk:
         return self.start + self.count == self.sequence.length
 
 
+@dataclass(frozen=True, slots=True)
+class StepBounds:
+    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over."""
+
+    tokens: int
+    seconds: float = 0.025
+    age_cap_s: float = 2.0
+
+
 class PrefillScheduler:
     """Sequences that wait or run; the owner of their blocks until `remove`."""
 
-    def __init__(self, pools: BlockPools, *, chunk_tokens: int, max_sequences: int) -> None:
+    def __init__(
+        self,
+        pools: BlockPools,
+        bounds: StepBounds,
+        *,
+        max_sequences: int,
+        cost: PrefillCost | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pools = pools
-        self._chunk_tokens = chunk_tokens
+        self._bounds = bounds
         self._max_sequences = max_sequences
-        self._sequences: deque[Sequence] = deque()
+        self._clock = clock
+        self.cost = cost or PrefillCost()
+        # When each was added, in that order.
+        self._sequences: dict[Sequence, float] = {}
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -54,21 +86,19 @@ class PrefillScheduler:
             )
         if len(self._sequences) >= self._max_sequences:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
-        self._sequences.append(sequence)
+        self._sequences[sequence] = self._clock()
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; the caller computes all of them, then calls `computed`."""
-        chunks: list[Chunk] = []
-        budget = self._chunk_tokens
-        for sequence in self._sequences:
-            if sequence.computed == sequence.length:
-                continue
-            if budget == 0 or not self._has_blocks(sequence):
-                break
-            count = min(budget, sequence.length - sequence.computed)
-            chunks.append(Chunk(sequence, sequence.computed, count))
-            budget -= count
-        return chunks
+        waiting = [sequence for sequence in self._sequences if sequence.computed < sequence.length]
+        runnable = self._with_blocks(waiting)
+        step = _Step(self.cost, self._bounds)
+        aged = self._aged(runnable)
+        if aged is not None and len(runnable) > 1:
+            step.give(aged, AGED_SHARE)
+        for sequence in runnable:
+            step.give(sequence)
+        return step.chunks
 
     def computed(self, chunk: Chunk) -> None:
         chunk.sequence.computed = chunk.start + chunk.count
@@ -77,9 +107,31 @@ class PrefillScheduler:
         """Forgets a sequence and frees its blocks, borrowed ones excepted; idempotent."""
         if sequence not in self._sequences:
             return
-        self._sequences.remove(sequence)
+        del self._sequences[sequence]
         if sequence.blocks is not None and not sequence.borrowed:
             self._pools.release(sequence.blocks)
+
+    def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
+        """Those that have started or can, the shortest remaining first."""
+        short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.computed)
+        aged = self._aged(waiting)
+        may_start = True
+        if aged is not None:
+            may_start = self._has_blocks(aged)
+        runnable = []
+        for sequence in short_first:
+            if sequence.blocks is None:
+                may_start = may_start and self._has_blocks(sequence)
+            if sequence.blocks is not None:
+                runnable.append(sequence)
+        return runnable
+
+    def _aged(self, sequences: list[Sequence]) -> Sequence | None:
+        """The oldest, if it has waited longer than the cap."""
+        oldest = min(sequences, key=self._sequences.__getitem__, default=None)
+        if oldest is None or self._clock() - self._sequences[oldest] < self._bounds.age_cap_s:
+            return None
+        return oldest
 
     def _has_blocks(self, sequence: Sequence) -> bool:
         if sequence.blocks is None:
@@ -88,3 +140,30 @@ class PrefillScheduler:
             except OutOfBlocksError:
                 return False
         return True
+
+
+class _Step:
+    """One step while it is filled."""
+
+    def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
+        self._cost = cost
+        self._tokens = bounds.tokens
+        self._units = max(cost.units_within(bounds.seconds), LEAST_UNITS)
+        self._given: dict[Sequence, int] = {}
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [Chunk(sequence, sequence.computed, count) for sequence, count in self._given.items()]
+
+    def give(self, sequence: Sequence, share: float = 1.0) -> None:
+        """Gives a sequence what is left of the step, or a share of it, beside what it has already."""
+        has = self._given.get(sequence, 0)
+        start = sequence.computed + has
+        affordable = self._cost.tokens_within(start, self._units * share)
+        if not self._given:
+            affordable = max(affordable, 1)  # whatever it costs, a step gets on
+        count = min(sequence.length - start, math.ceil(self._tokens * share), affordable)
+        if count > 0:
+            self._given[sequence] = has + count
+            self._tokens -= count
+            self._units = max(0.0, self._units - self._cost.of(start, count))

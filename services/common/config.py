@@ -66,6 +66,10 @@ class EngineConfig(StrictModel):
     kv_blocks: int | None = Field(None, ge=2, description="KV blocks a cache group has; unset: by memory")
     slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
     chunk_tokens: int = Field(256, ge=1, description="prompt tokens one prefill step computes at most")
+    prefill_step_ms: float = Field(25.0, gt=0, description="expected length of a prefill step, at most")
+    prefill_age_cap_ms: float = Field(
+        2000.0, ge=0, description="a prompt that is here so long gets an eighth of every step"
+    )
     max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
     max_logprobs: int = Field(
         20, ge=0, le=20, description="likeliest tokens whose logprobs a request may ask for; 0: no logprobs"

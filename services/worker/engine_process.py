@@ -29,8 +29,6 @@ from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.engine.back_ends import decode_loop
 from baton.engine.host_blocks import HostBlocks
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_scheduler import PrefillScheduler
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import SlotPool
@@ -57,6 +55,7 @@ from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
 from services.worker.parts import Parts
+from services.worker.prefill_loop import prefill_loop
 from services.worker.prefill_side import PrefillSide
 from services.worker.step_clock import StepClock
 
@@ -201,10 +200,6 @@ class Engine:
             host=HostBlocks(model.cache, engine.host_kv_mb * 10**6 if serves else 0),
             reserve_output_tokens=engine.reserve_output_tokens,
         )
-        scheduler = PrefillScheduler(
-            model.pools, chunk_tokens=engine.chunk_tokens, max_sequences=engine.prefill_queue
-        )
-        prefill_loop = PrefillLoop(model.decoder, model.cache, scheduler)
         local = decode if self._config.role == "both" else None
         source = _Source(model)
         sender = Sender(
@@ -215,9 +210,10 @@ class Engine:
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
         )
-        prefill = PrefillSide(model, prefill_loop, self._identity, sender, local, self._emit)
+        prompts = prefill_loop(model, engine)
+        prefill = PrefillSide(model, prompts, self._identity, sender, local, self._emit)
         decode.before_free = prefill.cancel
-        clocks = StepClock(lambda: prefill_loop.tokens_run), StepClock(lambda: loop.tokens_decoded)
+        clocks = StepClock(lambda: prompts.tokens_run), StepClock(lambda: loop.tokens_decoded)
         return Parts(model, slots, prefill, decode, loop, sender, None, *clocks)
 
     def _listen(self) -> str:

@@ -19,7 +19,7 @@ from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
 from baton.engine.output_ring import Finish
 from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_scheduler import PrefillScheduler
+from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
@@ -70,7 +70,7 @@ class LocalEngine:
         decoder = Decoder(config, weights, layout, device, getattr(torch, dtype))
         cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks])
-        self.scheduler = PrefillScheduler(self.pools, chunk_tokens=chunk, max_sequences=64)
+        self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=64)
         self.prefill = PrefillLoop(decoder, cache, self.scheduler)
         rings = SharedRings(slots)
         memory = SharedMemory.create("local-engine", rings.size)

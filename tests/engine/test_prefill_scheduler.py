@@ -1,13 +1,17 @@
-"""Chunks under a token budget, in order, and no block lost."""
+"""Chunks within a step's bounds, the shortest first, nobody starved, and no block lost."""
 
 from __future__ import annotations
+
+import math
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.blocks import BlockPools
-from baton.engine.prefill_scheduler import PrefillScheduler
+from baton.engine.prefill_cost import PrefillCost
+from baton.engine.prefill_scheduler import AGED_SHARE, LEAST_UNITS, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
@@ -19,28 +23,61 @@ def sequence(length: int) -> Sequence:
     return Sequence(tuple(range(length)), length, SamplingParams(), Limits(max_tokens=4))
 
 
-def make(blocks: int, budget: int, most: int = 100) -> tuple[BlockPools, PrefillScheduler]:
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(
+    blocks: int,
+    bounds: StepBounds,
+    most: int = 100,
+    cost: PrefillCost | None = None,
+    clock: Clock | None = None,
+) -> tuple[BlockPools, PrefillScheduler]:
     pools = BlockPools(LAYOUT, [blocks + 1])
-    return pools, PrefillScheduler(pools, chunk_tokens=budget, max_sequences=most)
+    scheduler = PrefillScheduler(pools, bounds, max_sequences=most, cost=cost, clock=clock or Clock())
+    return pools, scheduler
+
+
+def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillCost:
+    cost = PrefillCost(half_context)
+    cost.took(1.0, seconds_a_unit)
+    return cost
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=12),
-    budget=st.integers(1, 50),
-    blocks=st.integers(10, 30),
+    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    tokens=st.integers(1, 150),
+    milliseconds=st.floats(1, 400),
+    blocks=st.integers(100, 300),
+    age_cap_s=st.sampled_from([0.0, 0.3, 1e9]),
 )
-def test_every_token_is_computed_once_in_order_within_the_budget(
-    lengths: list[int], budget: int, blocks: int
+def test_every_token_is_computed_once_in_order_within_the_bounds(
+    lengths: list[int], tokens: int, milliseconds: float, blocks: int, age_cap_s: float
 ) -> None:
-    pools, scheduler = make(blocks, budget)
+    cost, clock = paced(0.001), Clock()
+    bounds = StepBounds(tokens, milliseconds / 1e3, age_cap_s)
+    pools, scheduler = make(blocks, bounds, cost=cost, clock=clock)
     sequences = [sequence(length) for length in lengths]
     for one in sequences:
         scheduler.add(one)
+        clock.now += 0.01
     seen: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     while scheduler.queued_tokens:
+        clock.now += 0.05
         chunks = scheduler.schedule()
         assert chunks
-        assert sum(chunk.count for chunk in chunks) <= budget
+        count = sum(chunk.count for chunk in chunks)
+        assert count <= tokens
+        units = sum(cost.of(chunk.start, chunk.count) for chunk in chunks)
+        assert units <= max(milliseconds, LEAST_UNITS) + 1e-6
+        assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         for chunk in chunks:
             assert chunk.start == seen[chunk.sequence]
             seen[chunk.sequence] += chunk.count
@@ -52,25 +89,52 @@ def test_every_token_is_computed_once_in_order_within_the_budget(
     assert pools.free == pools.total
 
 
-def test_a_prompt_without_blocks_waits_and_nobody_overtakes_it() -> None:
-    pools, scheduler = make(blocks=4, budget=100)
-    first, second, third = sequence(12), sequence(8), sequence(4)
-    for one in (first, second, third):
+def test_the_shortest_remaining_comes_first_and_a_long_one_gets_the_rest() -> None:
+    _, scheduler = make(1000, StepBounds(100))
+    long, short = sequence(1000), sequence(30)
+    scheduler.add(long)
+    (chunk,) = scheduler.schedule()
+    scheduler.computed(chunk)
+    scheduler.add(short)
+    assert [(c.sequence, c.start, c.count) for c in scheduler.schedule()] == [(short, 0, 30), (long, 100, 70)]
+
+
+def test_what_has_waited_longer_than_the_cap_gets_its_share_of_a_step() -> None:
+    clock = Clock()
+    _, scheduler = make(1000, StepBounds(100, age_cap_s=1.0), clock=clock)
+    long = sequence(1000)
+    scheduler.add(long)
+    clock.now = 0.9
+    for _ in range(4):
+        scheduler.add(sequence(90))
+    assert long not in [chunk.sequence for chunk in scheduler.schedule()]
+    clock.now = 1.0
+    counts = {chunk.sequence: chunk.count for chunk in scheduler.schedule()}
+    assert counts[long] == math.ceil(100 * AGED_SHARE)
+
+
+def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_nobody() -> None:
+    clock = Clock()
+    pools, scheduler = make(4, StepBounds(100, age_cap_s=1.0), clock=clock)
+    first, long, longer, short = sequence(8), sequence(12), sequence(16), sequence(4)
+    scheduler.add(first)
+    scheduler.computed(scheduler.schedule()[0])
+    for one in (long, longer, short):
         scheduler.add(one)
     (chunk,) = scheduler.schedule()
-    assert chunk.sequence is first
+    assert chunk.sequence is short, "it passes those that lack blocks"
     scheduler.computed(chunk)
-    assert scheduler.schedule() == []
+    scheduler.remove(short)
+    clock.now = 2.0
     scheduler.remove(first)
-    assert [c.sequence for c in scheduler.schedule()] == [second, third]
-    scheduler.remove(second)
-    scheduler.remove(third)
-    scheduler.remove(third)
-    assert pools.free == pools.total
+    another = sequence(4)
+    pools.allocate(4)  # three are left: enough for `long`, not for both
+    scheduler.add(another)
+    assert [c.sequence for c in scheduler.schedule()] == [long], "it waited too long to be passed again"
 
 
 def test_refusals() -> None:
-    _, scheduler = make(blocks=2, budget=8, most=1)
+    _, scheduler = make(2, StepBounds(8), most=1)
     with pytest.raises(BatonError, match="exceeds") as refused:
         scheduler.add(sequence(9))
     assert refused.value.kind is ErrorKind.INVALID
@@ -81,10 +145,72 @@ def test_refusals() -> None:
 
 
 def test_lent_blocks_stay_their_lenders() -> None:
-    pools, scheduler = make(blocks=4, budget=8)
+    pools, scheduler = make(4, StepBounds(8))
     lent = pools.allocate(8)
     borrower = sequence(8)
     borrower.blocks, borrower.borrowed = lent, True
     scheduler.add(borrower)
     scheduler.remove(borrower)
+    scheduler.remove(borrower)
     pools.check_integrity([lent])
+
+
+class Worker:
+    """A prefill worker in virtual time: 25 µs a unit, half a millisecond a step."""
+
+    def __init__(self, bounds: StepBounds) -> None:
+        self.clock = Clock()
+        self.cost = paced(25e-6, half_context=27_000)
+        self.scheduler = make(60_000, bounds, 10_000, self.cost, self.clock)[1]
+
+    def step(self) -> list[Sequence]:
+        """Runs one step; the sequences that it completed."""
+        chunks = self.scheduler.schedule()
+        self.clock.now += 0.0005 + 25e-6 * sum(self.cost.of(c.start, c.count) for c in chunks)
+        done = []
+        for chunk in chunks:
+            self.scheduler.computed(chunk)
+            if chunk.is_last:
+                self.scheduler.remove(chunk.sequence)
+                done.append(chunk.sequence)
+        return done
+
+    def ttft_of_short(self, rate: float, count: int, *, beside_a_long_one: bool) -> list[float]:
+        """Seconds to the first token of `count` prompts of 500 tokens, Poisson, sorted."""
+        draw = random.Random(3)
+        arrivals, at = [], 0.0
+        for _ in range(count):
+            at += draw.expovariate(rate)
+            arrivals.append(at)
+        came: dict[Sequence, float] = {}
+        waits: list[float] = []
+        long: Sequence | None = None
+        while len(waits) < count:
+            while arrivals and arrivals[0] <= self.clock.now:
+                one = sequence(500)
+                self.scheduler.add(one)
+                came[one] = arrivals.pop(0)
+            if beside_a_long_one and long is None:
+                long = sequence(100_000)
+                self.scheduler.add(long)
+            if not self.scheduler.queued_tokens:
+                self.clock.now = arrivals[0]
+                continue
+            for one in self.step():
+                if one is long:
+                    long = None
+                else:
+                    waits.append(self.clock.now - came.pop(one))
+        return sorted(waits)
+
+
+def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones() -> None:
+    """500-token prompts at 30 % of what the worker sustains of them, beside 100K-token ones all the time."""
+    bounds = StepBounds(8192, seconds=0.025)
+    rate = 0.3 / (0.0005 + 25e-6 * 505)
+    alone = Worker(bounds).ttft_of_short(rate, 3000, beside_a_long_one=False)
+    beside = Worker(bounds).ttft_of_short(rate, 3000, beside_a_long_one=True)
+    p99 = int(0.99 * 3000)
+    assert beside[p99] <= 2 * alone[p99], (alone[p99], beside[p99])
+    unbounded = Worker(StepBounds(8192, seconds=10.0)).ttft_of_short(rate, 3000, beside_a_long_one=True)
+    assert unbounded[p99] > 3 * alone[p99], "it is the bound in time that does it"
