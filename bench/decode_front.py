@@ -60,7 +60,7 @@ class Front:
         os.close(self._ended)
         for child, text in zip(children, told, strict=True):
             if child.returncode:
-                raise RuntimeError(f"{child.args} ended with {child.returncode}")
+                raise RuntimeError(f"{child.args!r} ended with {child.returncode}")
             said |= json.loads(text)
         if self._follower is not None and said["tokens_consumed"] != said["tokens_streamed"]:
             raise RuntimeError(f"tokens were lost between front and follower: {said}")

@@ -217,7 +217,10 @@ class Engine:
         )
         prefill = PrefillSide(model, prefill_loop, self._identity, sender, local, self._emit)
         decode.before_free = prefill.cancel
-        clocks = StepClock(lambda: prefill_loop.tokens_run), StepClock(lambda: loop.tokens_decoded)
+        clocks = (
+            StepClock(lambda: prefill_loop.tokens_run),
+            StepClock(lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps),
+        )
         return Parts(model, slots, prefill, decode, loop, sender, None, *clocks)
 
     def _listen(self) -> str:

@@ -11,6 +11,7 @@ import torch
 from bench import decode_budget, decode_churn, decode_steady
 from bench.decode import churn_room
 from bench.decode_case import SAMPLINGS, Case, Room
+from bench.decode_churn_plan import Join
 from bench.decode_engine import DecodeEngine
 from bench.decode_front import Front
 
@@ -58,7 +59,7 @@ def test_churn_cancels_and_asks_for_all_a_sampler_can() -> None:
     case = tiny(2)
     engine = DecodeEngine(case, churn_room([case]), Front, device="cpu")
     churn = decode_churn.Churn(engine, tiny(2, "logprobs"), "pinned")
-    churn.fill([decode_churn.Join(1, 0.0, 200, 3), decode_churn.Join(2, 0.0, 5, None)])
+    churn.fill([Join(1, 0.0, 200, 3), Join(2, 0.0, 5, None)])
     for _ in range(2000):
         churn.turn()
         if churn.counts.ended == 2:
