@@ -23,6 +23,7 @@ from baton.engine.output_ring import Finish, Record
 from baton.engine.shared_rings import SharedRings
 from baton.parent_death import die_with_parent
 from baton.v1.types_pb2 import Attempt
+from baton.wakeups import batch_wakeups
 from services.decode.streams import Streams
 
 ENDED = struct.Struct("<HH")
@@ -67,6 +68,7 @@ class Outlet:
 
 def main() -> None:
     die_with_parent()
+    batch_wakeups()  # as a worker's front does
     fd, slots, ended = (int(argument) for argument in sys.argv[1:4])
     outlet = Outlet(socket.socket(fileno=int(sys.argv[4]))) if len(sys.argv) > 4 else None
     reader = SharedRings(slots).reader(SharedMemory.attach(fd))
