@@ -14,9 +14,9 @@ _RECENT_NS = 1_000_000_000
 class StepClock:
     """Wraps a loop's step; `tokens` is the loop's own count of what it has computed.
 
-    A step that is only enqueued when its call returns (a GPU's) takes longer than the call: from then, or from
-    the end of the one before, until `ended` is seen to count it. That is looked at once a turn, so a step's
-    time is right within a turn, and that of many in a row is right in sum.
+    A step that is only enqueued when its call returns (a GPU's) takes longer than the call: from then, or
+    from the end of the one before, until `ended` is seen to count it. That is looked at once a turn: one
+    step's time is right within a turn, that of many in a row is right in sum.
     """
 
     def __init__(
