@@ -147,7 +147,7 @@ def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[
             arguments.seconds or _BUDGET_S,
             at_end=lambda: parts.update(decode_budget.measure(engine, case, graph_us)),
         )
-        return {**found, "budget_us": decode_budget.budget(parts, found["tpot_ms"] * 1e3, found["tail_us"])}
+        return {**found, "budget_us": decode_budget.budget(parts, found["last_ms"] * 1e3, found["tail_us"])}
     if arguments.seconds:
         return decode_steady.run_seconds(engine, case, arguments.seconds)
     return decode_steady.run_tokens(engine, case)

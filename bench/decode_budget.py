@@ -4,6 +4,7 @@ products      with their norms and epilogues, all layers; `head` once
 attention     all layers, over the batch's own contexts
 front         begin, plan and the embedding
 tail          drawing and finishing, as the step's own clock has it
+step          the last steps of the window, at whose contexts the parts are then measured
 boundaries    what is left of a step: the gaps between kernels and the gap to the next step
 
 The parts stand behind one another in a graph of their own, so that what a kernel overlaps with its like is in

@@ -5,7 +5,8 @@ the front has read the end of, grow, enqueue a step. Tickets, slots, growth and 
 `services.worker.decode_side`; of the link only its bytes are there. They are scattered either
 
 pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
-         a paused sequence back: what a transport that writes to staging on this machine costs; or
+         a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
+         are under way at a time, since small copies of admissions stand behind them; or
 pieces   by `DecodeSide.scatter`, at most 16 pieces of 256 KiB a turn, as a worker does whose link is gRPC.
 """
 
@@ -14,11 +15,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bench.decode_case import SAMPLINGS, Case
-from bench.decode_churn_plan import Join, joins, mean_steps, standing
+from bench.decode_churn_plan import Join, StepTime, joins, mean_steps, standing
 from bench.decode_clocks import figures
 from bench.decode_engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode_scatter import PiecesScatter, PinnedScatter, Scatter
@@ -34,7 +35,7 @@ _SEED = 1
 _TTL_MS = 600_000
 # Output tokens that a reservation has blocks for at first: most sequences grow at least once.
 RESERVED_OUTPUT = 32
-# Steps by which the rate is set.
+# Steps by which the first pace is set.
 _TIMED_STEPS = 20
 _IDLE_S = 0.0001
 
@@ -48,6 +49,14 @@ class Counts:
     ended: int = 0
     most_waiting: int = 0  # at once, for a slot
     scattered_bytes: int = 0
+    # The most that each part of a turn took the host: what exceeds a step may be a gap.
+    longest_s: dict[str, float] = field(default_factory=dict)
+
+    def took(self, part: str, since: float) -> float:
+        """A part of a turn has ended now; when that is."""
+        now = time.monotonic()
+        self.longest_s[part] = max(self.longest_s.get(part, 0.0), now - since)
+        return now
 
 
 @dataclass(slots=True)
@@ -91,21 +100,29 @@ class Churn:
 
     def turn(self, come: Iterable[Join] = ()) -> None:
         """One turn; `come` are those who come now."""
+        took, at = self.counts.took, time.monotonic()
         self._late.extend(come)
         self.counts.most_waiting = max(self.counts.most_waiting, len(self._late))
         while self._late and self._engine.slots.free:
             self._reserve(self._late.popleft())
+        at = took("reserve", at)
         self._scatter.step()
+        at = took("scatter", at)
         while self._arriving and self._scatter.ended(self._arriving[0][1]):  # their bytes come in their order
             self._commit(*self._arriving.popleft())
+        at = took("commit", at)
         self._cancel(self._engine.loop.ring.steps)
         for key in self._engine.front.ended():
             del self._running[key]
             self.decode.slot_ended(*key)
             self.counts.ended += 1
         self.decode.expire()
+        at = took("end", at)
         self.decode.growth.step()
-        if not self._engine.loop.step():
+        at = took("grow", at)
+        did = self._engine.loop.step()
+        took("step", at)
+        if not did:
             time.sleep(_IDLE_S)
 
     def drain(self) -> None:
@@ -173,17 +190,18 @@ class Churn:
 
 
 def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[str, Any]:
-    """Joins at the rate that keeps about `batch` slots busy, for `seconds`, once as many run as then will."""
+    """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once as many run."""
     churn = Churn(engine, case, scatter)
     churn.fill(standing(_SEED, case.batch))
-    rate = case.batch / (mean_steps() * _step_seconds(churn, engine))
+    rate = case.batch / mean_steps()
+    pace = 1 / _step_seconds(churn, engine)
     reader = engine.clocks()
     before = _Seen.of(engine, churn)
     churn.counts = Counts()
     begun = time.monotonic()
-    plan = Due(joins(_SEED, rate), begun)
+    plan, clock = Due(joins(_SEED, rate)), StepTime(begun, engine.loop.ring.steps, pace)
     while (now := time.monotonic()) < begun + seconds:
-        churn.turn(plan.until(now))
+        churn.turn(plan.until(clock.at(now, engine.loop.ring.steps)))
         if reader is not None:
             reader.look(engine.ended_steps)
     took, counts = time.monotonic() - begun, churn.counts
@@ -196,7 +214,7 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
         "mean_rows": round(seen.tokens / max(1, seen.steps), 2),
         "tokens_s": round(seen.tokens / took),
         **({} if lines is None else figures(lines[: seen.replays])),
-        "rate_s": round(rate, 2),
+        "longest_ms": {part: round(longest * 1e3, 3) for part, longest in counts.longest_s.items()},
         "joins": counts.joins,
         "ended": counts.ended,
         "cancels": counts.cancels,
@@ -230,20 +248,19 @@ class _Seen:
 class Due:
     """A plan's joins as their time comes."""
 
-    def __init__(self, plan: Iterator[Join], begun: float) -> None:
+    def __init__(self, plan: Iterator[Join]) -> None:
         self._plan = plan
-        self._begun = begun
         self._next = next(plan)
 
-    def until(self, now: float) -> Iterator[Join]:
+    def until(self, at: float) -> Iterator[Join]:
         """Those whose time has come since the last call."""
-        while self._begun + self._next.at <= now:
+        while self._next.at <= at:
             yield self._next
             self._next = next(self._plan)
 
 
 def _step_seconds(churn: Churn, engine: DecodeEngine) -> float:
-    """How long a step takes as things stand."""
+    """How long a step takes at the beginning."""
     first, begun = engine.loop.ring.steps, time.monotonic()
     while engine.loop.ring.steps < first + _TIMED_STEPS:
         churn.turn()

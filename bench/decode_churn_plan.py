@@ -10,11 +10,13 @@ from dataclasses import dataclass
 SHORTEST, LONGEST, MEAN = 16, 256, 96
 CANCELLED = 0.1
 _SAMPLE = 20_000
+# Before so many, a pace is not judged.
+_PACED_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """One sequence. `at`: seconds after the first could come; `cancel_after`: steps, or None."""
+    """One sequence. `at`: when it comes, in steps from the beginning on; `cancel_after`: steps, or None."""
 
     number: int
     at: float
@@ -51,12 +53,35 @@ def slots_for(batch: int) -> int:
 
 
 def joins(seed: int, rate: float) -> Iterator[Join]:
-    """A Poisson process of `rate` a second, without end."""
+    """A Poisson process of `rate` a step, without end."""
     draw, at, number = random.Random(seed), 0.0, 0
     while True:
         at += draw.expovariate(rate)
         yield _join(draw, number, at)
         number += 1
+
+
+class StepTime:
+    """Time counted in steps, running on evenly between them at the pace of all steps so far.
+
+    Joins that are planned in it keep a batch busy however long its steps turn out to be, and come at any
+    moment of a step.
+    """
+
+    def __init__(self, now: float, steps: int, pace: float) -> None:
+        """`steps`: counted by `now`, in seconds; `pace`: steps a second, to begin with."""
+        self._begun = self._last = now
+        self._first = steps
+        self._pace = pace
+        self._at = 0.0
+
+    def at(self, now: float, steps: int) -> float:
+        """How many steps long it has been; never goes back."""
+        self._at += (now - self._last) * self._pace
+        self._last = now
+        if steps - self._first > _PACED_STEPS:
+            self._pace = (steps - self._first) / (now - self._begun)
+        return self._at
 
 
 def standing(seed: int, batch: int) -> list[Join]:

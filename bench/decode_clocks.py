@@ -15,6 +15,8 @@ Lines = npt.NDArray[np.int64]
 BEGUN, HEAD_ENDED, ENDED, ROWS = range(4)
 # So many lines unread, and a copy is begun: far from a whole ring, so that none is lost to a late one.
 _AT = 1024
+# A gap beyond this is late.
+_LATE_NS = 5000
 
 
 class Copying(Protocol):
@@ -69,9 +71,9 @@ class ClockReader:
 def figures(lines: Lines) -> dict[str, Any]:
     """Of consecutive steps, two at least: `tpot_ms` between their ends, `gap_us_p50`, `gap_us_p99`, `busy`.
 
-    gap: end of a step's last kernel to start of the next one's first. `tail_us`: end of the head's product to
-    the end of the step, the median; None where the host draws, since then nobody notes the former. In
-    Triton's interpreter the clock stands: steps and rows are all there is.
+    gap: end of a step's last kernel to start of the next one's first; `late_gaps`: how many exceed 5 µs.
+    `tail_us`: end of the head's product to the end of the step, the median; None where the host draws, since
+    then nobody notes the former. In Triton's interpreter the clock stands: steps and rows are all there is.
     """
     # Nanoseconds since 1970 lose 0.2 µs as float64.
     lines = np.concatenate([lines[:, :ROWS] - lines[0, BEGUN], lines[:, ROWS:]], axis=1)
@@ -90,6 +92,7 @@ def figures(lines: Lines) -> dict[str, Any]:
         "gap_us_p50": _microseconds(gaps, 0.5),
         "gap_us_p99": _microseconds(gaps, 0.99),
         "gap_us_max": _microseconds(gaps, 1.0),
+        "late_gaps": int((gaps > _LATE_NS).sum()),
         "busy": round(1 - float(gaps.sum()) / window, 5),
         "tail_us": _microseconds(tails, 0.5) if len(tails) else None,
     }

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # Sequences whose KV stands in pinned memory, taken in turn.
 _STANDING = 4
+# Blocks whose copies are under way at once: enough to keep the copy engine busy between two turns.
+_UNDER_WAY = 2
 # As a worker's configuration and loop have them.
 _PIECE_BYTES = 256 * 1024
 _PIECES_A_TURN = 16
@@ -38,8 +40,15 @@ def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
     return decode.blocks_of(body.transfer_id, AttemptKey.of(body.attempt), body.token_count)
 
 
+def _ended(left: Counter[int], body: TicketBody) -> bool:
+    if left[body.transfer_id]:
+        return False
+    del left[body.transfer_id]
+    return True
+
+
 class PinnedScatter:
-    """Copies on a stream of their own, a block each."""
+    """Copies on a stream of their own, a block each, few at a time."""
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
         from baton.engine.host_blocks import HostBlocks
@@ -48,6 +57,7 @@ class PinnedScatter:
         counts = engine.model.pools.counts_for(context)
         size = sum(group.block_bytes for group in groups) * max(counts)
         self._decode = decode
+        self._groups = len(groups)
         self._bytes = sum(n * group.block_bytes for n, group in zip(counts, groups, strict=True))
         self._host = HostBlocks(engine.model.cache, _STANDING * size)
         self._standing = deque(
@@ -55,21 +65,37 @@ class PinnedScatter:
         )
         for _, copy in self._standing:
             copy.wait()
-        self._copies: dict[int, Copy] = {}
+        # (transfer, group, place here, block there), and of each transfer how many are not in place.
+        self._pieces: deque[tuple[int, int, int, int]] = deque()
+        self._copies: deque[tuple[int, Copy]] = deque()
+        self._left: Counter[int] = Counter()
 
     def begin(self, body: TicketBody) -> int:
         self._standing.rotate()
-        self._copies[body.transfer_id] = self._host.load(self._standing[0][0], _blocks(self._decode, body))
+        places = self._standing[0][0].places
+        for group, blocks in enumerate(_blocks(self._decode, body)):
+            self._left[body.transfer_id] += len(blocks)
+            pairs = zip(places[group], blocks, strict=True)
+            self._pieces.extend((body.transfer_id, group, place, block) for place, block in pairs)
+        self.step()
         return self._bytes
 
     def step(self) -> None:
-        """Nothing: the GPU copies by itself."""
+        from baton.engine.host_blocks import Saved
+
+        while self._copies and self._copies[0][1].ended():
+            self._left[self._copies.popleft()[0]] -= 1
+        while self._pieces and len(self._copies) < _UNDER_WAY:
+            transfer, group, place, block = self._pieces.popleft()
+            saved, blocks = Saved(self._alone(group, place)), self._alone(group, block)
+            self._copies.append((transfer, self._host.load(saved, blocks)))
+
+    def _alone(self, group: int, block: int) -> BlockTables:
+        """A table of one block."""
+        return tuple((block,) if other == group else () for other in range(self._groups))
 
     def ended(self, body: TicketBody) -> bool:
-        if not self._copies[body.transfer_id].ended():
-            return False
-        del self._copies[body.transfer_id]
-        return True
+        return _ended(self._left, body)
 
 
 class PiecesScatter:
@@ -102,7 +128,4 @@ class PiecesScatter:
             self._left[transfer] -= 1
 
     def ended(self, body: TicketBody) -> bool:
-        if self._left[body.transfer_id]:
-            return False
-        del self._left[body.transfer_id]
-        return True
+        return _ended(self._left, body)

@@ -14,6 +14,7 @@ from bench.decode_engine import DecodeEngine
 
 # Steps after the first full one that are left out of a window of seconds.
 _WARM = 32
+_LAST_STEPS = 7
 
 
 def run_tokens(engine: DecodeEngine, case: Case) -> dict[str, Any]:
@@ -39,7 +40,8 @@ def run_seconds(
 ) -> dict[str, Any]:
     """One batch for the whole window: no sequence ends in it; contexts grow from `context` on.
 
-    `at_end` is called behind the window, when no step is queued and all slots are still active.
+    `at_end` is called behind the window, when no step is queued and all slots are still active. `last_ms`:
+    the time of a step just before, at the contexts that are then.
     """
     reader = engine.clocks()
     for index in range(case.batch):
@@ -53,8 +55,9 @@ def run_seconds(
         if reader is not None:
             reader.look(engine.ended_steps)
     ended = engine.ended_steps
+    engine.drain()
+    last = engine.ended_steps
     if at_end is not None:
-        engine.drain()
         at_end()
     engine.empty()
     lines = engine.lines_of(reader)
@@ -62,7 +65,8 @@ def run_seconds(
         return {}
     joined = int(np.flatnonzero(lines[:, ROWS] == case.batch)[0])
     first, end = joined + _WARM, ended - reader.first
-    return _told(case, lines[first:end], (first + end) / 2 - joined)
+    found = _told(case, lines[first:end], (first + end) / 2 - joined)
+    return {**found, "last_ms": figures(lines[: last - reader.first][-_LAST_STEPS:]).get("tpot_ms")}
 
 
 def _told(case: Case, lines: Lines, mean_output: float) -> dict[str, Any]:

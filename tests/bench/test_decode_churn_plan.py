@@ -7,7 +7,16 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bench.decode_churn_plan import CANCELLED, LONGEST, SHORTEST, joins, mean_steps, slots_for, standing
+from bench.decode_churn_plan import (
+    CANCELLED,
+    LONGEST,
+    SHORTEST,
+    StepTime,
+    joins,
+    mean_steps,
+    slots_for,
+    standing,
+)
 
 
 def test_one_seed_is_one_plan() -> None:
@@ -36,6 +45,19 @@ def test_the_rate_keeps_the_batch_busy() -> None:
     busy = [sum(join.at <= at < join.at + join.steps for join in plan) for at in moments]
     assert fmean(busy) == pytest.approx(64, rel=0.06)
     assert max(busy) <= slots_for(64)
+
+
+def test_time_in_steps_follows_the_steps_and_runs_on_between_them() -> None:
+    """Believed to take 10 ms, they take 20: soon it is counted so, and no moment comes twice."""
+    clock, seen = StepTime(100.0, 1000, pace=100.0), []
+    for millisecond in range(1, 20_001):
+        now = 100.0 + millisecond / 1e3
+        seen.append(clock.at(now, 1000 + millisecond // 20))
+    assert all(a < b for a, b in pairwise(seen))
+    assert seen[-1] == pytest.approx(1000, rel=0.06)
+    late = [b - a for a, b in pairwise(seen[5000:])]
+    assert fmean(late) == pytest.approx(1 / 20, rel=0.02)
+    assert max(late) < 1.05 / 20
 
 
 def test_who_stands_there_at_the_beginning_is_met_midway() -> None:

@@ -80,7 +80,8 @@ def test_figures_of_a_hundred_gaps() -> None:
     assert (found["gap_us_p50"], found["gap_us_p99"], found["gap_us_max"]) == (0.0, 0.5, 0.5)
     found = figures(lines([30] * 150 + [5000], step=9970))
     assert (found["gap_us_p50"], found["gap_us_p99"], found["gap_us_max"]) == (0.03, 0.03, 5.0)
-    assert found["steps"] == 152
+    assert (found["steps"], found["late_gaps"]) == (152, 0)
+    assert figures(lines([30] * 150 + [5001, 9000]))["late_gaps"] == 2
     assert found["tpot_ms"] == pytest.approx((150 * 10_000 + 14_970) / 151 / 1e6, abs=1e-4)
     assert found["busy"] == pytest.approx(1 - 9500 / (150 * 10_000 + 14_970), abs=1e-5)
     assert found["tokens_s"] == pytest.approx(3 * 151 / (150 * 10_000 + 14_970) * 1e9, rel=1e-3)

@@ -48,6 +48,7 @@ def test_churn(scatter: str) -> None:
     assert found["joins"] > 2
     assert found["ended"] > 0
     assert found["growth_grants"] > 0
+    assert 0 < found["longest_ms"]["step"] < 1000
     assert found["scattered_mb_s"] > 0
     assert 1 < found["mean_rows"] <= engine.room.slots
     assert found["held_rows"] == 0
