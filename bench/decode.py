@@ -32,6 +32,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from baton.device.kernel_cache import keep_kernels_in
+from baton.device.matrix_library import ENVIRONMENT
 from bench.decode_case import SAMPLINGS, Case, Room
 from bench.shapes import SHAPES
 
@@ -52,6 +54,7 @@ def main() -> None:
         )
         for batch in arguments.batch.split(",")
     ]
+    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
     with _kernel_cache(cold=arguments.cold):
         run_all(cases, arguments)
 
@@ -85,7 +88,7 @@ def _kernel_cache(*, cold: bool) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["TRITON_CACHE_DIR"] = folder  # read when a kernel is first compiled
+        keep_kernels_in(folder)
         yield
 
 
