@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bench.decode_case import SAMPLINGS, Case
-from bench.decode_churn_plan import Join, StepTime, joins, mean_steps, standing
+from bench.decode_churn_plan import Join, StepTime, joins, mean_age, mean_steps, standing
 from bench.decode_clocks import figures
 from bench.decode_engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode_scatter import PiecesScatter, PinnedScatter, Scatter
@@ -209,9 +209,11 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
     churn.counts = Counts()
     churn.drain()
     lines = engine.lines_of(reader)
+    mean_rows = seen.tokens / max(1, seen.steps)
     return {
         "steps": seen.steps,
-        "mean_rows": round(seen.tokens / max(1, seen.steps), 2),
+        "mean_rows": round(mean_rows, 2),
+        "floor_ms": round(case.floor_ms(case.context + mean_age(), mean_rows), 3),
         "tokens_s": round(seen.tokens / took),
         **({} if lines is None else figures(lines[: seen.replays])),
         "longest_ms": {part: round(longest * 1e3, 3) for part, longest in counts.longest_s.items()},

@@ -47,6 +47,13 @@ def mean_steps() -> float:
     return sum(_join(draw, 0, 0.0).steps for _ in range(_SAMPLE)) / _SAMPLE
 
 
+def mean_age() -> float:
+    """For how many steps a sequence that is met at a random moment has held its slot."""
+    draw = random.Random(0)
+    stays = [_join(draw, 0, 0.0).steps for _ in range(_SAMPLE)]
+    return sum(stay * stay for stay in stays) / sum(stays) / 2
+
+
 def slots_for(batch: int) -> int:
     """Slots of which `batch` are busy on average: those who come are many at times, as 3 deviations."""
     return batch + math.ceil(3 * math.sqrt(batch))

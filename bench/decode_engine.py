@@ -155,7 +155,7 @@ class DecodeEngine:
             torch.cuda.synchronize()
 
     def first_token(self, case: Case) -> None:
-        """Notes in `started` when the first token came out of the ring."""
+        """Notes in `started` when the first token stood in the ring."""
         before = self.loop.tokens_decoded
         self.admit(case, 0, 4)
         self.turn_until(lambda: self.loop.tokens_decoded > before)
