@@ -1,30 +1,93 @@
-"""A worker's front reduced to its reading: empties an output ring in a process of its own.
+"""A worker's front reduced to its tokens: reads an output ring, says who has ended, streams to whoever asked.
 
-python -m bench.ring_reader FD SLOTS        until stdin closes; prints how many words it has read
+    python -m bench.ring_reader FD SLOTS ENDED [SOCKET]
+
+FD: the ring's memory. ENDED: a pipe that takes slot and generation, 16 bits each, of who has ended. SOCKET:
+takes one length-prefixed `FollowResponse` a reading that found something, made by the streams of a worker's
+front. Until stdin closes; then prints what it has read and sent as one JSON object.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 import select
+import socket
+import struct
 import sys
 import time
 
 from baton.device.shared_memory import SharedMemory
+from baton.engine.output_ring import Finish, Record
 from baton.engine.shared_rings import SharedRings
+from baton.parent_death import die_with_parent
+from baton.v1.types_pb2 import Attempt
+from baton.wakeups import batch_wakeups
+from services.decode.streams import Streams
 
+ENDED = struct.Struct("<HH")
+LENGTH = struct.Struct("<I")
 _POLL_S = 0.0002
+_SWEEP_S = 0.2
+_ROUTER = bytes(16)
+
+
+class Outlet:
+    """Every token as messages to one follower."""
+
+    def __init__(self, follower: socket.socket) -> None:
+        self._follower = follower
+        self._streams = Streams()
+        self._streams.follow(_ROUTER)
+        self._known: set[tuple[int, int]] = set()
+        self._sweep_at = 0.0
+        self.tokens = 0
+        self.messages = 0
+
+    def send(self, records: list[Record], steps: int) -> None:
+        """One message with all of them. A sequence's first word is what makes it known here."""
+        for record in records:
+            key = record.slot, record.generation
+            if key not in self._known:
+                self._known.add(key)
+                attempt = Attempt(request_id=secrets.token_bytes(16), number=1)
+                self._streams.reserve(attempt, _ROUTER, 0, *key)
+            if self._streams.emit(record):
+                self._known.discard(key)
+            self.tokens += record.has_token
+        message = self._streams.collect(_ROUTER, steps)
+        if message is not None:
+            data = message.SerializeToString()
+            self._follower.sendall(LENGTH.pack(len(data)) + data)
+            self.messages += 1
+        if time.monotonic() > self._sweep_at:
+            self._streams.sweep()
+            self._sweep_at = time.monotonic() + _SWEEP_S
 
 
 def main() -> None:
-    fd, slots = int(sys.argv[1]), int(sys.argv[2])
+    die_with_parent()
+    batch_wakeups()  # as a worker's front does
+    fd, slots, ended = (int(argument) for argument in sys.argv[1:4])
+    outlet = Outlet(socket.socket(fileno=int(sys.argv[4]))) if len(sys.argv) > 4 else None
     reader = SharedRings(slots).reader(SharedMemory.attach(fd))
     words = 0
     while not select.select([sys.stdin], [], [], 0)[0]:
-        read = len(reader.read())
-        words += read
-        if not read:
+        records = reader.read()
+        if not records:
             time.sleep(_POLL_S)
-    print(words, flush=True)
+            continue
+        words += len(records)
+        gone = [record for record in records if record.finish is not Finish.NONE]
+        if gone:
+            os.write(ended, b"".join(ENDED.pack(record.slot, record.generation) for record in gone))
+        if outlet is not None:
+            outlet.send(records, reader.steps)
+    said = {"words": words}
+    if outlet is not None:
+        said |= {"tokens_streamed": outlet.tokens, "messages": outlet.messages}
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,12 @@ class Shape:
         head = sizes.pop("head")
         return int(self.config["num_hidden_layers"]) * sum(sizes.values()) + head
 
+    def held_elements(self) -> int:
+        """Elements that the weights have in memory: those a step reads, and the embedding beside its head."""
+        c = self.config
+        embedding = 0 if c["tie_word_embeddings"] else c["vocab_size"] * c["hidden_size"]
+        return self.weight_elements() + int(embedding)
+
     def kv_elements(self) -> int:
         """Elements of keys and values of one token, all layers."""
         c = self.config
@@ -80,8 +86,15 @@ SHAPES = {
         head_dim=16,
         vocab_size=256,
         max_position_embeddings=2048,
+        eos_token_id=1,
     ),
 }
+
+
+def with_positions(shape: Shape, tokens: int) -> Shape:
+    """The same for sequences of so many tokens, whatever its configuration allows."""
+    most = max(tokens, int(shape.config["max_position_embeddings"]))
+    return Shape({**shape.config, "max_position_embeddings": most})
 
 
 def torch_dtype(name: str) -> str:

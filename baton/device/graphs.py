@@ -38,7 +38,8 @@ class Queue:
         return self._device.type == "cuda"
 
     def capture(self, launch: Callable[[], None]) -> Replayable:
-        """`launch` runs once to compile its kernels, on whatever its buffers hold, and is then captured."""
+        """`launch` runs once to compile its kernels, on whatever its buffers hold, is captured, and replayed
+        once, since a graph's first replay also brings it to the GPU."""
         if not self.on_chip:
             return _Queued(_Rerun(launch), self)
         torch.cuda.synchronize(self._device)
@@ -48,7 +49,9 @@ class Queue:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             launch()
-        return _Queued(graph, self)
+        queued = _Queued(graph, self)
+        queued.replay()
+        return queued
 
     def fork(self, launch: Callable[[], None]) -> None:
         """Within a capture: `launch` on a branch beside all that follows, until `join`."""

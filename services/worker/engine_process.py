@@ -213,7 +213,10 @@ class Engine:
         prompts = prefill_loop(model, engine)
         prefill = PrefillSide(model, prompts, self._identity, sender, local, self._emit)
         decode.before_free = prefill.cancel
-        clocks = StepClock(lambda: prompts.tokens_run), StepClock(lambda: loop.tokens_decoded)
+        clocks = (
+            StepClock(lambda: prompts.tokens_run),
+            StepClock(lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps),
+        )
         return Parts(model, slots, prefill, decode, loop, sender, None, *clocks)
 
     def _listen(self) -> str:

@@ -12,12 +12,28 @@ _RECENT_NS = 1_000_000_000
 
 
 class StepClock:
-    """Wraps a loop's step; `tokens` is the loop's own count of what it has computed."""
+    """Wraps a loop's step; `tokens` is the loop's own count of what it has computed.
 
-    def __init__(self, tokens: Callable[[], int], clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    A step that is only enqueued when its call returns (a GPU's) takes longer than the call: from then, or
+    from the end of the one before, until `ended` is seen to count it. That is looked at once a turn: one
+    step's time is right within a turn, that of many in a row is right in sum.
+    """
+
+    def __init__(
+        self,
+        tokens: Callable[[], int],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        ended: Callable[[], int] | None = None,
+    ) -> None:
+        """`ended`: steps that have ended, by the loop's count; None where a call returns with its step."""
         self._tokens = tokens
         self._clock_ns = clock_ns
+        self._count = ended
+        self._counted = 0 if ended is None else ended()
         self.busy_ns = 0
+        # When each that has not ended was enqueued.
+        self._under_way: deque[int] = deque()
+        self._last_end = 0
         # (when it ended, nanoseconds it took, tokens counted by then): a second's steps and the one before
         # them, so that a busy loop holds no more after a day than after a second.
         self._ended: deque[tuple[int, int, int]] = deque()
@@ -27,12 +43,30 @@ class StepClock:
         begun = self._clock_ns()
         did = step()
         if did:
-            ended = self._clock_ns()
-            self.busy_ns += ended - begun
-            self._ended.append((ended, ended - begun, self._tokens()))
-            while len(self._ended) > 1 and self._ended[1][0] <= ended - _RECENT_NS:
-                self._ended.popleft()
+            self._under_way.append(begun)
+        if ended := self._just_ended():
+            self._take(ended)
         return did
+
+    def _just_ended(self) -> int:
+        """How many of those under way have ended since the last look."""
+        if self._count is None:
+            return len(self._under_way)
+        counted = self._count()
+        more, self._counted = counted - self._counted, counted
+        return min(more, len(self._under_way))
+
+    def _take(self, steps: int) -> None:
+        """They ended one after the other, and the last just now."""
+        now = self._clock_ns()
+        for left in range(steps, 0, -1):
+            begun = max(self._under_way.popleft(), self._last_end)
+            took = (now - begun) // left
+            self._last_end = begun + took
+            self.busy_ns += took
+            self._ended.append((self._last_end, took, self._tokens()))
+        while len(self._ended) > 1 and self._ended[1][0] <= now - _RECENT_NS:
+            self._ended.popleft()
 
     @property
     def remembered(self) -> int:

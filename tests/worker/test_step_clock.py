@@ -61,3 +61,74 @@ def test_it_remembers_a_second_and_no_more() -> None:
     loop.step(1, 1)
     assert loop.clock.remembered == 2
     assert loop.clock.recent().tokens == 1
+
+
+class Queue:
+    """A GPU's loop: a step is enqueued behind those under way, two at most, and each takes its time."""
+
+    def __init__(self, step_ms: float) -> None:
+        self.now = self.ended = self.tokens = 0
+        self.step_ns = round(step_ms * 1e6)
+        self.under_way: list[int] = []  # when each will have ended
+        self.clock = StepClock(lambda: self.tokens, lambda: self.now, ended=lambda: self.ended)
+
+    def turn(self, ms: float, wanted: bool = True) -> None:
+        """What has ended by now is seen; one more is enqueued where one may be; then time passes."""
+
+        def step() -> bool:
+            while self.under_way and self.under_way[0] <= self.now:
+                self.under_way.pop(0)
+                self.ended += 1
+                self.tokens += 64
+            if not wanted or len(self.under_way) == 2:
+                return False
+            self.now += 20_000  # what enqueuing takes the host
+            self.under_way.append(max(self.now, *self.under_way[-1:], 0) + self.step_ns)
+            return True
+
+        self.clock.timed(step)
+        self.now += round(ms * 1e6)
+
+
+def test_a_queued_step_takes_until_it_has_ended_and_not_as_long_as_enqueuing_it() -> None:
+    loop = Queue(9.0)
+    for _ in range(1000):
+        loop.turn(1.0)
+    recent = loop.clock.recent()
+    assert recent.mean_ms == pytest.approx(9.0, rel=0.01)
+    assert recent.p99_ms <= 9.0 + 1.1, "it is looked at once a millisecond"
+    assert recent.steps == pytest.approx(111, abs=1)
+    assert recent.tokens == 64 * recent.steps
+    assert loop.clock.busy_ns == pytest.approx(1000e6, rel=0.02)
+
+
+def test_what_ends_between_two_looks_shares_the_time() -> None:
+    loop = Queue(0.7)
+    for _ in range(600):
+        loop.turn(0.0)
+        loop.turn(2.0)
+    recent = loop.clock.recent()
+    assert recent.mean_ms == pytest.approx(1.02, abs=0.01), "two of 0.7 ms in 2.04 ms: the look comes late"
+    assert recent.steps == pytest.approx(980, abs=20)
+
+
+def test_a_queue_that_was_empty_is_not_counted_as_busy() -> None:
+    loop = Queue(5.0)
+    for _ in range(20):
+        loop.turn(0.5, wanted=False)
+        loop.turn(0.5)
+        for _ in range(40):
+            loop.turn(1.0, wanted=False)
+    assert loop.clock.recent().mean_ms == pytest.approx(5.5, abs=0.6)
+    assert loop.clock.busy_ns == pytest.approx(20 * 5.5e6, rel=0.1)
+    assert loop.clock.recent().p99_ms < 6.5
+
+
+def test_a_step_enqueued_before_the_clock_began_is_not_its_own() -> None:
+    counts = iter((7, 7, 8, 8))
+    now = iter(range(0, 100_000_000, 1_000_000))
+    clock = StepClock(lambda: 0, lambda: next(now), ended=lambda: next(counts))
+    assert clock.timed(lambda: True)
+    assert clock.busy_ns == 0, "captured before: nothing has ended since"
+    assert not clock.timed(lambda: False)
+    assert clock.recent().steps == 1

@@ -1,0 +1,102 @@
+"""What one run of `bench.decode` is, and the arithmetic around it: floors, bytes, who fits. Torch-free."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from bench.shapes import SHAPES, Shape, torch_dtype
+
+# Output tokens over which a step's time is taken, as vLLM's figures were.
+FIRST, LAST = 33, 160
+# A large batch is admitted over several steps; each of its sequences lives that much longer.
+SPARE = 18
+BLOCK_TOKENS = 64
+# What H100 reads from its memory at most, as measured.
+READ_BYTES_S = 3.16e12
+# Kept free beside weights and KV: logits, graphs, the driver's own.
+RESERVE_BYTES = 3.0e9
+
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "filters": {"temperature": 0.8, "top_p": 0.95, "top_k": 50},
+    "penalties": {
+        "temperature": 0.8,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+    },
+    "logprobs": {"logprobs": 5},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run's settings, which its figures repeat."""
+
+    shape: str
+    dtype: str
+    batch: int
+    context: int
+    sampling: str
+    numerics: str
+
+    @property
+    def model(self) -> Shape:
+        return SHAPES[self.shape]
+
+    @property
+    def element_bytes(self) -> int:
+        return _BYTES[torch_dtype(self.dtype)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token."""
+        return self.model.kv_elements() * self.element_bytes
+
+    def floor_ms(self, mean_context: float, rows: float | None = None) -> float:
+        """The least that a step takes: the bytes it must read, at the memory's speed."""
+        tokens = (self.batch if rows is None else rows) * mean_context
+        read = self.model.weight_elements() * self.element_bytes + self.token_bytes * tokens
+        return read / READ_BYTES_S * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine is built for: slots, tokens that each may come to hold, and tokens of staging."""
+
+    slots: int
+    tokens: int
+
+    @classmethod
+    def steady(cls, cases: list[Case], seconds: float | None) -> Room:
+        """For batches that decode `LAST` tokens, or as many as fit into `seconds` at the floor's speed."""
+        first = cases[0]
+        output = LAST
+        if seconds is not None:
+            least_ms = min(case.floor_ms(case.context) for case in cases)
+            output = LAST + math.ceil(seconds * 1e3 / least_ms)
+        return cls(max(case.batch for case in cases), first.context + output + SPARE + 1)
+
+    def blocks(self) -> int:
+        """Of one cache group, scratch included."""
+        return 1 + self.slots * -(-self.tokens // BLOCK_TOKENS)
+
+    def kv_bytes(self, case: Case) -> int:
+        return self.blocks() * BLOCK_TOKENS * case.token_bytes
+
+    def lacking(self, case: Case, free_bytes: float) -> str | None:
+        """Why an engine of this room does not fit into so much free memory; None where it does."""
+        weights = case.model.held_elements() * case.element_bytes
+        wanted = weights + self.kv_bytes(case) + RESERVE_BYTES
+        if wanted <= free_bytes:
+            return None
+        return (
+            f"{self.slots} sequences of {self.tokens} tokens want {self.kv_bytes(case) / 1e9:.1f} GB of KV "
+            f"beside {weights / 1e9:.1f} GB of weights and {RESERVE_BYTES / 1e9:.0f} GB for the rest; "
+            f"{free_bytes / 1e9:.1f} GB are free"
+        )

@@ -1,0 +1,269 @@
+"""Decode while sequences come and go: a worker's own decode side over handoffs that arrive in staging.
+
+A turn is that of a worker's engine: reserve a slot and part of the blocks, scatter, commit, cancel, free what
+the front has read the end of, grow, enqueue a step. Tickets, slots, growth and admissions are
+`services.worker.decode_side`; of the link only its bytes are there. They are scattered either
+
+pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
+         a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
+         are under way at a time, since small copies of admissions stand behind them; or
+pieces   by `DecodeSide.scatter`, at most 16 pieces of 256 KiB a turn, as a worker does whose link is gRPC.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bench.decode_case import SAMPLINGS, Case
+from bench.decode_churn_plan import Join, StepTime, joins, mean_age, mean_steps, standing
+from bench.decode_clocks import figures
+from bench.decode_engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
+from bench.decode_scatter import PiecesScatter, PinnedScatter, Scatter
+from kvtransfer.ticket_book import AttemptKey
+
+if TYPE_CHECKING:
+    from baton.v1.decode_pb2 import TicketBody
+    from baton.v1.transfer_pb2 import CommitRecord
+
+SCATTERS: dict[str, type[PinnedScatter | PiecesScatter]] = {"pinned": PinnedScatter, "pieces": PiecesScatter}
+_ROUTER = bytes(16)
+_SEED = 1
+_TTL_MS = 600_000
+# Output tokens that a reservation has blocks for at first: most sequences grow at least once.
+RESERVED_OUTPUT = 32
+# Steps by which the first pace is set.
+_TIMED_STEPS = 20
+_IDLE_S = 0.0001
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one window."""
+
+    joins: int = 0
+    cancels: int = 0
+    ended: int = 0
+    most_waiting: int = 0  # at once, for a slot
+    scattered_bytes: int = 0
+    # The most that each part of a turn took the host: what exceeds a step may be a gap.
+    longest_s: dict[str, float] = field(default_factory=dict)
+
+    def took(self, part: str, since: float) -> float:
+        """A part of a turn has ended now; when that is."""
+        now = time.monotonic()
+        self.longest_s[part] = max(self.longest_s.get(part, 0.0), now - since)
+        return now
+
+
+@dataclass(slots=True)
+class _Running:
+    body: TicketBody
+    cancel_at: int | None  # a step, until it was told
+
+
+class Churn:
+    """Owns what runs on an engine that runs nothing else; all calls from one thread."""
+
+    def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
+        from baton.engine.host_blocks import HostBlocks
+        from baton.v1.types_pb2 import WorkerIdentity
+        from kvtransfer.ticket import TicketSigner
+        from services.worker.decode_side import DecodeSide
+
+        self._engine = engine
+        self._case = case
+        self.counts = Counts()
+        self.decode = DecodeSide(
+            engine.model,
+            engine.loop,
+            engine.slots,
+            WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
+            TicketSigner(bytes(32)),
+            lambda event: None,
+            host=HostBlocks(engine.model.cache, 0),
+            reserve_output_tokens=RESERVED_OUTPUT,
+        )
+        self._scatter: Scatter = SCATTERS[scatter](engine, self.decode, case.context)
+        self._late: deque[Join] = deque()
+        self._arriving: deque[tuple[Join, TicketBody]] = deque()
+        self._running: dict[Key, _Running] = {}
+        self._tokens = [token % engine.model.config.vocab_size for token in range(case.context)]
+
+    def fill(self, plan: list[Join]) -> None:
+        """Lets all of a plan in, and waits until they run. Raises TimeoutError."""
+        self._late.extend(plan)
+        self._turn_until(lambda: not (self._late or self._arriving))
+
+    def turn(self, come: Iterable[Join] = ()) -> None:
+        """One turn; `come` are those who come now."""
+        took, at = self.counts.took, time.monotonic()
+        self._late.extend(come)
+        self.counts.most_waiting = max(self.counts.most_waiting, len(self._late))
+        while self._late and self._engine.slots.free:
+            self._reserve(self._late.popleft())
+        at = took("reserve", at)
+        self._scatter.step()
+        at = took("scatter", at)
+        while self._arriving and self._scatter.ended(self._arriving[0][1]):  # their bytes come in their order
+            self._commit(*self._arriving.popleft())
+        at = took("commit", at)
+        self._cancel(self._engine.loop.ring.steps)
+        for key in self._engine.front.ended():
+            del self._running[key]
+            self.decode.slot_ended(*key)
+            self.counts.ended += 1
+        self.decode.expire()
+        at = took("end", at)
+        self.decode.growth.step()
+        at = took("grow", at)
+        did = self._engine.loop.step()
+        took("step", at)
+        if not did:
+            time.sleep(_IDLE_S)
+
+    def drain(self) -> None:
+        """Cancels all that runs, and waits until every slot is free. Raises TimeoutError."""
+        self._late.clear()
+        self._turn_until(lambda: not self._arriving)
+        for running in self._running.values():
+            self.decode.cancel(AttemptKey.of(running.body.attempt))
+        self._turn_until(lambda: not self._running)
+
+    def _turn_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not done():
+            self.turn()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not done after {DEADLINE_S} s")
+
+    def _reserve(self, join: Join) -> None:
+        from baton.v1.decode_pb2 import ReserveRequest, TicketBody
+        from baton.v1.types_pb2 import Attempt
+
+        number = (join.number & (1 << 64) - 1).to_bytes(16, "little")
+        request = ReserveRequest(
+            attempt=Attempt(request_id=number, number=1),
+            router_id=_ROUTER,
+            token_count=self._case.context,
+            max_tokens=join.output,
+            ttl_ms=_TTL_MS,
+        )
+        body = TicketBody.FromString(self.decode.reserve(request).ticket.body)
+        self.counts.scattered_bytes += self._scatter.begin(body)
+        self._arriving.append((join, body))
+
+    def _commit(self, join: Join, body: TicketBody) -> None:
+        entry = self.decode.tickets.find_transfer(body.transfer_id)
+        assert entry is not None, "no ticket here ends before it is committed"
+        self.decode.commit(body.transfer_id, self._record(join, body))
+        at = None if join.cancel_after is None else self._engine.loop.ring.steps + 1 + join.cancel_after
+        self._running[entry.grant.key] = _Running(body, at)
+        self.counts.joins += 1
+
+    def _record(self, join: Join, body: TicketBody) -> CommitRecord:
+        from baton.v1 import types_pb2
+        from baton.v1.transfer_pb2 import CommitRecord
+        from services.common.logprobs import logprobs_message
+
+        settings = {"top_p": 1.0, **SAMPLINGS[self._case.sampling], "seed": join.number & 0xFFFFFFFF}
+        return CommitRecord(
+            attempt=body.attempt,
+            token_ids=self._tokens,
+            prompt_length=self._case.context,
+            first_token_id=join.number * 977 % self._engine.model.config.vocab_size,
+            sampling=types_pb2.Sampling(**settings),
+            limits=types_pb2.Limits(max_tokens=join.output),
+            block_counts=body.block_counts,
+            first_logprobs=logprobs_message(first_logprobs()) if "logprobs" in settings else None,
+        )
+
+    def _cancel(self, step: int) -> None:
+        for running in self._running.values():
+            if running.cancel_at is not None and running.cancel_at <= step:
+                running.cancel_at = None
+                self.decode.cancel(AttemptKey.of(running.body.attempt))
+                self.counts.cancels += 1
+
+
+def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[str, Any]:
+    """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once as many run."""
+    churn = Churn(engine, case, scatter)
+    churn.fill(standing(_SEED, case.batch))
+    rate = case.batch / mean_steps()
+    pace = 1 / _step_seconds(churn, engine)
+    reader = engine.clocks()
+    before = _Seen.of(engine, churn)
+    churn.counts = Counts()
+    begun = time.monotonic()
+    plan, clock = Due(joins(_SEED, rate)), StepTime(begun, engine.loop.ring.steps, pace)
+    while (now := time.monotonic()) < begun + seconds:
+        churn.turn(plan.until(clock.at(now, engine.loop.ring.steps)))
+        if reader is not None:
+            reader.look(engine.ended_steps)
+    took, counts = time.monotonic() - begun, churn.counts
+    seen = _Seen.of(engine, churn).since(before)
+    churn.counts = Counts()
+    churn.drain()
+    lines = engine.lines_of(reader)
+    mean_rows = seen.tokens / max(1, seen.steps)
+    return {
+        "steps": seen.steps,
+        "mean_rows": round(mean_rows, 2),
+        "floor_ms": round(case.floor_ms(case.context + mean_age(), mean_rows), 3),
+        "tokens_s": round(seen.tokens / took),
+        **({} if lines is None else figures(lines[: seen.replays])),
+        "longest_ms": {part: round(longest * 1e3, 3) for part, longest in counts.longest_s.items()},
+        "joins": counts.joins,
+        "ended": counts.ended,
+        "cancels": counts.cancels,
+        "most_waiting": counts.most_waiting,
+        "growth_grants": seen.grown,
+        "held_rows": seen.held,
+        "scatter": scatter,
+        "scattered_mb_s": round(counts.scattered_bytes / took / 1e6, 3),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The loop's own counts."""
+
+    replays: int
+    steps: int
+    held: int
+    tokens: int
+    grown: int
+
+    @classmethod
+    def of(cls, engine: DecodeEngine, churn: Churn) -> _Seen:
+        ring, grown = engine.loop.ring, churn.decode.growth.grown
+        return cls(engine.ended_steps, ring.steps, ring.held_rows, engine.loop.tokens_decoded, grown)
+
+    def since(self, before: _Seen) -> _Seen:
+        return _Seen(*(b - a for a, b in zip(astuple(before), astuple(self), strict=True)))
+
+
+class Due:
+    """A plan's joins as their time comes."""
+
+    def __init__(self, plan: Iterator[Join]) -> None:
+        self._plan = plan
+        self._next = next(plan)
+
+    def until(self, at: float) -> Iterator[Join]:
+        """Those whose time has come since the last call."""
+        while self._next.at <= at:
+            yield self._next
+            self._next = next(self._plan)
+
+
+def _step_seconds(churn: Churn, engine: DecodeEngine) -> float:
+    """How long a step takes at the beginning."""
+    first, begun = engine.loop.ring.steps, time.monotonic()
+    while engine.loop.ring.steps < first + _TIMED_STEPS:
+        churn.turn()
+    return (time.monotonic() - begun) / (engine.loop.ring.steps - first)

@@ -1,0 +1,104 @@
+"""Who comes when, how long each stays, and who leaves early: the same for the same seed. Torch-free."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+SHORTEST, LONGEST, MEAN = 16, 256, 96
+CANCELLED = 0.1
+_SAMPLE = 20_000
+# Before so many, a pace is not judged.
+_PACED_STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """One sequence. `at`: when it comes, in steps from the beginning on; `cancel_after`: steps, or None."""
+
+    number: int
+    at: float
+    output: int
+    cancel_after: int | None
+
+    @property
+    def steps(self) -> int:
+        """For how many steps it holds a slot. The first token is there when it joins."""
+        return self.output - 1 if self.cancel_after is None else self.cancel_after
+
+
+def _length(draw: random.Random) -> int:
+    """Geometric beyond the shortest, cut at the longest."""
+    beyond = math.floor(-math.log(1 - draw.random()) * (MEAN - SHORTEST))
+    return min(LONGEST, SHORTEST + beyond)
+
+
+def _join(draw: random.Random, number: int, at: float) -> Join:
+    output = _length(draw)
+    cancelled = draw.random() < CANCELLED
+    return Join(number, at, output, draw.randrange(1, output - 1) if cancelled else None)
+
+
+def mean_steps() -> float:
+    """For how many steps the mean sequence of any plan holds its slot."""
+    draw = random.Random(0)
+    return sum(_join(draw, 0, 0.0).steps for _ in range(_SAMPLE)) / _SAMPLE
+
+
+def mean_age() -> float:
+    """For how many steps a sequence that is met at a random moment has held its slot."""
+    draw = random.Random(0)
+    stays = [_join(draw, 0, 0.0).steps for _ in range(_SAMPLE)]
+    return sum(stay * stay for stay in stays) / sum(stays) / 2
+
+
+def slots_for(batch: int) -> int:
+    """Slots of which `batch` are busy on average: those who come are many at times, as 3 deviations."""
+    return batch + math.ceil(3 * math.sqrt(batch))
+
+
+def joins(seed: int, rate: float) -> Iterator[Join]:
+    """A Poisson process of `rate` a step, without end."""
+    draw, at, number = random.Random(seed), 0.0, 0
+    while True:
+        at += draw.expovariate(rate)
+        yield _join(draw, number, at)
+        number += 1
+
+
+class StepTime:
+    """Time counted in steps, running on evenly between them at the pace of all steps so far.
+
+    Joins that are planned in it keep a batch busy however long its steps turn out to be, and come at any
+    moment of a step.
+    """
+
+    def __init__(self, now: float, steps: int, pace: float) -> None:
+        """`steps`: counted by `now`, in seconds; `pace`: steps a second, to begin with."""
+        self._begun = self._last = now
+        self._first = steps
+        self._pace = pace
+        self._at = 0.0
+
+    def at(self, now: float, steps: int) -> float:
+        """How many steps long it has been; never goes back."""
+        self._at += (now - self._last) * self._pace
+        self._last = now
+        if steps - self._first > _PACED_STEPS:
+            self._pace = (steps - self._first) / (now - self._begun)
+        return self._at
+
+
+def standing(seed: int, batch: int) -> list[Join]:
+    """Those who are there at the beginning: met midway, so that they do not end together."""
+    draw = random.Random(seed)
+    found: list[Join] = []
+    while len(found) < batch:
+        join = _join(draw, -1 - len(found), 0.0)
+        # Long ones are likelier to be met, and have any part of their stay left.
+        if draw.random() * LONGEST < join.steps:
+            left = draw.randrange(1, join.steps + 1)
+            found.append(Join(join.number, 0.0, left + 1, None))
+    return found

@@ -1,0 +1,108 @@
+"""The steps' own clocks, read while they run, and what they say: gaps, busy, tails, rows.
+
+A step leaves one line in a ring of 4,096 on the GPU: when its first kernel began, when the product of the
+head had ended (where the graph draws), when all was done, in nanoseconds of one clock, and its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Lines = npt.NDArray[np.int64]
+BEGUN, HEAD_ENDED, ENDED, ROWS = range(4)
+# So many lines unread, and a copy is begun: far from a whole ring, so that none is lost to a late one.
+_AT = 1024
+# A gap beyond this is late.
+_LATE_NS = 5000
+
+
+class Copying(Protocol):
+    """A copy of the ring under way."""
+
+    def ended(self) -> Lines | None:
+        """The ring as it was copied; None while it is not all here."""
+
+
+class ClockSource(Protocol):
+    """Where the lines are: `count` of them, line n at n % count."""
+
+    count: int
+
+    def copy(self) -> Copying:
+        """Begins a copy beside the steps; nobody waits for it here."""
+
+
+class ClockReader:
+    """Collects every line from then on; `look` is called now and then by the thread of the loop."""
+
+    def __init__(self, source: ClockSource, ended: int) -> None:
+        """`ended`: steps that had ended by then; the next one's line is the first that is kept."""
+        self._source = source
+        self.first = ended
+        self._taken = ended
+        self._copying: tuple[int, Copying] | None = None
+        self._parts: list[Lines] = []
+
+    def look(self, ended: int, *, at: int = _AT) -> None:
+        """`ended`: steps that have ended by now. Raises RuntimeError where lines were overwritten unread."""
+        if self._copying is None:
+            if ended - self._taken >= at:
+                self._copying = ended, self._source.copy()
+            return
+        until, copying = self._copying
+        ring = copying.ended()
+        if ring is None:
+            return
+        if ended - self._taken >= self._source.count:
+            raise RuntimeError(f"{ended - self._taken} lines of clocks in a ring of {self._source.count}")
+        self._parts.append(ring[np.arange(self._taken, until) % self._source.count])
+        self._taken, self._copying = until, None
+
+    def finish(self, ended: int) -> Lines:
+        """All lines up to now; no step may be under way."""
+        while self._taken < ended or self._copying is not None:
+            self.look(ended, at=1)
+        return np.concatenate(self._parts) if self._parts else np.zeros((0, 4), np.int64)
+
+
+def figures(lines: Lines) -> dict[str, Any]:
+    """Of consecutive steps, two at least: `tpot_ms` between their ends, `gap_us_p50`, `gap_us_p99`, `busy`.
+
+    gap: end of a step's last kernel to start of the next one's first; `late_gaps`: how many exceed 5 µs.
+    `tail_us`: end of the head's product to the end of the step, the median; None where the host draws, since
+    then nobody notes the former. In Triton's interpreter the clock stands: steps and rows are all there is.
+    """
+    # Nanoseconds since 1970 lose 0.2 µs as float64.
+    lines = np.concatenate([lines[:, :ROWS] - lines[0, BEGUN], lines[:, ROWS:]], axis=1)
+    gaps = np.sort(lines[1:, BEGUN] - lines[:-1, ENDED])
+    window = int(lines[-1, ENDED] - lines[0, ENDED])
+    noted = (lines[:, HEAD_ENDED] >= lines[:, BEGUN]) & (lines[:, HEAD_ENDED] <= lines[:, ENDED])
+    tails = np.sort((lines[:, ENDED] - lines[:, HEAD_ENDED])[noted])
+    rows = lines[1:, ROWS]
+    counted = {"steps": len(lines), "mean_rows": round(float(rows.mean()), 2)}
+    if not window:
+        return counted
+    return {
+        **counted,
+        "tpot_ms": round(window / len(gaps) / 1e6, 4),
+        "tokens_s": round(float(rows.sum()) / window * 1e9),
+        "gap_us_p50": _microseconds(gaps, 0.5),
+        "gap_us_p99": _microseconds(gaps, 0.99),
+        "gap_us_max": _microseconds(gaps, 1.0),
+        "late_gaps": int((gaps > _LATE_NS).sum()),
+        "busy": round(1 - float(gaps.sum()) / window, 5),
+        "tail_us": _microseconds(tails, 0.5) if len(tails) else None,
+    }
+
+
+def step_us(lines: Lines) -> float:
+    """From a step's beginning to its end, the median."""
+    took = np.sort(lines[:, ENDED] - lines[:, BEGUN])
+    return float(took[len(took) // 2]) / 1e3
+
+
+def _microseconds(ordered: npt.NDArray[np.int64], share: float) -> float:
+    return round(float(ordered[min(len(ordered) - 1, int(len(ordered) * share))]) / 1e3, 2)

@@ -1,0 +1,233 @@
+"""A decode loop over random weights and KV, as a worker has one, its front in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.decode_case import BLOCK_TOKENS, SAMPLINGS, Case, Room
+from bench.decode_clocks import ClockReader, Lines
+from bench.decode_front import Front
+from bench.shapes import torch_dtype, with_positions
+
+if TYPE_CHECKING:
+    import torch
+
+    from baton.engine.slots import Grant
+    from services.worker.loaded_model import LoadedModel
+
+Key = tuple[int, int]
+DEADLINE_S = 120.0
+# A turn that had nothing to do.
+_IDLE_S = 0.0001
+
+
+@dataclass(slots=True)
+class Started:
+    """Seconds: to make the weights, from there to the graphs, from there to the first token."""
+
+    weights_s: float
+    graphs_s: float
+    first_token_s: float = 0.0
+
+
+class DecodeEngine:
+    """Model, slots, loop and front. `close` ends the front; all calls come from one thread."""
+
+    def __init__(
+        self,
+        case: Case,
+        room: Room,
+        front: Callable[[int, int], Front],
+        *,
+        device: str = "cuda",
+        interpreted: bool = False,
+    ) -> None:
+        """`front` makes the reader of the ring, given its memory's descriptor and the slots.
+
+        `interpreted`: on a CPU, the graphs' kernels in Triton's interpreter instead of the plain loop.
+        """
+        from baton.device.shared_memory import SharedMemory
+        from baton.engine.back_ends import decode_loop, graph_loop
+        from baton.engine.shared_rings import SharedRings
+        from baton.engine.slot_state import SlotState
+        from baton.engine.slots import SlotPool
+
+        begun = time.perf_counter()
+        self.decoder = random_decoder(case, room, device)
+        weights = time.perf_counter()
+        self.weight_bytes = _allocated(device)
+        self.model = _model(self.decoder, case, room)
+        self.room = room
+        self.slots = SlotPool(room.slots)
+        self._rings = SharedRings(room.slots)
+        self._memory = SharedMemory.create("bench-decode", self._rings.size)
+        widths = tuple(group.blocks_for(room.tokens) for group in self.model.layout.groups)
+        state = SlotState(room.slots, widths, self.model.config.vocab_size, self.decoder.device)
+        make = graph_loop if interpreted else decode_loop
+        self.loop = make(
+            self.decoder, self.model.cache, state, self._rings, self._memory, exact=case.numerics == "exact"
+        )
+        self.started = Started(weights - begun, time.perf_counter() - weights)
+        self._weights_ready = weights
+        # What the sequences that run hold, until the front has read their last word.
+        self.holds: dict[Key, Grant] = {}
+        self.front = front(self._memory.fd, room.slots)
+
+    @property
+    def ended_steps(self) -> int:
+        """Every replay either ran or found no room in the ring."""
+        return self.loop.ring.steps + self.loop.ring.full_steps
+
+    def close(self) -> dict[str, Any]:
+        """Ends the front; what it has read and told."""
+        return self.front.close()
+
+    def clocks(self) -> ClockReader | None:
+        """A reader of every step from now on; None where the loop keeps no clocks."""
+        from bench.decode_gpu_clocks import clock_source
+
+        source = clock_source(self.loop)
+        return None if source is None else ClockReader(source, self.ended_steps)
+
+    def admit(self, case: Case, index: int, output: int) -> Key:
+        """One sequence of `context` tokens that ends after `output` more."""
+        from baton.engine.sequence import Limits, SamplingParams
+        from baton.engine.slots import Grant
+
+        slot, generation = self.slots.grant()
+        end = case.context + output
+        grant = Grant(slot, generation, self.model.pools.allocate(end - 1), end - 1)
+        self.holds[slot, generation] = grant
+        sampling = SamplingParams(seed=index, **SAMPLINGS[case.sampling])
+        self.loop.admit(
+            grant,
+            token_ids=self._prompt(case.context),
+            prompt_length=case.context,
+            last_token=(index * 977) % self.model.config.vocab_size,
+            last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
+            end=end,
+            sampling=sampling,
+            limits=Limits(output),
+        )
+        return slot, generation
+
+    def _prompt(self, tokens: int) -> list[int]:
+        vocab = self.model.config.vocab_size
+        return [token % vocab for token in range(tokens)]
+
+    def turn(self) -> bool:
+        """Frees what has ended and enqueues a step where one may be; False where there was nothing to do."""
+        for key in self.front.ended():
+            grant = self.holds.pop(key)
+            self.model.pools.release(grant.blocks)
+            self.slots.release(*key)
+        if self.loop.step():
+            return True
+        time.sleep(_IDLE_S)
+        return False
+
+    def turn_until(self, done: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+        """Raises TimeoutError."""
+        deadline = time.monotonic() + deadline_s
+        while not done():
+            self.turn()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not done after {deadline_s} s")
+
+    def empty(self) -> None:
+        """Cancels whatever runs, and waits until every slot is free again."""
+        for key in self.holds:
+            self.loop.cancel(*key)
+        self.turn_until(lambda: not self.holds)
+        self.drain()
+
+    def drain(self) -> None:
+        """Until the GPU has nothing to do; nothing is enqueued meanwhile."""
+        if self.decoder.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def first_token(self, case: Case) -> None:
+        """Notes in `started` when the first token stood in the ring."""
+        before = self.loop.tokens_decoded
+        self.admit(case, 0, 4)
+        self.turn_until(lambda: self.loop.tokens_decoded > before)
+        self.started.first_token_s = time.perf_counter() - self._weights_ready
+        self.empty()
+
+    def lines_of(self, reader: ClockReader | None) -> Lines | None:
+        return None if reader is None else reader.finish(self.ended_steps)
+
+
+def first_logprobs() -> Any:
+    """What a sequence that asks for logprobs is admitted with."""
+    from baton.engine.logprob_records import Logprobs
+
+    return Logprobs(-1.0, tuple((token, -1.0 - token) for token in range(5)))
+
+
+def random_decoder(case: Case, room: Room, device: str) -> Any:
+    """Weights drawn by the device's own generator: of no meaning, but of the right size."""
+    import torch
+
+    from baton.engine.decoder import Decoder
+    from baton.engine.model_config import ModelConfig
+    from baton.engine.weights import weight_shapes
+
+    kind, place = getattr(torch, torch_dtype(case.dtype)), torch.device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        shape = with_positions(case.model, room.tokens + 1)
+        (Path(folder) / "config.json").write_text(json.dumps(shape.config))
+        config = ModelConfig.load(folder)
+    layout = config.layout(BLOCK_TOKENS, torch_dtype(case.dtype))
+
+    def random(name: str, size: tuple[int, ...]) -> torch.Tensor:
+        if name.endswith("norm.weight"):
+            return torch.ones(size, device=place, dtype=kind)
+        return torch.randn(size, device=place, dtype=kind).mul_(size[-1] ** -0.5)
+
+    weights = {name: random(name, size) for name, size in weight_shapes(config).items()}
+    decoder = Decoder(config, weights, layout, place, kind)
+    del weights
+    if place.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    return decoder
+
+
+def _allocated(device: str) -> int:
+    import torch
+
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
+    """The decoder with a cache full of noise."""
+    from baton.engine.blocks import BlockPools
+    from baton.engine.cache import KVCache
+    from baton.engine.logprob_records import MAX_LOGPROBS
+    from services.worker.loaded_model import LoadedModel
+
+    blocks = [room.blocks()] * len(decoder.layout.groups)
+    cache = KVCache(decoder.layout, blocks, decoder.device)
+    for group in cache.groups:
+        for start in range(0, group.shape[0], 64):
+            group[start : start + 64].normal_()
+    return LoadedModel(
+        config=decoder.config,
+        decoder=decoder,
+        cache=cache,
+        pools=BlockPools(decoder.layout, blocks),
+        max_context_tokens=room.tokens + 1,
+        max_logprobs=MAX_LOGPROBS,
+        device=decoder.device,
+        fingerprint=b"",
+        exact=case.numerics == "exact",
+    )

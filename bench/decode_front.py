@@ -1,0 +1,77 @@
+"""The processes around a decode loop: its front, who follows that, and who else wants the cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from bench.ring_reader import ENDED
+
+_END_S = 30.0
+
+
+class Front:
+    """Reads the ring elsewhere; `ended` says whose last word it has read."""
+
+    def __init__(self, fd: int, slots: int, *, streams: bool = False, burners: int = 0) -> None:
+        self._ended, told = os.pipe()
+        os.set_blocking(self._ended, False)
+        passed, command = [fd, told], [str(fd), str(slots), str(told)]
+        self._follower: subprocess.Popen[str] | None = None
+        ends: list[socket.socket] = []
+        if streams:
+            ends = list(socket.socketpair())
+            passed.append(ends[0].fileno())
+            command.append(str(ends[0].fileno()))
+            self._follower = _start("token_consumer", str(ends[1].fileno()), passed=[ends[1].fileno()])
+        self._reader = _start("ring_reader", *command, passed=passed)
+        self._burners = [_start("burner") for _ in range(burners)]
+        os.close(told)
+        for end in ends:
+            end.close()
+        self._rest = b""
+
+    def ended(self) -> list[tuple[int, int]]:
+        """Slot and generation of who has ended since; never waits. RuntimeError where the front died."""
+        try:
+            data = os.read(self._ended, 1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise RuntimeError("the reader of the ring has ended")
+        data = self._rest + data
+        whole = len(data) // ENDED.size * ENDED.size
+        self._rest = data[whole:]
+        return list(ENDED.iter_unpack(data[:whole]))
+
+    def close(self) -> dict[str, Any]:
+        """Ends them all; what was read, streamed and consumed. RuntimeError where tokens were lost."""
+        for burner in self._burners:
+            burner.kill()
+            burner.communicate()
+        # The front's end is what ends the follower.
+        children = [self._reader] if self._follower is None else [self._reader, self._follower]
+        said: dict[str, Any] = {}
+        told = [child.communicate(timeout=_END_S)[0] for child in children]
+        os.close(self._ended)
+        for child, text in zip(children, told, strict=True):
+            if child.returncode:
+                raise RuntimeError(f"{child.args!r} ended with {child.returncode}")
+            said |= json.loads(text)
+        if self._follower is not None and said["tokens_consumed"] != said["tokens_streamed"]:
+            raise RuntimeError(f"tokens were lost between front and follower: {said}")
+        return said
+
+
+def _start(module: str, *arguments: str, passed: list[int] | None = None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", f"bench.{module}", *arguments],
+        pass_fds=passed or (),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,131 @@
+"""How a handoff's bytes come from staging into the blocks reserved for them, in two ways."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from baton.engine.blocks import BlockTables
+    from baton.engine.host_blocks import Copy
+    from baton.v1.decode_pb2 import TicketBody
+    from bench.decode_engine import DecodeEngine
+    from services.worker.decode_side import DecodeSide
+
+# Sequences whose KV stands in pinned memory, taken in turn.
+_STANDING = 4
+# Blocks whose copies are under way at once: enough to keep the copy engine busy between two turns.
+_UNDER_WAY = 2
+# As a worker's configuration and loop have them.
+_PIECE_BYTES = 256 * 1024
+_PIECES_A_TURN = 16
+
+
+class Scatter(Protocol):
+    """Moves whole prompts' KV; of one engine's loop."""
+
+    def begin(self, body: TicketBody) -> int:
+        """From now on the ticket's blocks are filled; how many bytes that is."""
+
+    def step(self) -> None:
+        """What this turn of the loop has to do for it."""
+
+    def ended(self, body: TicketBody) -> bool:
+        """Whether all bytes are in their blocks."""
+
+
+def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
+    from kvtransfer.ticket_book import AttemptKey
+
+    return decode.blocks_of(body.transfer_id, AttemptKey.of(body.attempt), body.token_count)
+
+
+def _ended(left: Counter[int], body: TicketBody) -> bool:
+    if left[body.transfer_id]:
+        return False
+    del left[body.transfer_id]
+    return True
+
+
+class PinnedScatter:
+    """Copies on a stream of their own, a block each, few at a time."""
+
+    def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
+        from baton.engine.host_blocks import HostBlocks
+
+        groups = engine.model.layout.groups
+        counts = engine.model.pools.counts_for(context)
+        size = sum(group.block_bytes for group in groups) * max(counts)
+        self._decode = decode
+        self._groups = len(groups)
+        self._bytes = sum(n * group.block_bytes for n, group in zip(counts, groups, strict=True))
+        self._host = HostBlocks(engine.model.cache, _STANDING * size)
+        self._standing = deque(
+            self._host.save(tuple(tuple(range(1, 1 + n)) for n in counts)) for _ in range(_STANDING)
+        )
+        for _, copy in self._standing:
+            copy.wait()
+        # (transfer, group, place here, block there), and of each transfer how many are not in place.
+        self._pieces: deque[tuple[int, int, int, int]] = deque()
+        self._copies: deque[tuple[int, Copy]] = deque()
+        self._left: Counter[int] = Counter()
+
+    def begin(self, body: TicketBody) -> int:
+        self._standing.rotate()
+        places = self._standing[0][0].places
+        for group, blocks in enumerate(_blocks(self._decode, body)):
+            self._left[body.transfer_id] += len(blocks)
+            pairs = zip(places[group], blocks, strict=True)
+            self._pieces.extend((body.transfer_id, group, place, block) for place, block in pairs)
+        self.step()
+        return self._bytes
+
+    def step(self) -> None:
+        from baton.engine.host_blocks import Saved
+
+        while self._copies and self._copies[0][1].ended():
+            self._left[self._copies.popleft()[0]] -= 1
+        while self._pieces and len(self._copies) < _UNDER_WAY:
+            transfer, group, place, block = self._pieces.popleft()
+            saved, blocks = Saved(self._alone(group, place)), self._alone(group, block)
+            self._copies.append((transfer, self._host.load(saved, blocks)))
+
+    def _alone(self, group: int, block: int) -> BlockTables:
+        """A table of one block."""
+        return tuple((block,) if other == group else () for other in range(self._groups))
+
+    def ended(self, body: TicketBody) -> bool:
+        return _ended(self._left, body)
+
+
+class PiecesScatter:
+    """Copies by the loop's own hands, some pieces a turn."""
+
+    def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
+        self._decode = decode
+        self._layout = engine.model.layout
+        self._data = memoryview(bytearray(range(256)) * (_PIECE_BYTES // 256))
+        self._pieces: deque[tuple[int, int, int, int, int]] = deque()
+        self._left: Counter[int] = Counter()
+
+    def begin(self, body: TicketBody) -> int:
+        total = 0
+        for group, (blocks, shape) in enumerate(
+            zip(_blocks(self._decode, body), self._layout.groups, strict=True)
+        ):
+            for ordinal in range(len(blocks)):
+                for offset in range(0, shape.block_bytes, _PIECE_BYTES):
+                    size = min(_PIECE_BYTES, shape.block_bytes - offset)
+                    self._pieces.append((body.transfer_id, group, ordinal, offset, size))
+                    self._left[body.transfer_id] += 1
+                    total += size
+        return total
+
+    def step(self) -> None:
+        for _ in range(min(_PIECES_A_TURN, len(self._pieces))):
+            transfer, group, ordinal, offset, size = self._pieces.popleft()
+            self._decode.scatter(transfer, group, ordinal, offset, self._data[:size])
+            self._left[transfer] -= 1
+
+    def ended(self, body: TicketBody) -> bool:
+        return _ended(self._left, body)

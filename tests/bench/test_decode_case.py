@@ -1,0 +1,75 @@
+"""Floors, bytes and who fits, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from bench import decode_memory
+from bench.decode_budget import budget
+from bench.decode_case import Case, Room
+
+
+def llama(batch: int, context: int = 1024) -> Case:
+    return Case("llama-3.1-8b", "bf16", batch, context, "greedy", "fast")
+
+
+def test_floor_is_the_bytes_over_the_speed() -> None:
+    # 7.50 G elements of weights are read; a token's KV is 128 KiB.
+    assert llama(1).token_bytes == 131_072
+    assert llama(1).floor_ms(1120) == pytest.approx((2 * 7_504_658_432 + 1120 * 131_072) / 3.16e9)
+    assert llama(1).floor_ms(1120) == pytest.approx(4.80, abs=0.005)
+    assert llama(256).floor_ms(1120) == pytest.approx(16.64, abs=0.005)
+    assert llama(64).floor_ms(1120, rows=1) == llama(1).floor_ms(1120)
+
+
+def test_a_window_of_seconds_has_room_for_as_many_steps_as_can_be() -> None:
+    room = Room.steady([llama(8), llama(1)], None)
+    assert (room.slots, room.tokens) == (8, 1024 + 160 + 18 + 1)
+    longer = Room.steady([llama(8), llama(1)], 10.0)
+    assert longer.tokens - room.tokens == pytest.approx(10_000 / llama(1).floor_ms(1024), abs=1)
+
+
+def test_what_does_not_fit_is_told_before_anything_is_allocated() -> None:
+    assert Room.steady([llama(3, 131_072)], None).lacking(llama(3, 131_072), 79.2e9) is None
+    told = Room.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
+    assert told is not None
+    assert told.startswith("4 sequences of 131251 tokens want 68.8 GB of KV")
+    assert "16.1 GB of weights" in told
+    assert "79.2 GB are free" in told
+
+
+def test_a_budget_adds_up_to_the_step() -> None:
+    products = {"qkv": 1.0, "output": 2.0, "gate_up": 3.0, "down": 4.0, "head": 5.0}
+    parts = {**products, "attention": 6.0, "front": 7.0}
+    table = budget(parts, tpot_us=40.0, tail_us=2.5)
+    assert table["products"] == 15.0
+    assert table["rest"] == 9.5
+    assert table["boundaries"] == 40.0 - 15.0 - 6.0 - 9.5
+    assert budget(parts, 40.0, None)["rest"] == 7.0
+
+
+def test_memory_by_what_it_is() -> None:
+    shares = decode_memory.shares(
+        used=60 * 10**9,
+        weights=16 * 10**9,
+        kv=40 * 10**9,
+        allocated=57 * 10**9,
+        reserved=58 * 10**9,
+    )
+    assert shares["other_gb"] == 4.0
+    assert (shares["other_torch_gb"], shares["other_reserved_gb"], shares["other_outside_torch_gb"]) == (
+        1,
+        1,
+        2,
+    )
+
+
+def test_help_needs_no_torch() -> None:
+    no_torch = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help']"
+    code = f"{no_torch}\nfrom bench import decode\ndecode.main()"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert "--churn" in told.stdout

@@ -1,0 +1,125 @@
+"""The drivers of `bench.decode` on a CPU with a tiny model, so that no path of theirs rots unseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from bench import decode_budget, decode_churn, decode_steady
+from bench.decode import churn_room
+from bench.decode_case import SAMPLINGS, Case, Room
+from bench.decode_churn_plan import Join
+from bench.decode_engine import DecodeEngine
+from bench.decode_front import Front
+
+FRONT = partial(Front, streams=True, burners=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    yield
+    torch.set_grad_enabled(True)
+    torch.set_num_threads(threads)
+
+
+def tiny(batch: int, sampling: str = "greedy", context: int = 100) -> Case:
+    return Case("tiny", "fp32", batch, context, sampling, "exact")
+
+
+def books_are_clean(engine: DecodeEngine) -> None:
+    assert engine.slots.free == engine.room.slots
+    assert engine.model.pools.free == engine.model.pools.total
+    engine.model.pools.check_integrity([])
+
+
+@pytest.mark.parametrize("scatter", ["pinned", "pieces"])
+def test_churn(scatter: str) -> None:
+    case = tiny(4)
+    engine = DecodeEngine(case, churn_room([case]), FRONT, device="cpu")
+    found = decode_churn.run(engine, case, 1.0, scatter)
+    books_are_clean(engine)
+    said = engine.close()
+    assert found["joins"] > 2
+    assert found["ended"] > 0
+    assert found["growth_grants"] > 0
+    assert 0 < found["longest_ms"]["step"] < 1000
+    assert found["scattered_mb_s"] > 0
+    assert 1 < found["mean_rows"] <= engine.room.slots
+    assert found["held_rows"] == 0
+    assert said["tokens_consumed"] == said["tokens_streamed"] > found["steps"] * found["mean_rows"]
+    assert said["messages_consumed"] > 0
+
+
+def test_churn_cancels_and_asks_for_all_a_sampler_can() -> None:
+    case = tiny(2)
+    engine = DecodeEngine(case, churn_room([case]), Front, device="cpu")
+    churn = decode_churn.Churn(engine, tiny(2, "logprobs"), "pinned")
+    churn.fill([Join(1, 0.0, 200, 3), Join(2, 0.0, 5, None)])
+    for _ in range(2000):
+        churn.turn()
+        if churn.counts.ended == 2:
+            break
+    assert (churn.counts.joins, churn.counts.cancels, churn.counts.ended) == (2, 1, 2)
+    books_are_clean(engine)
+    engine.close()
+
+
+@pytest.mark.parametrize("sampling", sorted(SAMPLINGS))
+def test_a_steady_window(sampling: str) -> None:
+    """Whoever was admitted is freed again; plain torch keeps no clocks, and so tells nothing."""
+    case, called = tiny(2, sampling), []
+    engine = DecodeEngine(case, Room(2, 100 + 60), Front, device="cpu")
+    engine.first_token(case)
+    assert engine.started.first_token_s > 0
+    found = decode_steady.run_seconds(engine, case, 0.01, at_end=lambda: called.append(len(engine.holds)))
+    assert found == {}
+    assert called == [2]
+    books_are_clean(engine)
+    engine.close()
+
+
+def test_a_front_that_loses_tokens_is_found_out() -> None:
+    case = tiny(1)
+    engine = DecodeEngine(case, Room(1, 120), FRONT, device="cpu")
+    engine.first_token(case)
+    follower = engine.front._follower
+    assert follower is not None
+    follower.kill()
+    with pytest.raises(RuntimeError, match="ended with"):
+        engine.close()
+
+
+def test_by_graphs_in_the_interpreter() -> None:
+    """Clocks come over, and each part of the budget can be run again without a trace."""
+    case, times = tiny(2, context=20), []
+    engine = DecodeEngine(case, Room(2, 40), Front, device="cpu", interpreted=True)
+    reader = engine.clocks()
+    assert reader is not None
+    for index in range(2):
+        engine.admit(case, index, 12)
+    engine.turn_until(lambda: engine.loop.tokens_decoded >= 6)
+    ring, steps = engine.loop.ring, engine.ended_steps
+
+    def once(launch: Callable[[], None]) -> float:
+        launch()
+        times.append(launch)
+        return 1.0
+
+    parts = decode_budget.measure(engine, case, once)
+    assert set(parts) == {*decode_budget.PRODUCTS, "attention", "front"}
+    assert len(times) == 7
+    assert engine.ended_steps == steps
+    engine.turn_until(lambda: not engine.holds)
+    lines = reader.finish(engine.ended_steps)
+    assert len(lines) == engine.ended_steps - reader.first
+    assert lines[:, 3].max() == 2
+    assert lines[:, 3].sum() == engine.loop.tokens_decoded == 2 * 11
+    assert ring.full_steps == ring.held_rows == 0
+    books_are_clean(engine)
+    engine.close()
