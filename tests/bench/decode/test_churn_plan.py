@@ -7,7 +7,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bench.decode_churn_plan import (
+from bench.decode.churn_plan import (
     CANCELLED,
     LONGEST,
     SHORTEST,

@@ -8,12 +8,11 @@ from functools import partial
 import pytest
 import torch
 
-from bench import decode_budget, decode_churn, decode_steady
-from bench.decode import churn_room
-from bench.decode_case import SAMPLINGS, Case, Room
-from bench.decode_churn_plan import Join
-from bench.decode_engine import DecodeEngine
-from bench.decode_front import Front
+from bench.decode import budget, churn, steady
+from bench.decode.case import SAMPLINGS, Case, Room
+from bench.decode.churn_plan import Join, room
+from bench.decode.engine import DecodeEngine
+from bench.decode.front import Front
 
 FRONT = partial(Front, streams=True, burners=1)
 
@@ -41,8 +40,8 @@ def books_are_clean(engine: DecodeEngine) -> None:
 @pytest.mark.parametrize("scatter", ["pinned", "pieces"])
 def test_churn(scatter: str) -> None:
     case = tiny(4)
-    engine = DecodeEngine(case, churn_room([case]), FRONT, device="cpu")
-    found = decode_churn.run(engine, case, 1.0, scatter)
+    engine = DecodeEngine(case, room([case]), FRONT, device="cpu")
+    found = churn.run(engine, case, 1.0, scatter)
     books_are_clean(engine)
     said = engine.close()
     assert found["joins"] > 2
@@ -58,14 +57,14 @@ def test_churn(scatter: str) -> None:
 
 def test_churn_cancels_and_asks_for_all_a_sampler_can() -> None:
     case = tiny(2)
-    engine = DecodeEngine(case, churn_room([case]), Front, device="cpu")
-    churn = decode_churn.Churn(engine, tiny(2, "logprobs"), "pinned")
-    churn.fill([Join(1, 0.0, 200, 3), Join(2, 0.0, 5, None)])
+    engine = DecodeEngine(case, room([case]), Front, device="cpu")
+    driver = churn.Churn(engine, tiny(2, "logprobs"), "pinned")
+    driver.fill([Join(1, 0.0, 200, 3), Join(2, 0.0, 5, None)])
     for _ in range(2000):
-        churn.turn()
-        if churn.counts.ended == 2:
+        driver.turn()
+        if driver.counts.ended == 2:
             break
-    assert (churn.counts.joins, churn.counts.cancels, churn.counts.ended) == (2, 1, 2)
+    assert (driver.counts.joins, driver.counts.cancels, driver.counts.ended) == (2, 1, 2)
     books_are_clean(engine)
     engine.close()
 
@@ -77,7 +76,7 @@ def test_a_steady_window(sampling: str) -> None:
     engine = DecodeEngine(case, Room(2, 100 + 60), Front, device="cpu")
     engine.first_token(case)
     assert engine.started.first_token_s > 0
-    found = decode_steady.run_seconds(engine, case, 0.01, at_end=lambda: called.append(len(engine.holds)))
+    found = steady.run_seconds(engine, case, 0.01, at_end=lambda: called.append(len(engine.holds)))
     assert found == {}
     assert called == [2]
     books_are_clean(engine)
@@ -111,8 +110,8 @@ def test_by_graphs_in_the_interpreter() -> None:
         times.append(launch)
         return 1.0
 
-    parts = decode_budget.measure(engine, case, once)
-    assert set(parts) == {*decode_budget.PRODUCTS, "attention", "front"}
+    parts = budget.measure(engine, case, once)
+    assert set(parts) == {*budget.PRODUCTS, "attention", "front"}
     assert len(times) == 7
     assert engine.ended_steps == steps
     engine.turn_until(lambda: not engine.holds)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.decode_case import BLOCK_TOKENS, SAMPLINGS, Case, Room
-from bench.decode_clocks import ClockReader, Lines
-from bench.decode_front import Front
+from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, Room
+from bench.decode.clocks import ClockReader, Lines
+from bench.decode.front import Front
 from bench.shapes import torch_dtype, with_positions
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class DecodeEngine:
 
     def clocks(self) -> ClockReader | None:
         """A reader of every step from now on; None where the loop keeps no clocks."""
-        from bench.decode_gpu_clocks import clock_source
+        from bench.decode.gpu_clocks import clock_source
 
         source = clock_source(self.loop)
         return None if source is None else ClockReader(source, self.ended_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.decode_clocks import ClockReader, Lines, figures
+from bench.decode.clocks import ClockReader, Lines, figures
 
 COUNT = 64
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.decode_clocks import ClockSource, Lines
+from bench.decode.clocks import ClockSource, Lines
 
 if TYPE_CHECKING:
     import torch

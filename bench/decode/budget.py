@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from bench.decode_case import Case
-from bench.decode_engine import DecodeEngine
+from bench.decode.case import Case
+from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
     from baton.engine.decoder import Layer

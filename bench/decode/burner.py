@@ -1,4 +1,4 @@
-"""Keeps a core busy until the process that started it ends: python -m bench.burner"""
+"""Keeps a core busy until the process that started it ends: python -m bench.decode.burner"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bench.decode.case import Case, Room
+
 SHORTEST, LONGEST, MEAN = 16, 256, 96
 CANCELLED = 0.1
 _SAMPLE = 20_000
@@ -57,6 +59,11 @@ def mean_age() -> float:
 def slots_for(batch: int) -> int:
     """Slots of which `batch` are busy on average: those who come are many at times, as 3 deviations."""
     return batch + math.ceil(3 * math.sqrt(batch))
+
+
+def room(cases: list[Case]) -> Room:
+    """What an engine needs for sequences that come and go."""
+    return Room(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
 
 
 def joins(seed: int, rate: float) -> Iterator[Join]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.decode_case import FIRST, LAST, SPARE, Case
-from bench.decode_clocks import ROWS, Lines, figures
-from bench.decode_engine import DecodeEngine
+from bench.decode.case import FIRST, LAST, SPARE, Case
+from bench.decode.clocks import ROWS, Lines, figures
+from bench.decode.engine import DecodeEngine
 
 # Steps after the first full one that are left out of a window of seconds.
 _WARM = 32

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bench import decode_memory
-from bench.decode_budget import budget
-from bench.decode_case import Case, Room
+from bench.decode import memory
+from bench.decode.budget import budget
+from bench.decode.case import Case, Room
 
 
 def llama(batch: int, context: int = 1024) -> Case:
@@ -52,7 +52,7 @@ def test_a_budget_adds_up_to_the_step() -> None:
 
 
 def test_memory_by_what_it_is() -> None:
-    shares = decode_memory.shares(
+    shares = memory.shares(
         used=60 * 10**9,
         weights=16 * 10**9,
         kv=40 * 10**9,
@@ -69,7 +69,7 @@ def test_memory_by_what_it_is() -> None:
 
 def test_help_needs_no_torch() -> None:
     no_torch = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['--help']"
-    code = f"{no_torch}\nfrom bench import decode\ndecode.main()"
+    code = f"{no_torch}\nfrom bench.decode.__main__ import main\nmain()"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr
     assert "--churn" in told.stdout

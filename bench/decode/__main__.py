@@ -34,7 +34,7 @@ from typing import Any
 
 from baton.device.kernel_cache import keep_kernels_in
 from baton.device.matrix_library import ENVIRONMENT
-from bench.decode_case import SAMPLINGS, Case, Room
+from bench.decode.case import SAMPLINGS, Case, Room
 from bench.shapes import SHAPES
 
 _CHURN_S = 10.0
@@ -61,7 +61,9 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.decode",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
@@ -96,11 +98,12 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
     """Measures cases of one shape, dtype, context and numerics on one engine, and prints each."""
     import torch
 
-    from bench.decode_engine import DecodeEngine
-    from bench.decode_front import Front
+    from bench.decode import churn_plan
+    from bench.decode.engine import DecodeEngine
+    from bench.decode.front import Front
 
     seconds = arguments.seconds or (_BUDGET_S if arguments.budget else None)
-    room = churn_room(cases) if arguments.churn else Room.steady(cases, seconds)
+    room = churn_plan.room(cases) if arguments.churn else Room.steady(cases, seconds)
     lacking = room.lacking(cases[0], torch.cuda.mem_get_info()[0])
     if lacking is not None:
         sys.exit(f"bench.decode: {lacking}")
@@ -120,11 +123,11 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
     """Each case, or the memory, and in the end the table of budgets."""
-    from bench import decode_budget, decode_memory
+    from bench.decode import budget, memory
 
     if arguments.memory:
         case = max(cases, key=lambda case: case.batch)
-        _print(case, decode_memory.told(engine) | {"cold": arguments.cold}, arguments)
+        _print(case, memory.told(engine) | {"cold": arguments.cold}, arguments)
         return
     results = []
     for case in cases:
@@ -132,34 +135,28 @@ def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -
         results.append({"batch": case.batch, **measure_one(engine, case, arguments)})
         _print(case, results[-1], arguments)
     if arguments.budget:
-        decode_budget.show(results)
+        budget.show(results)
 
 
 def measure_one(engine: Any, case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    from bench import decode_budget, decode_churn, decode_steady
+    from bench.decode import budget, churn, steady
 
     if arguments.churn:
-        return decode_churn.run(engine, case, arguments.seconds or _CHURN_S, arguments.scatter)
+        return churn.run(engine, case, arguments.seconds or _CHURN_S, arguments.scatter)
     if arguments.budget:
         from bench.gpu_timing import graph_us
 
         parts: dict[str, float] = {}
-        found = decode_steady.run_seconds(
+        found = steady.run_seconds(
             engine,
             case,
             arguments.seconds or _BUDGET_S,
-            at_end=lambda: parts.update(decode_budget.measure(engine, case, graph_us)),
+            at_end=lambda: parts.update(budget.measure(engine, case, graph_us)),
         )
-        return {**found, "budget_us": decode_budget.budget(parts, found["last_ms"] * 1e3, found["tail_us"])}
+        return {**found, "budget_us": budget.budget(parts, found["last_ms"] * 1e3, found["tail_us"])}
     if arguments.seconds:
-        return decode_steady.run_seconds(engine, case, arguments.seconds)
-    return decode_steady.run_tokens(engine, case)
-
-
-def churn_room(cases: list[Case]) -> Room:
-    from bench.decode_churn_plan import LONGEST, slots_for
-
-    return Room(slots_for(max(case.batch for case in cases)), cases[0].context + LONGEST + 1)
+        return steady.run_seconds(engine, case, arguments.seconds)
+    return steady.run_tokens(engine, case)
 
 
 def _print(case: Case, found: dict[str, Any], arguments: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from baton.engine.blocks import BlockTables
     from baton.engine.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
-    from bench.decode_engine import DecodeEngine
+    from bench.decode.engine import DecodeEngine
     from services.worker.decode_side import DecodeSide
 
 # Sequences whose KV stands in pinned memory, taken in turn.

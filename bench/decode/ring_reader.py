@@ -1,6 +1,6 @@
 """A worker's front reduced to its tokens: reads an output ring, says who has ended, streams to whoever asked.
 
-    python -m bench.ring_reader FD SLOTS ENDED [SOCKET]
+    python -m bench.decode.ring_reader FD SLOTS ENDED [SOCKET]
 
 FD: the ring's memory. ENDED: a pipe that takes slot and generation, 16 bits each, of who has ended. SOCKET:
 takes one length-prefixed `FollowResponse` a reading that found something, made by the streams of a worker's

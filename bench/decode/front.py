@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
-from bench.ring_reader import ENDED
+from bench.decode.ring_reader import ENDED
 
 _END_S = 30.0
 
@@ -69,7 +69,7 @@ class Front:
 
 def _start(module: str, *arguments: str, passed: list[int] | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", f"bench.{module}", *arguments],
+        [sys.executable, "-m", f"bench.decode.{module}", *arguments],
         pass_fds=passed or (),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.decode_engine import DecodeEngine
+from bench.decode.engine import DecodeEngine
 
 
 def told(engine: DecodeEngine) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.decode_case import SAMPLINGS, Case
-from bench.decode_churn_plan import Join, StepTime, joins, mean_age, mean_steps, standing
-from bench.decode_clocks import figures
-from bench.decode_engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
-from bench.decode_scatter import PiecesScatter, PinnedScatter, Scatter
+from bench.decode.case import SAMPLINGS, Case
+from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps, standing
+from bench.decode.clocks import figures
+from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
+from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter
 from kvtransfer.ticket_book import AttemptKey
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What follows a front: takes its messages off a socket, and checks that no number is missing or doubled.
 
-python -m bench.token_consumer SOCKET   until it ends; prints tokens and messages as one JSON object
+python -m bench.decode.token_consumer SOCKET   until it ends; prints tokens and messages as one JSON object
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from baton.parent_death import die_with_parent
 from baton.v1.decode_pb2 import FollowResponse
-from bench.ring_reader import LENGTH
+from bench.decode.ring_reader import LENGTH
 
 
 def consume(source: BinaryIO) -> tuple[int, int]:
