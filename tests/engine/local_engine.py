@@ -25,7 +25,7 @@ from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
 from baton.engine.torch_decode import TorchDecodeLoop
-from baton.engine.weights import random_weights
+from baton.engine.weights import load_weights, random_weights
 
 WEIGHTS_SEED = 7
 CONFIG: dict[str, Any] = {
@@ -61,29 +61,38 @@ class LocalEngine:
         dtype: str = "float32",
         graph: bool = False,
         numerics: str = "exact",
+        checkpoint: bool = False,
+        longest: int = 256,
     ) -> None:
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        config = ModelConfig.load(folder)
+        """`checkpoint`: the folder holds one; else a random model is made. `longest`: tokens of a sequence."""
+        weights_dtype = getattr(torch, dtype)
+        if checkpoint:
+            config = ModelConfig.load(folder)
+            weights = load_weights(config, folder, device, weights_dtype)
+        else:
+            folder.mkdir(exist_ok=True)
+            (folder / "config.json").write_text(json.dumps(CONFIG))
+            config = ModelConfig.load(folder)
+            weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
         layout = config.layout(block_tokens, dtype)
-        weights = random_weights(config, WEIGHTS_SEED, torch.device(device), getattr(torch, dtype))
-        decoder = Decoder(config, weights, layout, device, getattr(torch, dtype))
-        cache = KVCache(layout, blocks, device)
-        self.pools = BlockPools(layout, [blocks])
+        decoder = Decoder(config, weights, layout, device, weights_dtype)
+        self.cache = cache = KVCache(layout, blocks, device)
+        self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, chunk_tokens=chunk, max_sequences=64)
         self.prefill = PrefillLoop(decoder, cache, self.scheduler)
         rings = SharedRings(slots)
-        memory = SharedMemory.create("local-engine", rings.size)
+        self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
-        self.state = SlotState(slots, (64,), CONFIG["vocab_size"], torch.device(device))
-        self.decode: DecodeLoop = TorchDecodeLoop(
-            decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory)
-        )
+        self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
+        self.decode: DecodeLoop
         if graph:
             from baton.engine.back_ends import graph_loop
 
             self.decode = graph_loop(decoder, cache, self.state, rings, memory, exact=numerics == "exact")
+        else:
+            box, ring = rings.mailbox(memory), rings.writer(memory)
+            self.decode = TorchDecodeLoop(decoder, cache, self.state, box, ring)
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
@@ -99,24 +108,26 @@ class LocalEngine:
         min_tokens: int = 0,
         emitted: Iterable[int] = (),
         capacity: int | None = None,
+        grows: bool = False,
     ) -> tuple[int, int]:
         """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it,
-        with blocks for `capacity` tokens at first.
+        with blocks for `capacity` tokens at first. `grows`: only those are taken from the pools, and more
+        are the caller's affair.
 
-        Returns (slot, generation).
+        Returns (slot, generation). Raises OutOfBlocksError.
         """
         prompt_ids = tuple(prompt)
         tokens = (*prompt_ids, *emitted)
         limits = Limits(max_tokens, stop, min_tokens)
         sequence = Sequence(tokens, len(prompt_ids), sampling or SamplingParams(), limits)
-        slot, generation = self.slots.grant()
-        sequence.blocks = self.pools.allocate(sequence.end - 1)
+        capacity = capacity or sequence.end - 1
+        sequence.blocks = self.pools.allocate(capacity if grows else sequence.end - 1)
         sequence.borrowed = True
+        slot, generation = self.slots.grant()
         self.scheduler.add(sequence)
         (*_, last) = itertools.chain.from_iterable(iter(self.prefill.step, []))
         self.scheduler.remove(sequence)
         assert last.token is not None
-        capacity = capacity or sequence.end - 1
         counts = self.pools.counts_for(capacity)
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
         grant = Grant(slot, generation, blocks, capacity)

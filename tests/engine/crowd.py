@@ -1,0 +1,152 @@
+"""Many requests on one local engine, as a worker runs them: each joins when it finds a slot and blocks, its
+blocks grow with it, and who finds none is set aside in the host's memory; some are cancelled on the way."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.engine.blocks import OutOfBlocksError
+from baton.engine.host_blocks import HostBlocks
+from baton.engine.logprob_records import Logprobs
+from baton.engine.output_ring import Finish
+from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.slots import Grant
+from baton.v1.decode_pb2 import Ticket
+from baton.v1.types_pb2 import Attempt
+from services.worker.growth import Growth
+from services.worker.reservation import Key, Reservation
+from tests.engine.local_engine import LocalEngine
+
+_NO_END = 2_000_000
+
+
+@dataclass(frozen=True)
+class Request:
+    """`cancel_after`: tokens of output after which it is told to end."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    limits: Limits
+    cancel_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    tokens: list[int]
+    logprobs: list[Logprobs | None]
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What befell the requests of a run."""
+
+    grown: int
+    paused: int
+    moved: int
+    cancelled: int
+    at_once: int
+
+
+class Crowd:
+    """`reserve`: output tokens that a request has blocks for at first; None: all of them, and no growth.
+    `host_blocks`: room for so many blocks of sequences set aside."""
+
+    def __init__(self, engine: LocalEngine, *, reserve: int | None = None, host_blocks: int = 0) -> None:
+        self.engine = engine
+        self._reserve = reserve
+        block_bytes = sum(group.block_bytes for group in engine.cache.layout.groups)
+        self._host = HostBlocks(engine.cache, host_blocks * block_bytes)
+        self._host_total = self._host.free
+        self._growth = Growth(engine.pools, engine.decode, self._host, self._move)
+        self._running: dict[Key, tuple[int, Reservation]] = {}
+        self._most = 0
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        draw: random.Random,
+        *,
+        join: float = 0.6,
+        each_turn: Callable[[], None] = lambda: None,
+    ) -> list[Answer]:
+        """Runs all of them; answers in their order. `join`: how likely a turn admits one more."""
+        answers: dict[int, Answer] = {}
+        waiting = deque(enumerate(requests))
+        for _ in range(_NO_END):
+            while waiting and draw.random() < join and self._admitted(*waiting[0]):
+                waiting.popleft()
+            for number, reservation in self._running.values():
+                self._cancel_in_time(requests[number], reservation)
+            self._growth.step()
+            self.engine.step()
+            each_turn()
+            answers |= dict(self._ended())
+            if not waiting and not self._running:
+                return [answers[number] for number in range(len(requests))]
+        raise AssertionError(f"{len(self._running)} requests did not end")
+
+    def counts(self, answers: Sequence[Answer]) -> Counts:
+        growth = self._growth
+        cancelled = sum(answer.finish is Finish.CANCELLED for answer in answers)
+        return Counts(growth.grown, growth.paused, growth.moved, cancelled, self._most)
+
+    def assert_all_free(self) -> None:
+        """Every slot, every block here and in the host's memory."""
+        engine = self.engine
+        engine.pools.check_integrity([])
+        assert engine.slots.free == engine.slots.total
+        assert engine.pools.free == engine.pools.total
+        assert self._host.free == self._host_total
+        assert not self._growth.waiting
+
+    def _admitted(self, number: int, request: Request) -> bool:
+        engine = self.engine
+        if not engine.slots.free or self._growth.waiting:
+            return False
+        length, end = len(request.prompt), len(request.prompt) + request.limits.max_tokens
+        capacity = end - 1 if self._reserve is None else min(end - 1, length + self._reserve)
+        try:
+            key = engine.start(
+                request.prompt,
+                max_tokens=request.limits.max_tokens,
+                sampling=request.params,
+                stop=request.limits.stop_token_ids,
+                min_tokens=request.limits.min_tokens,
+                capacity=capacity,
+                grows=True,
+            )
+        except OutOfBlocksError:
+            return False
+        grant = Grant(*key, engine.tables.pop(key), capacity)
+        reservation = Reservation(Attempt(), Ticket(), grant, length, end)
+        self._running[key] = number, reservation
+        self._most = max(self._most, len(self._running))
+        self._growth.watch(reservation)
+        return True
+
+    def _cancel_in_time(self, request: Request, reservation: Reservation) -> None:
+        after = request.cancel_after
+        if after is not None and not reservation.leaving:
+            if len(self.engine.output[reservation.key]) >= after:
+                reservation.leaving = True
+                self.engine.decode.cancel(*reservation.key)
+
+    def _move(self, reservation: Reservation) -> None:
+        reservation.leaving = True
+        self.engine.decode.move(*reservation.key)
+
+    def _ended(self) -> list[tuple[int, Answer]]:
+        """Frees what the ring says has ended."""
+        engine, ended = self.engine, []
+        for key in [key for key in self._running if key in engine.finish]:
+            number, reservation = self._running.pop(key)
+            answer = Answer(engine.output.pop(key), engine.logprobs.pop(key), engine.finish.pop(key))
+            ended.append((number, answer))
+            self._growth.forget(key)
+            engine.pools.release(reservation.blocks)
+            engine.slots.release(*key)
+        return ended
