@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from baton.engine.blocks import OutOfBlocksError
 from baton.engine.host_blocks import HostBlocks
@@ -18,19 +19,22 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 from services.worker.growth import Growth
 from services.worker.reservation import Key, Reservation
-from tests.engine.local_engine import LocalEngine
+from tests.engine.local_engine import LocalEngine, Start
 
 _NO_END = 2_000_000
+# Requests that are prefilled together.
+_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
 class Request:
-    """`cancel_after`: tokens of output after which it is told to end."""
+    """`cancel_after`: tokens of output after which it is told to end. `forced`: see `Start`."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
     limits: Limits
     cancel_after: int | None = None
+    forced: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,10 @@ class Crowd:
         answers: dict[int, Answer] = {}
         waiting = deque(enumerate(requests))
         for _ in range(_NO_END):
-            while waiting and draw.random() < join and self._admitted(*waiting[0]):
+            joining = 0
+            while draw.random() < join and joining < _AT_ONCE:
+                joining += 1
+            for _ in range(self._admit(list(islice(waiting, joining)))):
                 waiting.popleft()
             for number, reservation in self._running.values():
                 self._cancel_in_time(requests[number], reservation)
@@ -103,37 +110,43 @@ class Crowd:
         assert self._host.free == self._host_total
         assert not self._growth.waiting
 
-    def _admitted(self, number: int, request: Request) -> bool:
-        engine = self.engine
-        if not engine.slots.free or self._growth.waiting:
-            return False
-        length, end = len(request.prompt), len(request.prompt) + request.limits.max_tokens
-        capacity = end - 1 if self._reserve is None else min(end - 1, length + self._reserve)
+    def _admit(self, joining: list[tuple[int, Request]]) -> int:
+        """Starts them; how many of the first found slots and blocks."""
+        if not joining or not self.engine.slots.free or self._growth.waiting:
+            return 0
+        starts = [self._start(request) for _, request in joining]
         try:
-            key = engine.start(
-                request.prompt,
-                max_tokens=request.limits.max_tokens,
-                sampling=request.params,
-                stop=request.limits.stop_token_ids,
-                min_tokens=request.limits.min_tokens,
-                capacity=capacity,
-                grows=True,
-            )
+            keys = self.engine.start_many(starts)
         except OutOfBlocksError:
-            return False
-        grant = Grant(*key, engine.tables.pop(key), capacity)
-        reservation = Reservation(Attempt(), Ticket(), grant, length, end)
-        self._running[key] = number, reservation
+            return 0
+        for key, start, (number, request) in zip(keys, starts, joining, strict=False):
+            grant = Grant(*key, self.engine.tables.pop(key), start.first_capacity)
+            end = len(start.prompt) + start.max_tokens
+            reservation = Reservation(Attempt(), Ticket(), grant, len(request.prompt), end)
+            self._running[key] = number, reservation
+            self._growth.watch(reservation)
         self._most = max(self._most, len(self._running))
-        self._growth.watch(reservation)
-        return True
+        return len(keys)
+
+    def _start(self, request: Request) -> Start:
+        length, most = len(request.prompt), len(request.prompt) + request.limits.max_tokens - 1
+        return Start(
+            request.prompt,
+            max_tokens=request.limits.max_tokens,
+            sampling=request.params,
+            stop=request.limits.stop_token_ids,
+            min_tokens=request.limits.min_tokens,
+            capacity=most if self._reserve is None else min(most, length + self._reserve),
+            grows=True,
+            forced=request.forced,
+        )
 
     def _cancel_in_time(self, request: Request, reservation: Reservation) -> None:
-        after = request.cancel_after
-        if after is not None and not reservation.leaving:
-            if len(self.engine.output[reservation.key]) >= after:
-                reservation.leaving = True
-                self.engine.decode.cancel(*reservation.key)
+        if request.cancel_after is None or reservation.leaving:
+            return
+        if len(self.engine.output[reservation.key]) >= request.cancel_after:
+            reservation.leaving = True
+            self.engine.decode.cancel(*reservation.key)
 
     def _move(self, reservation: Reservation) -> None:
         reservation.leaving = True

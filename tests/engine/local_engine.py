@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.blocks import BlockPools, BlockTables
+from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
 from baton.engine.cache import KVCache
 from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder
 from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
 from baton.engine.output_ring import Finish
-from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.prefill_scheduler import PrefillScheduler
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
@@ -46,6 +47,44 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Start:
+    """A prompt, and what an earlier attempt emitted, with blocks for `capacity` tokens at first (None: all).
+
+    `grows`: only those are taken from the pools, and more are the caller's affair. `forced`: the token that
+    it is admitted with, instead of the one drawn.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 8
+    sampling: SamplingParams | None = None
+    stop: tuple[int, ...] = ()
+    min_tokens: int = 0
+    emitted: tuple[int, ...] = ()
+    capacity: int | None = None
+    grows: bool = False
+    forced: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens whose KV it may come to hold."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    @property
+    def first_capacity(self) -> int:
+        return self.capacity or self.most_tokens
+
+    @property
+    def taken(self) -> int:
+        """Tokens for which blocks are taken from the pools."""
+        return self.first_capacity if self.grows else self.most_tokens
+
+    def sequence(self) -> Sequence:
+        limits = Limits(self.max_tokens, self.stop, self.min_tokens)
+        tokens = (*self.prompt, *self.emitted)
+        return Sequence(tokens, len(self.prompt), self.sampling or SamplingParams(), limits)
+
+
 class LocalEngine:
     """`start` prefills and admits; `run` steps until the given slots have ended."""
 
@@ -64,7 +103,7 @@ class LocalEngine:
         checkpoint: bool = False,
         longest: int = 256,
     ) -> None:
-        """`checkpoint`: the folder holds one; else a random model is made. `longest`: tokens of a sequence."""
+        """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens."""
         weights_dtype = getattr(torch, dtype)
         if checkpoint:
             config = ModelConfig.load(folder)
@@ -98,53 +137,56 @@ class LocalEngine:
         self.finish: dict[tuple[int, int], Finish] = {}
         self.tables: dict[tuple[int, int], BlockTables] = {}
 
-    def start(
-        self,
-        prompt: Iterable[int],
-        *,
-        max_tokens: int = 8,
-        sampling: SamplingParams | None = None,
-        stop: tuple[int, ...] = (),
-        min_tokens: int = 0,
-        emitted: Iterable[int] = (),
-        capacity: int | None = None,
-        grows: bool = False,
-    ) -> tuple[int, int]:
-        """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it,
-        with blocks for `capacity` tokens at first. `grows`: only those are taken from the pools, and more
-        are the caller's affair.
+    def start(self, prompt: Iterable[int], **fields: Any) -> tuple[int, int]:
+        """Prefills a prompt and admits it. Returns (slot, generation); raises OutOfBlocksError.
 
-        Returns (slot, generation). Raises OutOfBlocksError.
+        `fields`: of `Start`.
         """
-        prompt_ids = tuple(prompt)
-        tokens = (*prompt_ids, *emitted)
-        limits = Limits(max_tokens, stop, min_tokens)
-        sequence = Sequence(tokens, len(prompt_ids), sampling or SamplingParams(), limits)
-        capacity = capacity or sequence.end - 1
-        sequence.blocks = self.pools.allocate(capacity if grows else sequence.end - 1)
-        sequence.borrowed = True
-        slot, generation = self.slots.grant()
-        self.scheduler.add(sequence)
-        (*_, last) = itertools.chain.from_iterable(iter(self.prefill.step, []))
+        (key,) = self.start_many([Start(tuple(prompt), **fields)])
+        return key
+
+    def start_many(self, starts: Iterable[Start]) -> list[tuple[int, int]]:
+        """The same of several, prefilled together: of as many of the first as there are slots and blocks
+        for. Raises OutOfBlocksError where that is none."""
+        begun: list[tuple[Start, Sequence]] = []
+        for start in starts:
+            sequence = start.sequence()
+            try:
+                if len(begun) == self.slots.free:
+                    break
+                sequence.blocks = self.pools.allocate(start.taken)
+            except OutOfBlocksError:
+                if begun:
+                    break
+                raise
+            sequence.borrowed = True
+            self.scheduler.add(sequence)
+            begun.append((start, sequence))
+        results = itertools.chain.from_iterable(iter(self.prefill.step, []))
+        last = {id(result.chunk.sequence): result for result in results}
+        return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
+
+    def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
         self.scheduler.remove(sequence)
         assert last.token is not None
-        counts = self.pools.counts_for(capacity)
+        assert sequence.blocks is not None
+        counts = self.pools.counts_for(start.first_capacity)
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
-        grant = Grant(slot, generation, blocks, capacity)
+        key = self.slots.grant()
         self.decode.admit(
-            grant,
-            token_ids=tokens,
-            prompt_length=len(prompt_ids),
-            last_token=last.token,
+            Grant(*key, blocks, start.first_capacity),
+            token_ids=sequence.token_ids,
+            prompt_length=sequence.prompt_length,
+            last_token=last.token if start.forced is None else start.forced,
             last_logprobs=last.logprobs,
             end=sequence.end,
             sampling=sequence.sampling,
             limits=sequence.limits,
         )
-        self.tables[slot, generation] = sequence.blocks
-        self.output[slot, generation] = []
-        self.logprobs[slot, generation] = []
-        return slot, generation
+        self.tables[key] = sequence.blocks
+        self.output[key] = []
+        self.logprobs[key] = []
+        return key
 
     def grow(self, key: tuple[int, int], before: int, capacity: int) -> None:
         """Gives a slot that has blocks for `before` tokens more of its own, for `capacity`."""

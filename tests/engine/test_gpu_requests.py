@@ -37,7 +37,7 @@ class Size:
 
 
 REDUCED = Size(40, 6, 40, 24, 40, 4, graph=False)
-FULL = Size(500, 72, 1400, 120, 100, 6, graph=True)
+FULL = Size(500, 72, 1300, 120, 64, 6, graph=True)
 PARTS = 4
 
 
@@ -96,14 +96,15 @@ def prove(folder: Path, size: Size, seed: int) -> str:
     draw = random.Random(seed)
     requests = random_requests(draw, size)
     device = DEVICE if size.graph else "cpu"
+    chunk = 256 if size.graph else 16
     many = LocalEngine(
-        folder / "model", slots=size.slots, blocks=size.blocks, device=device, graph=size.graph
+        folder / "model", slots=size.slots, blocks=size.blocks, device=device, graph=size.graph, chunk=chunk
     )
     crowd = Crowd(many, reserve=size.reserve, host_blocks=4 * size.blocks)
     answers = crowd.run(requests, draw, join=0.9)
     counts = crowd.counts(answers)
     crowd.assert_all_free()
-    one = LocalEngine(folder / "model", slots=1, blocks=128, device=device, graph=size.graph)
+    one = LocalEngine(folder / "model", slots=1, blocks=128, device=device, graph=size.graph, chunk=chunk)
     for request, answer in zip(requests, answers, strict=True):
         check(request, answer, alone(one, request))
     assert one.pools.free == one.pools.total
