@@ -117,7 +117,7 @@ class LocalEngine:
         decoder = Decoder(config, weights, layout, device, weights_dtype)
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
-        self.scheduler = PrefillScheduler(self.pools, chunk_tokens=chunk, max_sequences=64)
+        self.scheduler = PrefillScheduler(self.pools, chunk_tokens=chunk, max_sequences=slots)
         self.prefill = PrefillLoop(decoder, cache, self.scheduler)
         rings = SharedRings(slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
