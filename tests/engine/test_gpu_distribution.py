@@ -84,7 +84,7 @@ class Size:
 
 
 REDUCED = Size(400, 48, graph=False)
-FULL = Size(3000, 96, graph=True)
+FULL = Size(2000, 96, graph=True)
 
 
 @pytest.fixture(scope="module")

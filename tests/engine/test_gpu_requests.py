@@ -37,7 +37,7 @@ class Size:
 
 
 REDUCED = Size(40, 6, 40, 24, 40, 4, graph=False)
-FULL = Size(500, 72, 1300, 120, 64, 6, graph=True)
+FULL = Size(500, 72, 1250, 120, 48, 6, graph=True)
 PARTS = 4
 
 

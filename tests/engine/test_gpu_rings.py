@@ -25,7 +25,7 @@ from baton.engine.shared_rings import SharedRings
 from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.ring_checker import Found, numbered
 
-DEADLINE_S = 120.0
+DEADLINE_S = 200.0
 
 
 class Reader:
@@ -129,7 +129,7 @@ def test_millions_of_words_between_two_processes() -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_millions_of_words_that_the_graph_writes(tmp_path: Path) -> None:
-    slots, count, rounds = 128, 1000, 24
+    slots, count, rounds = 128, 500, 40
     assert torch.cuda.is_available()
     start = Start((5, 6, 7), max_tokens=count, sampling=SamplingParams(1.0, seed=9))
     fields = {"block_tokens": 16, "device": "cuda", "graph": True, "longest": count + 16}
