@@ -210,12 +210,12 @@ async def prove(folder: Path, size: Size) -> str:
             outputs = await _unless(following, work)
             audit = await worker.until(lambda audit: audit.load.free_slots == size.slots)
             following.cancel()
-    assert outputs == alone(folder, asks, size)
     assert standing > ring.capacity - 3 * size.slots, "the ring was not full"
     assert audit.ring_full_steps >= full > 0
     assert (audit.load.free_blocks, audit.live_tickets) == (audit.load.blocks, 0)
     assert audit.integrity_error == ""
     assert audit.tokens_decoded == sum(len(output) - 1 for output in outputs)
+    assert outputs == alone(folder, asks, size)
     return (
         f"stopped {size.stopped_s} s, {standing} of {ring.capacity} words stood, {full} full steps, "
         f"{len(outputs)} requests, {sum(map(len, outputs))} tokens exact"

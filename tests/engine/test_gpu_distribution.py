@@ -160,8 +160,10 @@ class Switches:
     turns: Counter[bool] = dataclasses.field(default_factory=Counter)
 
     def look(self) -> None:
+        # Copies: the steps go on, and what they write meanwhile must not be looked at twice.
         state = self.engine.state
-        features = state.sampler.features[state.active].tolist()
+        active, every = state.active.tolist(), state.sampler.features.tolist()
+        features = [one for one, runs in zip(every, active, strict=True) if runs]
         if not features:
             return
         filtered = any(one & ~int(Feature.GREEDY | Feature.TEMPERATURE) for one in features)
