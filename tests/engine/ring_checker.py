@@ -11,6 +11,7 @@ has found, as JSON. With nothing on standard input the words are numbered, see `
 from __future__ import annotations
 
 import json
+import os
 import random
 import select
 import sys
@@ -55,7 +56,7 @@ class Checker:
         """Waits a little for the producer to be ahead, and reads some; False where there was nothing."""
         until = time.monotonic() + _IDLE_S
         while not (ahead := self._is_ahead()) and time.monotonic() < until:
-            pass
+            os.sched_yield()
         records = self._reader.read(draw.randint(1, 200))
         self.found.behind += len(records) if ahead else 0
         check: Callable[[Record], bool] = self._is_numbered if self._tokens is None else self._is_expected
