@@ -2,7 +2,7 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove check lint types imports proto stubs
+.PHONY: help setup demo test prove prove-gpu check lint types imports proto stubs
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -16,8 +16,11 @@ demo: setup ## a small cluster on this machine, a few streamed prompts, a summar
 test: setup ## the tests that fit any machine, in minutes
 	pytest -n 2 --durations=10 -v $(ARGS)
 
-prove: setup ## the proofs at full size (marker slow)
-	pytest --durations=10 -v -m slow $(ARGS)
+prove: setup ## the proofs at full size (marker slow) that need no GPU
+	pytest --durations=10 -v -m 'slow and not gpu and not multigpu' $(ARGS)
+
+prove-gpu: setup ## all that needs one GPU, at full size
+	pytest --durations=10 -v -s -m gpu $(ARGS)
 
 check: lint types imports proto ## style, types, import contracts, wire, generated code
 	@echo "check: all is well"

@@ -89,6 +89,18 @@ def loose_workers(model: Path, *roles: Role, **sections: dict[str, Any]) -> Iter
         yield Loose(Cluster(door, said["grpc"], said["http"], log), workers)
 
 
+@contextlib.contextmanager
+def lone_worker(model: Path, role: Role, **sections: dict[str, Any]) -> Iterator[Worker]:
+    """A worker that nobody supervises and no router knows; `sections` as above. Stopped at the end."""
+    with contextlib.ExitStack() as stack:
+        log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
+        stderr = stack.enter_context(log.open("w"))
+        config = {"name": f"{role}-0", "role": role, "model": str(model), **sections}
+        front = _start("services.worker", WorkerConfig.model_validate(config), stderr)
+        stack.callback(_stop, front, log)
+        yield Worker(f"{role}-0", front, _ready(front, log)["grpc"])
+
+
 def _start(module: str, config: StrictModel, stderr: IO[str]) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", module],

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.blocks import BlockPools, BlockTables
+from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
 from baton.engine.cache import KVCache
 from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder
 from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
 from baton.engine.output_ring import Finish
-from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant, SlotPool
 from baton.engine.torch_decode import TorchDecodeLoop
-from baton.engine.weights import random_weights
+from baton.engine.weights import load_weights, random_weights
 
 WEIGHTS_SEED = 7
+# How long `run` may take: what hangs is found, and a GPU that others use as well is waited for.
+RUN_S = 120.0
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -46,6 +50,44 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Start:
+    """A prompt, and what an earlier attempt emitted, with blocks for `capacity` tokens at first (None: all).
+
+    `grows`: only those are taken from the pools, and more are the caller's affair. `forced`: the token that
+    it is admitted with, instead of the one drawn.
+    """
+
+    prompt: tuple[int, ...]
+    max_tokens: int = 8
+    sampling: SamplingParams | None = None
+    stop: tuple[int, ...] = ()
+    min_tokens: int = 0
+    emitted: tuple[int, ...] = ()
+    capacity: int | None = None
+    grows: bool = False
+    forced: int | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens whose KV it may come to hold."""
+        return len(self.prompt) + self.max_tokens - 1
+
+    @property
+    def first_capacity(self) -> int:
+        return self.capacity or self.most_tokens
+
+    @property
+    def taken(self) -> int:
+        """Tokens for which blocks are taken from the pools."""
+        return self.first_capacity if self.grows else self.most_tokens
+
+    def sequence(self) -> Sequence:
+        limits = Limits(self.max_tokens, self.stop, self.min_tokens)
+        tokens = (*self.prompt, *self.emitted)
+        return Sequence(tokens, len(self.prompt), self.sampling or SamplingParams(), limits)
+
+
 class LocalEngine:
     """`start` prefills and admits; `run` steps until the given slots have ended."""
 
@@ -61,79 +103,93 @@ class LocalEngine:
         dtype: str = "float32",
         graph: bool = False,
         numerics: str = "exact",
+        checkpoint: bool = False,
+        longest: int = 256,
     ) -> None:
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        config = ModelConfig.load(folder)
+        """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens."""
+        weights_dtype = getattr(torch, dtype)
+        if checkpoint:
+            config = ModelConfig.load(folder)
+            weights = load_weights(config, folder, device, weights_dtype)
+        else:
+            folder.mkdir(exist_ok=True)
+            (folder / "config.json").write_text(json.dumps(CONFIG))
+            config = ModelConfig.load(folder)
+            weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
         layout = config.layout(block_tokens, dtype)
-        weights = random_weights(config, WEIGHTS_SEED, torch.device(device), getattr(torch, dtype))
-        decoder = Decoder(config, weights, layout, device, getattr(torch, dtype))
-        cache = KVCache(layout, blocks, device)
-        self.pools = BlockPools(layout, [blocks])
-        self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=64)
+        decoder = Decoder(config, weights, layout, device, weights_dtype)
+        self.cache = cache = KVCache(layout, blocks, device)
+        self.pools = BlockPools(layout, [blocks] * len(layout.groups))
+        self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
         self.prefill = PrefillLoop(decoder, cache, self.scheduler)
         rings = SharedRings(slots)
-        memory = SharedMemory.create("local-engine", rings.size)
+        self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)
-        self.state = SlotState(slots, (64,), CONFIG["vocab_size"], torch.device(device))
-        self.decode: DecodeLoop = TorchDecodeLoop(
-            decoder, cache, self.state, rings.mailbox(memory), rings.writer(memory)
-        )
+        self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
+        self.decode: DecodeLoop
         if graph:
             from baton.engine.back_ends import graph_loop
 
             self.decode = graph_loop(decoder, cache, self.state, rings, memory, exact=numerics == "exact")
+        else:
+            box, ring = rings.mailbox(memory), rings.writer(memory)
+            self.decode = TorchDecodeLoop(decoder, cache, self.state, box, ring)
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}
         self.tables: dict[tuple[int, int], BlockTables] = {}
 
-    def start(
-        self,
-        prompt: Iterable[int],
-        *,
-        max_tokens: int = 8,
-        sampling: SamplingParams | None = None,
-        stop: tuple[int, ...] = (),
-        min_tokens: int = 0,
-        emitted: Iterable[int] = (),
-        capacity: int | None = None,
-    ) -> tuple[int, int]:
-        """Prefills a prompt, and what an earlier attempt emitted, in the slot's own blocks and admits it,
-        with blocks for `capacity` tokens at first.
+    def start(self, prompt: Iterable[int], **fields: Any) -> tuple[int, int]:
+        """Prefills a prompt and admits it. Returns (slot, generation); raises OutOfBlocksError.
 
-        Returns (slot, generation).
+        `fields`: of `Start`.
         """
-        prompt_ids = tuple(prompt)
-        tokens = (*prompt_ids, *emitted)
-        limits = Limits(max_tokens, stop, min_tokens)
-        sequence = Sequence(tokens, len(prompt_ids), sampling or SamplingParams(), limits)
-        slot, generation = self.slots.grant()
-        sequence.blocks = self.pools.allocate(sequence.end - 1)
-        sequence.borrowed = True
-        self.scheduler.add(sequence)
-        (*_, last) = itertools.chain.from_iterable(iter(self.prefill.step, []))
+        (key,) = self.start_many([Start(tuple(prompt), **fields)])
+        return key
+
+    def start_many(self, starts: Iterable[Start]) -> list[tuple[int, int]]:
+        """The same of several, prefilled together: of as many of the first as there are slots and blocks
+        for. Raises OutOfBlocksError where that is none."""
+        begun: list[tuple[Start, Sequence]] = []
+        for start in starts:
+            sequence = start.sequence()
+            try:
+                if len(begun) == self.slots.free:
+                    break
+                sequence.blocks = self.pools.allocate(start.taken)
+            except OutOfBlocksError:
+                if begun:
+                    break
+                raise
+            sequence.borrowed = True
+            self.scheduler.add(sequence)
+            begun.append((start, sequence))
+        results = itertools.chain.from_iterable(iter(self.prefill.step, []))
+        last = {id(result.chunk.sequence): result for result in results}
+        return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
+
+    def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
         self.scheduler.remove(sequence)
         assert last.token is not None
-        capacity = capacity or sequence.end - 1
-        counts = self.pools.counts_for(capacity)
+        assert sequence.blocks is not None
+        counts = self.pools.counts_for(start.first_capacity)
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
-        grant = Grant(slot, generation, blocks, capacity)
+        key = self.slots.grant()
         self.decode.admit(
-            grant,
-            token_ids=tokens,
-            prompt_length=len(prompt_ids),
-            last_token=last.token,
+            Grant(*key, blocks, start.first_capacity),
+            token_ids=sequence.token_ids,
+            prompt_length=sequence.prompt_length,
+            last_token=last.token if start.forced is None else start.forced,
             last_logprobs=last.logprobs,
             end=sequence.end,
             sampling=sequence.sampling,
             limits=sequence.limits,
         )
-        self.tables[slot, generation] = sequence.blocks
-        self.output[slot, generation] = []
-        self.logprobs[slot, generation] = []
-        return slot, generation
+        self.tables[key] = sequence.blocks
+        self.output[key] = []
+        self.logprobs[key] = []
+        return key
 
     def grow(self, key: tuple[int, int], before: int, capacity: int) -> None:
         """Gives a slot that has blocks for `before` tokens more of its own, for `capacity`."""
@@ -158,7 +214,8 @@ class LocalEngine:
 
     def run(self, *keys: tuple[int, int]) -> list[list[int]]:
         """Steps until all `keys` have ended; their outputs."""
-        for _ in range(100_000):
+        until = time.monotonic() + RUN_S
+        while time.monotonic() < until:
             if all(key in self.finish for key in keys):
                 return [self.output[key] for key in keys]
             self.step()

@@ -1,0 +1,51 @@
+"""Logits of the decode kernels on given tokens: every position a step of its own, from the first on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from baton.engine.back_ends import pass_options
+from baton.engine.cache import KVCache
+from baton.engine.decode_pass import DecodePass
+from baton.engine.decoder import Decoder
+from baton.engine.kernels.split_plan import split_items
+from baton.engine.model_config import ModelConfig
+
+BLOCK_TOKENS = 64
+
+
+def decoded_logits(
+    config: ModelConfig, weights: dict[str, Tensor], token_ids: Tensor, *, exact: bool
+) -> Tensor:
+    """token_ids [B, L] → [B, L, vocab] float32 on the CPU, in the weights' dtype and on their device.
+
+    The same kernels, cut in the same way, as the graph of a step with B rows; blocks dealt out shuffled.
+    """
+    first = next(iter(weights.values()))
+    dtype, device = first.dtype, first.device
+    layout = config.layout(BLOCK_TOKENS, str(dtype).removeprefix("torch."))
+    decoder = Decoder(config, weights, layout, device, dtype)
+    batch, length = token_ids.shape
+    width = -(-length // BLOCK_TOKENS)
+    cache = KVCache(layout, 1 + batch * width, device)
+    shuffled = torch.randperm(batch * width, generator=torch.Generator().manual_seed(1))
+    table = (1 + shuffled).view(batch, width).int().to(device)
+    options = pass_options(decoder, exact=exact)
+    step = DecodePass(decoder, cache, tuple(table for _ in layout.groups), batch, options)
+    step.inputs.slot.copy_(torch.arange(batch))
+    out = torch.empty(batch, length, config.vocab_size)
+    for position in range(length):
+        step.inputs.token.copy_(token_ids[:, position])
+        step.inputs.position.fill_(position)
+        for items, group in zip(step.inputs.items, layout.groups, strict=True):
+            plan = split_items([position] * batch, group.window, options.policy)
+            items.fill(plan, step.inputs.slot, step.inputs.position)
+        out[:, position] = step.run(batch).float().cpu()
+    return out
+
+
+def relative_rms(logits: Tensor, reference: Tensor) -> float:
+    """The error's root mean square as a share of the reference's."""
+    error = (logits.double() - reference.double()).pow(2).mean().sqrt()
+    return float(error / reference.double().pow(2).mean().sqrt())

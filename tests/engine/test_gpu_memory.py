@@ -1,0 +1,95 @@
+"""Memory is flat over thousands of requests: what torch has allocated, what the GPU has given away, and the
+process on the host. Requests of every kind come and go, grow, are set aside and are cancelled."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.worker import growth
+from tests.engine.crowd import Crowd
+from tests.engine.local_engine import LocalEngine
+from tests.engine.test_gpu_requests import Size, random_requests
+from tests.support.flatness import Flat, Sample
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Load:
+    """`rounds` of so many requests, after `warm_up` such rounds."""
+
+    size: Size
+    warm_up: int
+    rounds: int
+    flat: Flat
+
+
+# Of a few hundred requests no slope can be told, only a leak of whole blocks.
+REDUCED = Load(Size(40, 6, 22, 16, 12, 4, graph=False), 2, 5, Flat(kib_a_request=20, growth=0.05))
+FULL = Load(Size(500, 64, 300, 24, 16, 4, graph=True), 3, 20, Flat())
+
+
+def resident_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
+def measured() -> dict[str, int]:
+    """KiB, with nothing running."""
+    found = {"host": resident_kib()}
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        found |= {"allocated": torch.cuda.memory_allocated() // 1024, "given away": (total - free) // 1024}
+    return found
+
+
+def prove(folder: Path, load: Load) -> str:
+    size, draw = load.size, random.Random(8)
+    device = DEVICE if size.graph else "cpu"
+    engine = LocalEngine(
+        folder / "model", slots=size.slots, blocks=size.blocks, device=device, graph=size.graph, chunk=256
+    )
+    crowd = Crowd(engine, reserve=size.reserve, host_blocks=4 * size.blocks)
+    samples: dict[str, list[Sample]] = {}
+    tokens = cancelled = 0
+    for number in range(-load.warm_up, load.rounds + 1):
+        for name, kib in measured().items() if number >= 0 else ():
+            samples.setdefault(name, []).append(Sample(number * size.requests, kib))
+        if number == load.rounds:
+            break
+        answers = crowd.run(random_requests(draw, size), draw, join=0.95)
+        tokens += sum(len(answer.tokens) for answer in answers)
+        cancelled += crowd.counts(answers).cancelled
+    counts = crowd.counts([])
+    crowd.assert_all_free()
+    assert counts.paused > load.rounds
+    assert cancelled > load.rounds
+    for name, mine in samples.items():
+        assert not load.flat.broken_by(mine), (name, mine)
+    told = ", ".join(f"{name} {mine[0].kib} to {mine[-1].kib} KiB" for name, mine in samples.items())
+    done = load.rounds * size.requests
+    return (
+        f"{done} requests, {tokens} tokens, {counts.paused} paused, {counts.grown} grown,"
+        f" {cancelled} cancelled: {told}"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "GROW_TOKENS", 4)
+
+
+def test_flat_over_some_requests(tmp_path: Path) -> None:
+    print(prove(tmp_path, REDUCED))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_flat_over_ten_thousand_requests_on_a_gpu(tmp_path: Path) -> None:
+    print(f"\nPROOF memory: {prove(tmp_path, FULL)}")
