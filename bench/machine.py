@@ -1,4 +1,5 @@
-"""Who used the processors meanwhile: each process of ours, others of this machine, its host."""
+"""The machine that measures: which processors there are, and who used them meanwhile: each process of ours,
+others of this machine, its host."""
 
 from __future__ import annotations
 
@@ -31,6 +32,21 @@ class Usage:
 
     def _seconds(self) -> dict[str, float]:
         return {name: _process(pid) for name, pid in self._pids.items()}
+
+
+def spread_out(count: int) -> list[int]:
+    """So many processors that we may use, of as many cores as there are: a core's second thread comes after
+    all cores' first. ValueError where there are not as many."""
+    usable = sorted(os.sched_getaffinity(0))
+    rank: dict[int, int] = {}
+    taken: dict[str, int] = {}
+    for cpu in usable:
+        path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = path.read_text() if path.exists() else str(cpu)
+        rank[cpu] = taken[core] = taken.get(core, -1) + 1
+    if count > len(usable):
+        raise ValueError(f"{count} processors are wanted and {len(usable)} are here")
+    return sorted(usable, key=lambda cpu: (rank[cpu], cpu))[:count]
 
 
 def _process(pid: int) -> float:

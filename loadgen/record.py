@@ -52,6 +52,10 @@ class Record:
     sent: float | None = None
     # When each token arrived; those of one message share a time.
     token_times: list[float] = field(default_factory=list)
+    # How late the first and the last of them were read: seconds since they had come to this machine. None
+    # where that is not known, as over gRPC.
+    first_late: float | None = None
+    last_late: float | None = None
     messages: int = 0
     ended: float | None = None
     outcome: str = ""
@@ -65,6 +69,13 @@ class Record:
     stages: dict[str, float] | None = None
     workers: str = ""
     process: int = 0
+
+    def note_tokens(self, count: int, now: float, late: float | None = None) -> None:
+        """`count` tokens, one or more, are here."""
+        if not self.token_times:
+            self.first_late = late
+        self.last_late = late
+        self.token_times.extend([now] * count)
 
     def to_line(self) -> bytes:
         """One line of JSON; times to the microsecond."""
@@ -83,4 +94,4 @@ class Record:
 
 
 _NAMES = tuple(Record.__slots__)
-_TIMES = ("scheduled", "sent", "ended")
+_TIMES = ("scheduled", "sent", "ended", "first_late", "last_late")

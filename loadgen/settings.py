@@ -132,6 +132,8 @@ class JudgeSettings(Strict):
     goodput: dict[str, float] = Field(default_factory=dict)
     attainment: float = Field(0.9, gt=0, lt=1, description="share of requests that must be good")
     max_lag_ms: float = Field(5.0, gt=0, description="INVALID beyond: p99 of the generator's own lag")
+    # What is read late is told late: by so much every latency is wrong.
+    max_read_lag_ms: float = Field(3.0, gt=0, description="the same, of its reading what has come")
     max_error_share: float = Field(0.05, ge=0, le=1, description="of requests that failed")
     max_mismatch_share: float = Field(0.01, ge=0, le=1, description="of wrong token counts")
 
@@ -140,11 +142,19 @@ class GeneratorSettings(Strict):
     """The generator itself."""
 
     processes: int = Field(1, ge=1, le=256, description="that send, with one clock")
+    # Where each runs; empty: anywhere.
+    cpus: tuple[int, ...] = ()
     warmup: int | None = Field(None, ge=0, description="requests before the clock starts; unset: enough")
     max_in_flight: int = Field(20_000, ge=1, description="of each process; more are counted, not sent")
     # Prometheus endpoints to ask once a second meanwhile.
     metrics_urls: tuple[str, ...] = ()
     drain_s: float | None = Field(None, ge=0, description="how long to wait after the last send")
+
+    @model_validator(mode="after")
+    def _one_cpu_each(self) -> GeneratorSettings:
+        if self.cpus and len(self.cpus) != self.processes:
+            raise ValueError(f"{self.processes} processes on {len(self.cpus)} processors: one each")
+        return self
 
 
 class Settings(Strict):

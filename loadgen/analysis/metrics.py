@@ -81,6 +81,9 @@ TBT10 = Metric(
 SUMMED = (TTFT, TPOT, E2E, TBT10, NTPOT, SERVICE_TTFT)
 ITL_FORMULA = "every gap between two tokens of a stream, of all requests; 0 within a message"
 LAG_FORMULA = "actual send - scheduled send: the generator's own"
+READ_LAG_FORMULA = (
+    "read here - come to this machine, of each request's first and last token: the generator's own"
+)
 
 
 def _percentile(percentile: float) -> Callable[[np.ndarray], float]:

@@ -19,7 +19,7 @@ from loadgen.analysis.intervals import (
     independent_draws,
     share_interval,
 )
-from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, SUMMED, e2e
+from loadgen.analysis.metrics import ITL_FORMULA, LAG_FORMULA, READ_LAG_FORMULA, SUMMED, e2e
 from loadgen.analysis.quantities import Estimate, Quantity, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
@@ -131,6 +131,7 @@ def summarize(
         mismatched=sum(mismatches.values()),
         not_sent=failed.get(Outcome.NOT_SENT, 0),
         send_lag_ms=quantities["lag"].at("99") or 0.0,
+        read_lag_ms=quantities["read_lag"].at("99") or 0.0,
         loop_lag_ms=loop_lag,
         cpu_wait_ms=cpu_wait,
     )
@@ -185,6 +186,8 @@ def _quantities(
     found["itl"] = quantity("itl", "ITL", ITL_FORMULA, pooled, rows, bootstrap)
     lags, rows = _defined([None if r.sent is None else r.sent - r.scheduled for r in inside.records])
     found["lag"] = quantity("lag", "send lag", LAG_FORMULA, lags, rows, None)
+    late, rows = _defined([late for r in inside.records for late in (r.first_late, r.last_late)])
+    found["read_lag"] = quantity("read_lag", "read lag", READ_LAG_FORMULA, late, rows, None)
     return found
 
 

@@ -45,6 +45,7 @@ class Grounds:
     mismatched: int
     not_sent: int
     send_lag_ms: float
+    read_lag_ms: float
     loop_lag_ms: float
     cpu_wait_ms: float
 
@@ -67,16 +68,17 @@ def _of_the_generator(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
     if grounds.not_sent:
         text = f"the generator had no room for {grounds.not_sent} requests (--max-in-flight): more processes"
         reasons.append(Reason(ReasonKind.NOT_SENT, text))
-    lags = {
-        "requests left {} late": grounds.send_lag_ms,
-        "it took notice of tokens up to {} late": grounds.loop_lag_ms,
-        "it waited {} for a CPU": grounds.cpu_wait_ms,
-    }
-    for what, lag_ms in lags.items():
-        if lag_ms > limits.max_lag_ms:
+    lags = (
+        ("requests left {} late", grounds.send_lag_ms, limits.max_lag_ms),
+        ("tokens had come {} before they were read", grounds.read_lag_ms, limits.max_read_lag_ms),
+        ("its event loop was {} late", grounds.loop_lag_ms, limits.max_lag_ms),
+        ("it waited {} for a CPU", grounds.cpu_wait_ms, limits.max_lag_ms),
+    )
+    for what, lag_ms, limit_ms in lags:
+        if lag_ms > limit_ms:
             text = (
-                f"the generator lagged: {what.format(f'{lag_ms:.1f} ms')} at p99 (at most "
-                f"{limits.max_lag_ms:g}): more processes, or a less busy machine"
+                f"the generator lagged: {what.format(f'{lag_ms:.1f} ms')} at p99 (at most {limit_ms:g}): "
+                "more processes, or a less busy machine"
             )
             reasons.append(Reason(ReasonKind.LAG, text))
     if grounds.mismatched > limits.max_mismatch_share * max(1, grounds.ok):

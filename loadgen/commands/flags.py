@@ -109,6 +109,7 @@ def _add_judging(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--attainment", type=float, metavar="SHARE", help="that must be good (default 0.9)")
     _add(group, JudgeSettings, "max_lag_ms", "--max-lag-ms", float, "MS")
+    _add(group, JudgeSettings, "max_read_lag_ms", "--max-read-lag-ms", float, "MS")
     _add(group, JudgeSettings, "max_error_share", "--max-error-share", float, "SHARE")
     _add(group, JudgeSettings, "max_mismatch_share", "--max-mismatch-share", float, "SHARE")
 
@@ -117,6 +118,9 @@ def _add_generator(parser: argparse.ArgumentParser) -> None:
     """The generator, and where its results go."""
     group = parser.add_argument_group("generator and results")
     _add(group, GeneratorSettings, "processes", "--processes", int, "N")
+    group.add_argument(
+        "--cpus", type=_cpus, default=(), metavar="N,N", help="a processor for each (default: any)"
+    )
     group.add_argument(
         "--warmup",
         type=int,
@@ -156,6 +160,7 @@ def settings_of(arguments: argparse.Namespace, load: Mapping[str, Any]) -> Setti
             judge=_judge(arguments),
             generator=GeneratorSettings(
                 processes=arguments.processes,
+                cpus=arguments.cpus,
                 warmup=arguments.warmup,
                 max_in_flight=arguments.max_in_flight,
                 drain_s=arguments.drain,
@@ -219,9 +224,14 @@ def _judge(arguments: argparse.Namespace) -> JudgeSettings:
         goodput=limits,
         attainment=0.9 if attainment is None else attainment,
         max_lag_ms=arguments.max_lag_ms,
+        max_read_lag_ms=arguments.max_read_lag_ms,
         max_error_share=arguments.max_error_share,
         max_mismatch_share=arguments.max_mismatch_share,
     )
+
+
+def _cpus(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in text.split(","))
 
 
 def _check_distributions(settings: Settings) -> None:

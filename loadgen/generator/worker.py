@@ -181,8 +181,18 @@ async def _main() -> None:
     if not line:
         return
     assignment = Assignment.model_validate_json(line)
+    if cpus := assignment.settings.generator.cpus:
+        _settle_on(cpus[assignment.process])
     with io.BufferedWriter(io.FileIO(assignment.records, "wb"), _BUFFER) as records:
         await Worker(assignment, commands, records).run()
+
+
+def _settle_on(cpu: int) -> None:
+    """Threads that start from now on are there, too; gRPC's do."""
+    try:
+        os.sched_setaffinity(0, {cpu})
+    except (OSError, AttributeError):
+        raise LoadgenError(f"--cpus: no process of ours may run on {cpu}") from None
 
 
 def main() -> int:

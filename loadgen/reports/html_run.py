@@ -94,9 +94,10 @@ def _tiles(summary: Summary) -> list[Tile]:
     some.append(Tile("output tokens a second", number(summary.rates.output_tokens)))
     some.append(Tile("failed", str(sum(summary.failed.values())), counts(summary.failed)))
     own = summary.generator
-    lags = (summary.quantities["lag"].at("99"), own["loop_lag_p99_ms"], own["cpu_wait_p99_ms"])
+    sent, read = (summary.quantities[name].at("99") for name in ("lag", "read_lag"))
+    lags = (sent, read, own["loop_lag_p99_ms"], own["cpu_wait_p99_ms"])
     shown = " / ".join(number(one, 2) for one in lags)
-    some.append(Tile("generator's lag p99, ms", shown, "send / loop / CPU wait"))
+    some.append(Tile("generator's lag p99, ms", shown, "send / read / loop / CPU wait"))
     return some
 
 

@@ -85,7 +85,7 @@ class GrpcTarget:
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """One Generate call; Failure with gRPC's code where it failed."""
-        clock, times = self._clock, record.token_times
+        clock = self._clock
         call = next(self._calls)(payload.data, metadata=payload.metadata)
         try:
             async for message in call:
@@ -93,7 +93,7 @@ class GrpcTarget:
                 response = GenerateResponse.FromString(message)
                 record.messages += 1
                 if response.token_ids:
-                    times.extend([now] * len(response.token_ids))
+                    record.note_tokens(len(response.token_ids), now)
                     answer.ids.extend(response.token_ids)
                 if response.text:
                     answer.text.append(response.text)

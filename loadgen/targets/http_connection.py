@@ -17,6 +17,8 @@ from loadgen.targets.target import Failure
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from loadgen.targets.stamped_socket import StampedSocket
+
 
 class Listener(Protocol):
     """Who reads one answer. What it raises ends the exchange."""
@@ -24,14 +26,17 @@ class Listener(Protocol):
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
         """Before any body."""
 
-    def on_body(self, data: bytes) -> None:
-        """A part of the body, at the moment it came."""
+    def on_body(self, data: bytes, late: float | None) -> None:
+        """A part of the body, as soon as it is here; it came to this machine `late` seconds ago, where the
+        kernel tells."""
 
 
 class HttpConnection(asyncio.Protocol):
     """Owned by whoever runs an exchange on it; `usable` says whether another may follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, stamped: StampedSocket) -> None:
+        self._stamped = stamped
+        self._late: float | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._listener: Listener | None = None
@@ -71,6 +76,7 @@ class HttpConnection(asyncio.Protocol):
         if self._done is None or self._done.done():
             self.close()  # nobody asked
             return
+        self._late = self._stamped.late_s()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -102,7 +108,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         if self._listener is not None:
-            self._listener.on_body(data)
+            self._listener.on_body(data, self._late)
 
     def on_message_complete(self) -> None:
         self.usable = self._parser.should_keep_alive()

@@ -24,7 +24,7 @@ class _Body:
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
         self.status = status
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, late: float | None) -> None:
         self.data += data
         if len(self.data) > _LONGEST:
             raise Failure(Outcome.MALFORMED, "too long")

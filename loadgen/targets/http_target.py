@@ -13,6 +13,7 @@ from loadgen.errors import LoadgenError
 from loadgen.record import Outcome
 from loadgen.targets.http_connection import HttpConnection
 from loadgen.targets.sse import EventReader
+from loadgen.targets.stamped_socket import connect
 from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ class Door:
         self.host = parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.path = parts.path.rstrip("/").removesuffix("/v1")
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls: dict[str, Any] = {}
+        if parts.scheme == "https":
+            self._tls = {"ssl": ssl.create_default_context(), "server_hostname": self.host}
         self._clock = clock
         # The connection that was free last stands last, with the time since when.
         self._idle: deque[tuple[HttpConnection, float]] = deque()
@@ -74,8 +77,9 @@ class Door:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
+                stamped = await connect(self.host, self.port)
                 _, connection = await loop.create_connection(
-                    HttpConnection, self.host, self.port, ssl=self._tls
+                    lambda: HttpConnection(stamped), sock=stamped, **self._tls
                 )
         except (OSError, TimeoutError) as error:
             raise Failure(Outcome.CONNECT, type(error).__name__) from None
@@ -160,7 +164,7 @@ class StreamListener:
         self._status = status
         self._streams = headers.get("content-type", "").startswith("text/event-stream")
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: bytes, late: float | None) -> None:
         """Notes the time, then looks what came."""
         now = self._clock()
         if self._status != 200 or not self._streams:
@@ -169,7 +173,7 @@ class StreamListener:
         try:
             for event in self._events.feed(data):
                 if event.data != b"[DONE]":
-                    self._chunk(event.name, json.loads(event.data), now)
+                    self._chunk(event.name, json.loads(event.data), now, late)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise Failure(Outcome.MALFORMED, f"an event: {type(error).__name__}") from None
 
@@ -184,7 +188,7 @@ class StreamListener:
         if not self._has_ids and self._record.usage_output:
             self._record.token_times = spread(self._record.token_times, self._record.usage_output)
 
-    def _chunk(self, name: str, chunk: dict[str, Any], now: float) -> None:
+    def _chunk(self, name: str, chunk: dict[str, Any], now: float, late: float | None) -> None:
         if name == "error" or "error" in chunk:
             raise Failure(Outcome.STREAM_ERROR, _message(chunk))
         record = self._record
@@ -194,7 +198,8 @@ class StreamListener:
             ids = choice.get("token_ids")
             # Without ids a chunk with text counts as one token, until usage says how many there were.
             count = len(ids) if ids is not None else bool(text)
-            record.token_times.extend([now] * count)
+            if count:
+                record.note_tokens(count, now, late)
             if ids:
                 self._has_ids = True
                 self._answer.ids.extend(ids)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import os
 import random
 import sys
 import time
@@ -66,6 +68,8 @@ class Behaviour:
     # Of the gRPC and the HTTP door (0: any); servers that share theirs are given connections by chance.
     ports: tuple[int, int] = (0, 0)
     share_ports: bool = False
+    # The processor that it runs on; None: any.
+    cpu: int | None = None
 
 
 @dataclass
@@ -318,7 +322,10 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[tuple[Server, str, str]
     await door.grpc.start()
     loop = asyncio.get_running_loop()
     http = await loop.create_server(
-        lambda: HttpDoor(server), "127.0.0.1", behaviour.ports[1], reuse_port=behaviour.share_ports
+        lambda: HttpDoor(server),
+        *("127.0.0.1", behaviour.ports[1]),
+        reuse_port=behaviour.share_ports,
+        backlog=4096,  # a connection refused for want of room is tried again after a second
     )
     port = http.sockets[0].getsockname()[1]
     try:
@@ -345,6 +352,9 @@ def main(argv: Sequence[str]) -> None:
         key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(argv[0]).items()
     }
     behaviour = Behaviour(**wanted)
+    gc.disable()  # it keeps all that it saw; to look that through would take it tens of milliseconds
+    if behaviour.cpu is not None:
+        os.sched_setaffinity(0, {behaviour.cpu})
     batch_wakeups()  # what it logs as emitted is then on its way sooner
     emitted = asyncio.run(_main(behaviour))
     if behaviour.log is not None:

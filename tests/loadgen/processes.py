@@ -6,7 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,18 @@ Serve = Callable[[Behaviour], contextlib.AbstractContextManager[Served]]
 
 
 @contextlib.contextmanager
-def served(behaviour: Behaviour, folder: Path, count: int = 1) -> Iterator[Served]:
-    """Runs a server while its context lasts, or several that share their ports; logs go to `folder`."""
+def served(behaviour: Behaviour, folder: Path, count: int = 1, cpus: Sequence[int] = ()) -> Iterator[Served]:
+    """Runs a server while its context lasts, or several that share their ports; logs go to `folder`. Each has
+    one of `cpus` to itself, if there are any."""
     logs = tuple(folder / f"emitted-{number}.jsonl" for number in range(count))
     wanted = asdict(behaviour) | {"share_ports": count > 1}
     with contextlib.ExitStack() as running:
         urls: dict[str, str] = {}
-        for log in logs:
+        for number, log in enumerate(logs):
+            cpu = cpus[number] if cpus else None
             ports = [int(url.rpartition(":")[2]) for url in urls.values()]
-            urls = running.enter_context(_server(wanted | {"log": str(log), "ports": ports or [0, 0]}))
+            own = {"log": str(log), "ports": ports or [0, 0], "cpu": cpu}
+            urls = running.enter_context(_server(wanted | own))
         yield Served(urls["grpc"], urls["http"], logs)
 
 
@@ -69,6 +72,10 @@ class Done:
         (line,) = self.out.splitlines()
         document: dict[str, Any] = json.loads(line)
         return document
+
+
+# For what a test on a busy machine is not about: the generator may lag.
+MAY_LAG = ("--max-lag-ms", "60000", "--max-read-lag-ms", "60000")
 
 
 def loadgen(*arguments: str, timeout_s: float = 120.0) -> Done:

@@ -16,7 +16,7 @@ import pytest
 from loadgen import run_folder
 from loadgen.cli import main
 from tests.loadgen.fake_server import Behaviour
-from tests.loadgen.processes import Serve, loadgen
+from tests.loadgen.processes import MAY_LAG, Serve, loadgen
 
 
 @pytest.mark.parametrize("door", ["grpc", "http"])
@@ -26,7 +26,7 @@ def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
         done = loadgen(
             *("run", getattr(served, door), "--model", "m", "--rate", "100", "--num-requests", "80"),
             *("--output-len", "5", "--warmup", "0", "--processes", "2", "--max-error-share", "0.5"),
-            *("--goodput", "ttft:60000", "--max-lag-ms", "60000", "--json", "--out", str(out)),
+            *("--goodput", "ttft:60000", *MAY_LAG, "--json", "--out", str(out)),
         )
         assert done.code == 1, done.err
         report = done.json
@@ -50,7 +50,7 @@ def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
 
 
 def test_exit_codes(serve: Serve, tmp_path: Path) -> None:
-    common = ("--model", "m", "--num-requests", "5", "--rate", "50", "--max-lag-ms", "60000")
+    common = ("--model", "m", "--num-requests", "5", "--rate", "50", *MAY_LAG)
     with serve(Behaviour(faults=("ok", "ok", "down"))) as served:
         invalid = loadgen("run", served.grpc, *common, "--warmup", "0", "--out", str(tmp_path / "a"))
     assert invalid.code == 3
@@ -104,8 +104,7 @@ def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> N
             "60",
             "--output-len",
             "2",
-            "--max-lag-ms",
-            "60000",
+            *MAY_LAG,
             "--out",
             str(out),
         ]
@@ -147,7 +146,7 @@ def test_a_search(serve: Serve, tmp_path: Path) -> None:
     with serve(Behaviour(service_s=(0.02,), gap_s=0.0)) as served:
         done = loadgen(
             *("search", served.grpc, "--budget", "10", "--start-rate", "20", "--output-len", "2"),
-            *("--goodput", "e2el:150", "--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "s")),
+            *("--goodput", "e2el:150", *MAY_LAG, "--json", "--out", str(tmp_path / "s")),
         )
     assert done.code in (0, 1), done.err
     found = done.json
@@ -169,7 +168,7 @@ def test_a_sweep_and_a_model_nobody_named(serve: Serve, tmp_path: Path) -> None:
     with serve(Behaviour()) as served:
         done = loadgen(
             *("sweep", served.http, "--rates", "20", "40", "--duration", "1", "--output-len", "3"),
-            *("--goodput", "ttft:1000", "--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "s")),
+            *("--goodput", "ttft:1000", *MAY_LAG, "--json", "--out", str(tmp_path / "s")),
         )
     assert done.code == 0, done.err
     assert [point["probe"]["rate"] for point in done.json["points"]] == [20.0, 40.0]
@@ -195,7 +194,7 @@ def test_conversations_over_http_as_chats(serve: Serve, tmp_path: Path) -> None:
                 "0.01",
             ),
             *("--rate", "20", "--num-requests", "10", "--input-len", "12", "--output-len", "3"),
-            *("--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "c")),
+            *(*MAY_LAG, "--json", "--out", str(tmp_path / "c")),
         )
     assert done.code == 0, done.err
     lines = [json.loads(line) for line in (tmp_path / "c" / "requests.jsonl").read_text().splitlines()]
@@ -214,7 +213,7 @@ def test_a_trace_and_leaving_clients(serve: Serve, tmp_path: Path) -> None:
     with serve(Behaviour(first_s=0.3)) as served:
         done = loadgen(
             *("run", served.grpc, "--trace", str(trace), "--speed", "5", "--cancel-share", "0.5"),
-            *("--cancel-after", "0.05", "--max-lag-ms", "60000", "--json", "--out", str(tmp_path / "t")),
+            *("--cancel-after", "0.05", *MAY_LAG, "--json", "--out", str(tmp_path / "t")),
         )
     assert done.code == 0, done.err
     report = done.json
@@ -231,7 +230,7 @@ def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, door: str, tm
         began = time.monotonic()
         done = loadgen(
             *("run", getattr(served, door), "--model", "m", "--rate", "50", "--num-requests", "99"),
-            *("--output-len", "3", "--warmup", "0", "--timeout", "1", "--max-lag-ms", "60000", "--json"),
+            *("--output-len", "3", "--warmup", "0", "--timeout", "1", *MAY_LAG, "--json"),
             *("--goodput", "ttft:60000", "--out", str(tmp_path / "f")),
         )
         took = time.monotonic() - began

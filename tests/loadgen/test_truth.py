@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.loadgen.fake_server import Behaviour
-from tests.loadgen.processes import Serve, served
+from tests.loadgen.processes import MAY_LAG, Serve, served
 from tests.loadgen.truth import Tolerance, Truth, measure
 
 CLOSE = Tolerance(ms=1.0, share=0.01)
@@ -23,7 +23,7 @@ STREAM = ("--output-len", "16", "--input-len", "16")
 def test_times_are_those_of_the_server(serve: Serve, door: str, tmp_path: Path) -> None:
     """Loosely, since a test may share its machine: no token was seen before it was sent, and half of all
     within 50 ms."""
-    flags = ("--rate", "40", "--num-requests", "60", "--max-lag-ms", "60000", *STREAM)
+    flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, *STREAM)
     truth = measure(serve, QUEUE, door, tmp_path / "out", *flags)
     assert truth.requests == 60
     for metric in ("ttft", "to the last token"):
@@ -34,7 +34,7 @@ def test_times_are_those_of_the_server(serve: Serve, door: str, tmp_path: Path) 
 @pytest.mark.parametrize("door", ["grpc", "http"])
 def test_several_servers_behind_one_address(door: str, tmp_path: Path) -> None:
     """What measures more than one server's worth of load: every answer is in one of their logs."""
-    flags = ("--rate", "40", "--num-requests", "60", "--max-lag-ms", "60000", "--processes", "2")
+    flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, "--processes", "2")
     truth = measure(
         lambda behaviour: served(behaviour, tmp_path, 2),
         *(Behaviour(first_s=0.4), door, tmp_path / "out", *flags, "--connections", "8"),
@@ -85,8 +85,7 @@ def test_a_stall_of_two_seconds_is_felt(serve: Serve, door: str, tmp_path: Path)
         "4",
         "--warmup",
         "0",
-        "--max-lag-ms",
-        "60000",
+        *MAY_LAG,
     )
     truth = measure(serve, behaviour, door, tmp_path / "out", *flags)
     print(json.dumps(truth.as_dict()))

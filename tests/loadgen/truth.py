@@ -1,5 +1,9 @@
 """What loadgen says against what the server did: every percentile from the client's record and from the log
-of a server that notes when it emitted each token, on the same clock."""
+of a server that notes when it emitted each token, on the same clock.
+
+Between a server's note and the generator is the kernel, which may leave bytes lying, too. Over HTTP the
+generator's record tells when they had come, and so which part of an error is its own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,8 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Truth:
-    """One run. Errors are client - server, in milliseconds, by metric and percentile."""
+    """One run. Errors are client - server, in milliseconds, by metric and percentile; `own` are client - what
+    came to its machine, where that is known."""
 
     door: str
     rate: float
@@ -39,11 +44,13 @@ class Truth:
     valid: bool
     invalid: list[str]
     lag_p99_ms: float
+    read_lag_p99_ms: float | None
     loop_lag_p99_ms: float
     cpu_wait_p99_ms: float
     cpu_share: float
     output_tokens: float
     errors: dict[str, dict[str, float]]
+    own: dict[str, dict[str, float]]
     truth: dict[str, dict[str, float]]
 
     def holds(self, tolerance: Tolerance) -> bool:
@@ -52,8 +59,15 @@ class Truth:
 
     def beyond(self, tolerance: Tolerance) -> list[str]:
         """Those that are not, in words."""
+        return self._beyond(self.errors, tolerance)
+
+    def innocent(self, tolerance: Tolerance) -> bool:
+        """Whether what it says is right of what came, whenever that was sent; False where nobody knows."""
+        return bool(self.own) and not self._beyond(self.own, tolerance)
+
+    def _beyond(self, errors_of: dict[str, dict[str, float]], tolerance: Tolerance) -> list[str]:
         found = []
-        for metric, errors in self.errors.items():
+        for metric, errors in errors_of.items():
             for percentile, error in errors.items():
                 may = max(tolerance.ms, tolerance.share * self.truth[metric][percentile])
                 if float(percentile) > TO_P99[-1]:
@@ -84,15 +98,9 @@ def measure(
     told = [np.array(emitted[line["request_id"]]) - start for line in lines]
     due = np.array([line["scheduled"] for line in lines])
     percentiles = (*TO_P99, *beyond)
-    errors: dict[str, dict[str, float]] = {}
-    truths: dict[str, dict[str, float]] = {}
-    for metric, client in _metrics(seen, due).items():
-        server = _metrics(told, due)[metric]
-        if len(server):
-            at = np.percentile(server, percentiles) * 1e3
-            off = np.percentile(client, percentiles) * 1e3 - at
-            truths[metric] = {f"{q:g}": float(value) for q, value in zip(percentiles, at, strict=True)}
-            errors[metric] = {f"{q:g}": float(value) for q, value in zip(percentiles, off, strict=True)}
+    client, truth = (_at(_metrics(times, due), percentiles) for times in (seen, told))
+    came = _at(_ends(lines, due), percentiles)
+    read_lag = report["quantities"]["read_lag"]["percentiles"]
     return Truth(
         door=door,
         rate=report["rates"]["offered"],
@@ -100,13 +108,43 @@ def measure(
         valid=report["valid"],
         invalid=[reason["text"] for reason in report["invalid"]],
         lag_p99_ms=report["quantities"]["lag"]["percentiles"]["99"]["value"],
+        read_lag_p99_ms=read_lag["99"]["value"] if read_lag else None,
         loop_lag_p99_ms=report["generator"]["loop_lag_p99_ms"],
         cpu_wait_p99_ms=report["generator"]["cpu_wait_p99_ms"],
         cpu_share=max(one["cpu_share"] for one in report["generator"]["processes"]),
         output_tokens=report["rates"]["output_tokens"],
-        errors=errors,
-        truth=truths,
+        errors=_off(client, truth),
+        own=_off(client, came),
+        truth=truth,
     )
+
+
+def _at(metrics: dict[str, Floats], percentiles: Sequence[float]) -> dict[str, dict[str, float]]:
+    """Milliseconds at each percentile, of what there is."""
+    found = {
+        metric: np.percentile(values, percentiles) * 1e3 for metric, values in metrics.items() if len(values)
+    }
+    return {
+        metric: {f"{q:g}": float(value) for q, value in zip(percentiles, values, strict=True)}
+        for metric, values in found.items()
+    }
+
+
+def _off(
+    client: dict[str, dict[str, float]], truth: dict[str, dict[str, float]]
+) -> dict[str, dict[str, float]]:
+    return {
+        metric: {q: client[metric][q] - at for q, at in values.items()} for metric, values in truth.items()
+    }
+
+
+def _ends(lines: Sequence[dict[str, Any]], due: Floats) -> dict[str, Floats]:
+    """When first and last tokens had come to the generator's machine; nothing where a record does not say."""
+    if any(None in (line["first_late"], line["last_late"]) for line in lines):
+        return {}
+    first = np.array([line["token_times"][0] - line["first_late"] for line in lines])
+    last = np.array([line["token_times"][-1] - line["last_late"] for line in lines])
+    return {"ttft": first - due, "to the last token": last - due}
 
 
 def _metrics(times: Sequence[Floats], due: Floats) -> dict[str, Floats]:

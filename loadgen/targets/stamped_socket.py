@@ -1,0 +1,89 @@
+"""How late this process reads what has come, by the kernel's own stamps.
+
+An event loop's lag is what a timer feels. What a token feels is the time from the moment at which its bytes
+came to this machine to the moment at which somebody here has them: the wait for a CPU, for the loop's turn,
+for what is read before. Linux notes the former (`SO_TIMESTAMPNS`, socket(7)); the latter is taken off the
+same clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+# <asm-generic/socket.h>; Python does not name it. The stamp is a struct timespec.
+SO_TIMESTAMPNS = 35
+TIMESPEC = struct.Struct("@qq")
+_SPACE = socket.CMSG_SPACE(TIMESPEC.size)
+# asyncio asks for 256 KiB; to make room for that takes longer than all else that is done for a token.
+_AT_ONCE = 64 * 1024
+
+
+class StampedSocket(socket.socket):
+    """A TCP socket for an event loop's transport to read from."""
+
+    _arrived_ns: int | None = None
+
+    def stamp(self) -> None:
+        """Asks for stamps; without them nothing is known, and all else is as always."""
+        with contextlib.suppress(OSError):
+            self.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+    def late_s(self) -> float | None:
+        """How long ago the last byte of the last read came; None where the kernel does not say."""
+        return None if self._arrived_ns is None else max(0, time.time_ns() - self._arrived_ns) / 1e9
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """As always."""
+        data, told, _, _ = self.recvmsg(min(size, _AT_ONCE), _SPACE, flags)
+        self._note(told)
+        return data
+
+    def recv_into(self, buffer: Buffer, size: int = 0, flags: int = 0) -> int:
+        """As always; TLS reads so."""
+        count, told, _, _ = self.recvmsg_into([memoryview(buffer)[: size or None]], _SPACE, flags)
+        self._note(told)
+        return count
+
+    def _note(self, told: Sequence[tuple[int, int, bytes]]) -> None:
+        self._arrived_ns = None
+        for level, kind, data in told:
+            if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+                seconds, nanoseconds = TIMESPEC.unpack_from(data)
+                self._arrived_ns = seconds * 1_000_000_000 + nanoseconds
+
+
+async def connect(host: str, port: int) -> StampedSocket:
+    """A connection to the first of the host's addresses that takes one; OSError where none does."""
+    loop = asyncio.get_running_loop()
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in await _addresses(host, port):
+        with contextlib.ExitStack() as undo:
+            connection = undo.enter_context(StampedSocket(family, kind, protocol))
+            connection.setblocking(False)
+            connection.stamp()
+            try:
+                await loop.sock_connect(connection, address)
+            except OSError as error:
+                failed = error
+                continue
+            undo.pop_all()
+            return connection
+    raise failed or OSError("the host has no address")
+
+
+async def _addresses(host: str, port: int) -> Sequence[tuple[int, int, int, str, Any]]:
+    """Numbers are read here; a name is looked up in a thread."""
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
