@@ -16,6 +16,7 @@ from loadgen.errors import LoadgenError
 from loadgen.load.arrivals import Stage
 from loadgen.load.distributions import FORMS_HELP, Distribution
 from loadgen.load.prompt_files import form_of, read_prompts
+from loadgen.reports.parquet import need_pyarrow
 from loadgen.settings import (
     GeneratorSettings,
     JudgeSettings,
@@ -143,6 +144,8 @@ def _add_generator(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace, load: Mapping[str, Any]) -> Settings:
     """The settings that flags and `load` ask for; LoadgenError names the first that is wrong."""
+    if arguments.parquet:
+        need_pyarrow()
     for stage in load.get("stages", ()):
         Stage.parse(stage)
     try:

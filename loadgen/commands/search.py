@@ -19,13 +19,15 @@ from loadgen.goodput.campaign import Campaign
 from loadgen.goodput.curve import write_curve
 from loadgen.goodput.search import SearchPlan
 from loadgen.reports.console_curve import show_curve
-from loadgen.reports.write import write_curve_reports
+from loadgen.reports.write import write_curve_reports, write_rows
 from loadgen.targets.preflight import preflight
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from loadgen.goodput.curve import Curve
+    from loadgen.run_folder import Run
     from loadgen.settings import Settings
 
 HELP = "the highest arrival rate that holds the limits"
@@ -80,7 +82,8 @@ async def _search(settings: Settings, path: Path, arguments: argparse.Namespace)
     start = arguments.start_rate or 1.0 / max(1e-3, before.lone_s)
     plan = SearchPlan(settings.judge.attainment, start, budget, arguments.max_rate)
     with Interrupt() as interrupt:
-        return await Campaign(before, path, say, interrupt).search(plan)
+        campaign = Campaign(before, path, say, interrupt, rows_of(arguments))
+        return await campaign.search(plan)
 
 
 def publish(curve: Curve, path: Path, settings: Settings, *, as_json: bool) -> None:
@@ -91,6 +94,11 @@ def publish(curve: Curve, path: Path, settings: Settings, *, as_json: bool) -> N
         print(json.dumps({"out": str(path), "settings": settings.model_dump(mode="json"), **curve.as_dict()}))
     else:
         show_curve(curve, path, Console(highlight=False))
+
+
+def rows_of(arguments: argparse.Namespace) -> Callable[[Run], None]:
+    """What is written of each run besides its folder."""
+    return write_rows if arguments.parquet else lambda run: None
 
 
 def say(line: str) -> None:

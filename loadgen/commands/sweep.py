@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from loadgen import run_folder
 from loadgen.commands import flags
-from loadgen.commands.search import publish, say
+from loadgen.commands.search import publish, rows_of, say
 from loadgen.errors import LoadgenError
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
@@ -53,4 +53,5 @@ def main(arguments: argparse.Namespace) -> int:
 async def _sweep(settings: Settings, path: Path, arguments: argparse.Namespace) -> Curve:
     before = await preflight(settings)
     with Interrupt() as interrupt:
-        return await Campaign(before, path, say, interrupt).sweep(arguments.rates, arguments.duration)
+        campaign = Campaign(before, path, say, interrupt, rows_of(arguments))
+        return await campaign.sweep(arguments.rates, arguments.duration)

@@ -181,17 +181,20 @@ async def _main() -> None:
     if not line:
         return
     assignment = Assignment.model_validate_json(line)
-    if cpus := assignment.settings.generator.cpus:
-        _settle_on(cpus[assignment.process])
+    settle(assignment)
     with io.BufferedWriter(io.FileIO(assignment.records, "wb"), _BUFFER) as records:
         await Worker(assignment, commands, records).run()
 
 
-def _settle_on(cpu: int) -> None:
-    """Threads that start from now on are there, too; gRPC's do."""
+def settle(assignment: Assignment) -> None:
+    """On the processor that is this process's, if one is; threads that start from now on, such as gRPC's,
+    are there, too. LoadgenError where it may not run there."""
+    if not (cpus := assignment.settings.generator.cpus):
+        return
+    cpu = cpus[assignment.process]
     try:
         os.sched_setaffinity(0, {cpu})
-    except (OSError, AttributeError):
+    except (OSError, OverflowError, AttributeError):
         raise LoadgenError(f"--cpus: no process of ours may run on {cpu}") from None
 
 

@@ -42,11 +42,15 @@ _GENERATORS_OWN = frozenset({ReasonKind.LAG, ReasonKind.NOT_SENT, ReasonKind.MIS
 class Campaign:
     """The runs of one search or sweep, against what its preflight found."""
 
-    def __init__(self, before: Preflight, path: Path, say: Say, interrupt: Interrupt) -> None:
+    def __init__(
+        self, before: Preflight, path: Path, say: Say, interrupt: Interrupt, keep: Callable[[Run], None]
+    ) -> None:
+        """`say` is told how it goes; `keep` is given every run, once its folder is written."""
         self._before = before
         self._path = path
         self._say = say
         self._interrupt = interrupt
+        self._keep = keep
         self._began = time.monotonic()
         self._points: list[Point] = []
 
@@ -107,6 +111,7 @@ class Campaign:
 
         before = _with_settings(self._before, settings)
         run = await run_once(before, folder, f"{title}: {rate:.4g}/s", go_on)
+        self._keep(run)
         probe = probe_of(run, rate)
         self._points.append(point_of(run, probe))
         self._say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import TYPE_CHECKING
 
 from loadgen.errors import LoadgenError
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from loadgen.record import Record
 
 
+def need_pyarrow() -> None:
+    """LoadgenError where it is missing: better before a run than after it."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise LoadgenError("parquet needs pyarrow: pip install 'baton-serve[parquet]'")
+
+
 def write_parquet(path: Path, records: Sequence[Record]) -> None:
     """A row a request, the columns of the JSONL; LoadgenError where pyarrow is missing."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise LoadgenError("parquet needs pyarrow: pip install 'baton-serve[parquet]'") from None
+    need_pyarrow()
+    import pyarrow
+    from pyarrow import parquet
+
     table = pyarrow.Table.from_pylist([dataclasses.asdict(record) for record in records])
     parquet.write_table(table, path)

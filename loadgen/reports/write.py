@@ -23,7 +23,12 @@ def write_reports(run: Run, *, parquet: bool = False) -> None:
     (run.path / HTML).write_text(run_page(run))
     (run.path / MARKDOWN).write_text(run_markdown(run))
     if parquet:
-        write_parquet(run.path / PARQUET, run.records)
+        write_rows(run)
+
+
+def write_rows(run: Run) -> None:
+    """The raw record as parquet."""
+    write_parquet(run.path / PARQUET, run.records)
 
 
 def write_curve_reports(path: Path, curve: Curve) -> None:

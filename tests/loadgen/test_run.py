@@ -15,6 +15,8 @@ import pytest
 
 from loadgen import run_folder
 from loadgen.cli import main
+from loadgen.generator.worker import Assignment, settle
+from tests.loadgen.builders import settings
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
 
@@ -76,6 +78,7 @@ def test_exit_codes(serve: Serve, tmp_path: Path) -> None:
         ["--seed", "-1"],
         ["--rate", "1", "--burstiness", "0"],
         ["--attainment", "1"],
+        ["--processes", "2", "--cpus", "0"],
     ],
 )
 def test_absurd_flags(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +88,32 @@ def test_absurd_flags(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFi
     assert told.err.startswith("loadgen: error: ")
     assert told.err.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+def test_parquet_that_cannot_be_written_is_told_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["run", "grpc://127.0.0.1:1", "--parquet", "--out", str(tmp_path / "x")]) == 2
+    assert "parquet needs pyarrow" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_processor_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
+    with serve(Behaviour()) as served:
+        done = loadgen("run", served.http, "--num-requests", "2", "--cpus", "100000", "--out", str(tmp_path))
+    assert done.code == 2
+    assert done.err.endswith("loadgen: error: --cpus: no process of ours may run on 100000\n")
+
+
+def test_each_process_is_where_it_was_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, set[int]]] = []
+    monkeypatch.setattr("os.sched_setaffinity", lambda pid, cpus: asked.append((pid, cpus)))
+    wanted = settings(generator={"processes": 2, "cpus": (4, 7)})
+    for number in range(2):
+        settle(Assignment(settings=wanted, process=number, of=2, records=""))
+    settle(Assignment(settings=settings(), process=0, of=1, records=""))
+    assert asked == [(0, {4}), (0, {7})]
 
 
 def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,9 +197,11 @@ def test_a_sweep_and_a_model_nobody_named(serve: Serve, tmp_path: Path) -> None:
     with serve(Behaviour()) as served:
         done = loadgen(
             *("sweep", served.http, "--rates", "20", "40", "--duration", "1", "--output-len", "3"),
-            *("--goodput", "ttft:1000", *MAY_LAG, "--json", "--out", str(tmp_path / "s")),
+            *("--goodput", "ttft:1000", *MAY_LAG, "--json", "--out", str(tmp_path / "s"), "--parquet"),
         )
     assert done.code == 0, done.err
+    for point in done.json["points"]:
+        assert (tmp_path / "s" / point["folder"] / "requests.parquet").exists()
     assert [point["probe"]["rate"] for point in done.json["points"]] == [20.0, 40.0]
     kept = json.loads((tmp_path / "s" / done.json["points"][0]["folder"] / "settings.json").read_text())
     assert kept["target"]["model"] == "fake"

@@ -187,6 +187,24 @@ def test_invalid_the_generator_heard_late() -> None:
     assert kinds(summary_of(steady_run(), processes)) == [ReasonKind.LAG]
 
 
+def test_invalid_the_generator_read_late() -> None:
+    """Of one token in fifty the sender knows better; of one in a thousand that says nothing."""
+    late = [
+        dataclasses.replace(one, first_late=0.004 if n % 25 == 0 else 0.0001, last_late=0.0001)
+        for n, one in enumerate(steady_run())
+    ]
+    summary = summary_of(late)
+    assert kinds(summary) == [ReasonKind.LAG]
+    assert "tokens had come 4.0 ms before they were read" in summary.invalid[0].text
+    assert summary_of(late, judge={"max_read_lag_ms": 4.5}).valid
+    rarely = [
+        dataclasses.replace(one, first_late=0.004 if n == 77 else 0.0001, last_late=0.0001)
+        for n, one in enumerate(steady_run())
+    ]
+    assert summary_of(rarely).valid
+    assert summary_of(steady_run()).quantities["read_lag"].count == 0
+
+
 def test_invalid_not_all_were_sent() -> None:
     records = steady_run()
     records[200] = dataclasses.replace(records[200], sent=None, token_times=[], outcome=Outcome.NOT_SENT)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import ipaddress
-import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.connect import Endpoint, parse_url
 from baton.state.embedded import _free_port
+from tests.certificates import self_signed
 from tests.state.proxy import proxy
 
 
@@ -114,7 +108,7 @@ async def test_wrong_settings_are_refused(redis_url: str, namespace: str, key: b
 async def test_tls_with_a_certificate_that_is_checked(redis_url: str, tmp_path: Path) -> None:
     parts = urlsplit(redis_url)
     assert parts.port is not None
-    context, authority = _certificate(tmp_path)
+    context, authority = self_signed(tmp_path)
     async with proxy(parts.port, context) as between:
         url = f"rediss://:{parts.password}@127.0.0.1:{between.port}/0"
         state = await State.open(f"{url}?ssl_ca_certs={authority}")
@@ -124,28 +118,3 @@ async def test_tls_with_a_certificate_that_is_checked(redis_url: str, tmp_path: 
         distrusting = await State.open(url)
         assert distrusting.away
         await distrusting.close()
-
-
-def _certificate(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    public, private = folder / "public.pem", folder / "private.pem"
-    public.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    private.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(public, private)
-    return context, public
