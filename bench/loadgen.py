@@ -158,7 +158,7 @@ def search(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     exact = goodput(MG1((SERVICE_S,), (1.0,), LIMIT_S), 0.9)
     flags = ["--budget", f"{arguments.budget:g}", "--goodput", f"ttft:{LIMIT_S * 1e3:g}", "--input-len", "16"]
     flags += ["--output-len", "1", "--attainment", "0.9", "--max-lag-ms", f"{arguments.max_lag_ms:g}"]
-    flags += ["--json"]
+    flags += ["--max-read-lag-ms", f"{arguments.max_read_lag_ms:g}", "--json"]
     for door in arguments.doors.split(","):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)
@@ -245,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--budget", type=float, default=480.0, help="of search, in seconds")
     parser.add_argument("--max-lag-ms", type=float, default=5.0, help="of search; more on a busy machine")
+    parser.add_argument("--max-read-lag-ms", type=float, default=3.0, help="likewise")
     parser.add_argument("--json", action="store_true")
     return parser
 
