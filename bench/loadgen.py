@@ -120,7 +120,7 @@ class Limit:
 
     def believed(self, rate: float) -> bool:
         """Whether a run at this rate is VALID, and right of what came to its machine."""
-        believed = False
+        believed, why = False, list[str]()
         for _ in range(self._arguments.tries):
             found = self._run(rate)
             off = found.beyond(LOOSE)
@@ -129,18 +129,16 @@ class Limit:
                     self._right = found
                 return True
             if not found.valid:
-                self._failed(rate, found.invalid)
+                why = found.invalid
             elif found.innocent(LOOSE):
                 self.late.add(round(rate, 1))
                 believed = True
             else:
                 self.lied.add(round(rate, 1))
-                self._failed(rate, off)
-        return believed
-
-    def _failed(self, rate: float, why: list[str]) -> None:
-        if rate <= self._lowest:
+                why = off
+        if not believed and rate < self._lowest:
             self._lowest, self.reasons = rate, why
+        return believed
 
     def _run(self, rate: float) -> Truth:
         arguments, behaviour = self._arguments, Behaviour(first_s=0.02, gap_s=0.004)

@@ -70,3 +70,9 @@ def test_the_reasons_are_those_of_the_lowest_rate(monkeypatch: pytest.MonkeyPatc
     assert not limit.believed(200.0)
     assert not limit.believed(125.0)
     assert limit.reasons == ["the generator lagged"]
+
+
+def test_a_rate_that_is_believed_in_the_end_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = limit_of(monkeypatch, WRONG, LATE)
+    assert limit.believed(100.0)
+    assert limit.reasons == []

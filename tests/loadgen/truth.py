@@ -1,5 +1,6 @@
 """What loadgen says against what the server did: every percentile from the client's record and from the log
-of a server that notes when it emitted each token, on the same clock.
+of a server that notes when it emitted each token, on the same clock. Both of the requests that its own
+figures are of, those in the window.
 
 Between a server's note and the generator is the kernel, which may leave bytes lying, too. Over HTTP the
 generator's record tells when they had come, and so which part of an error is its own.
@@ -94,6 +95,9 @@ def measure(
     start = report["about"]["started_monotonic"]
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["outcome"] == "OK"]
+    ended_well, window = len(lines), report["window"]
+    assert all(line["request_id"] in emitted for line in lines)
+    lines = [line for line in lines if window["since"] <= line["scheduled"] <= window["until"]]
     seen = [np.array(line["token_times"]) for line in lines]
     told = [np.array(emitted[line["request_id"]]) - start for line in lines]
     due = np.array([line["scheduled"] for line in lines])
@@ -104,7 +108,7 @@ def measure(
     return Truth(
         door=door,
         rate=report["rates"]["offered"],
-        requests=len(lines),
+        requests=ended_well,
         valid=report["valid"],
         invalid=[reason["text"] for reason in report["invalid"]],
         lag_p99_ms=report["quantities"]["lag"]["percentiles"]["99"]["value"],
