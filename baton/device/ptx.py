@@ -31,3 +31,10 @@ def fence_system():
         tl.inline_asm_elementwise(
             "fence.acq_rel.sys; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
         )
+
+
+@triton.jit
+def together():
+    """What one thread of the program wrote is seen by all of them."""
+    if ON_CHIP:
+        tl.debug_barrier()

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
@@ -50,12 +51,14 @@ class DecodeLoop(ABC):
         end: int,
         sampling: SamplingParams,
         limits: Limits,
+        masked: bool = False,
     ) -> None:
         """Gives a prefilled sequence its slot, from the next step on.
 
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted;
         `last_token` is the next, without KV. The slot's first word in the ring repeats it with
-        `last_logprobs`, without which a request for logprobs is refused (ValueError).
+        `last_logprobs`, without which a request for logprobs is refused (ValueError). `masked`: each
+        further token waits for its mask (`write_mask`).
         """
         if (last_logprobs is None) != (sampling.logprobs is None):
             raise ValueError("the last token comes with logprobs exactly where they are asked for")
@@ -74,7 +77,7 @@ class DecodeLoop(ABC):
         entry["stop_ids"][0, : len(limits.stop_token_ids)] = limits.stop_token_ids
         stops_from = prompt_length + limits.min_tokens
         entry["stops_from"] = stops_from
-        entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1)
+        entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1, masked=masked)
         _write_sampling(entry, sampling)
         self._post(entry)
 
@@ -86,6 +89,12 @@ class DecodeLoop(ABC):
         entry = _entry(EntryKind.GROW, slot, generation, self._ring.steps)
         entry["capacity"] = capacity
         self._post(entry)
+
+    def write_mask(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
+        """Says which tokens a masked slot may draw at `position` of its sequence: token t is bit t % 32 of
+        word t // 32. Once for each token, after the one before it has come; nothing waits for it here.
+        """
+        self._state.sampler.masks.write(slot, generation, position, bits)
 
     def hold(self, slot: int, generation: int) -> int:
         """Stops a slot where it is, until it grows; the number by which `applied` knows when it stands."""
@@ -144,7 +153,7 @@ def _write_sampling(entry: Entry, sampling: SamplingParams) -> None:
     entry["logprobs"] = sampling.logprobs or 0
 
 
-def _features(sampling: SamplingParams, *, held_stops: bool) -> Feature:
+def _features(sampling: SamplingParams, *, held_stops: bool, masked: bool) -> Feature:
     features = Feature.GREEDY if sampling.temperature == 0 else Feature.TEMPERATURE
     if sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0):
         features |= Feature.FILTERS
@@ -153,6 +162,7 @@ def _features(sampling: SamplingParams, *, held_stops: bool) -> Feature:
         (Feature.PENALTIES, sampling.penalizes),
         (Feature.MIN_TOKENS, held_stops),
         (Feature.LOGPROBS, sampling.logprobs is not None),
+        (Feature.MASKED, masked),
     ):
         if used:
             features |= feature

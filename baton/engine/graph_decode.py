@@ -2,16 +2,13 @@
 
 The host knows what the steps tell it: a status word after each, in the ring's counters. From that and from
 what it has posted since, it picks a bucket that surely has room (slots only end by themselves) and the
-graph whose sampler has what the requests ask for. Filters, penalties, bias, held stops and logprobs are
-drawn by `SlotSampler` between the halves of a step: the host waits for such steps, one at a time.
+graph whose sampler has what the requests ask for.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-
-import torch
 
 from baton.device.graphs import Queue
 from baton.device.host_memory import HostMemory
@@ -95,34 +92,10 @@ class GraphDecodeLoop(DecodeLoop):
             features |= more
         bound = min(self._slots, seen.active + len(self._posted))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
-        if features & ~int(PICKED):
-            return queued == 0 and self._drawn_by_host(bucket)
-        self._graphs[bucket].whole.replay()
+        graphs = self._graphs[bucket]
+        (graphs.samples if features & ~int(PICKED) else graphs.picks).replay()
         self._enqueued += 1
         return True
-
-    def _drawn_by_host(self, bucket: int) -> bool:
-        step, graphs = self.step_state, self._graphs[bucket]
-        graphs.front.replay()
-        self._queue.drain()
-        rows = int(step.control[kernels.ROWS.value])
-        if rows:
-            inputs = step.pass_.inputs
-            slots, positions = inputs.slot[:rows].long(), inputs.position[:rows].long() + 1
-            logits = step.pass_.logits[:rows]
-            tokens, logprobs = self._state.sampler.draw(logits, slots, positions, self._state.stop_ids)
-            step.drawn[:rows] = tokens.int()
-            if logprobs is not None:
-                self._ring.write_logprobs(int(step.control[kernels.HEAD.value]), logprobs)
-            self._synchronise()
-        graphs.back.replay()
-        self._enqueued += 1
-        return True
-
-    def _synchronise(self) -> None:
-        """What the host's own stream has drawn is in place before the queue's next launch."""
-        if self._queue.on_chip:
-            torch.cuda.current_stream().synchronize()
 
     def _ring_has_room(self) -> bool:
         """With nothing queued: whether a step can advance. One that cannot is run once, to be counted."""

@@ -1,9 +1,7 @@
 """A decode step as one list of launches over state that lives on the GPU, for each bucket of rows.
 
-    begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
-           └─ plan ─ pass ─ pick ─ finish                           ┴ end
-
-`front` is all up to the logits and `back` the finish alone, for a step whose tokens the host draws between.
+begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
+       └─ plan ─ pass ─ pick, or the full sampler ─ finish      ┴ end
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from baton.device.host_memory import HostMemory
 from baton.engine.cache import KVCache
 from baton.engine.decode_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.decoder import Decoder
+from baton.engine.graph_sampler import GraphSampler
 from baton.engine.kernels.gpu import step_kernels as kernels
 from baton.engine.kernels.gpu.pick import pick, pick_places
 from baton.engine.kernels.gpu.split_attention import NO_WINDOW
@@ -27,9 +26,9 @@ from baton.engine.mailbox import Feature
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 
-# What the sampler inside the graph can do.
+# What the quicker of the two samplers can do; the other does everything.
 PICKED = Feature.GREEDY | Feature.TEMPERATURE
-_ALL_FEATURES = (1 << 8) - 1
+_EVERYTHING = ~Feature(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,10 @@ class HostPlaces:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """One bucket's: `whole` a step, or `front` and `back` with the host between."""
+    """One bucket's, each a whole step: `picks` for slots with no features but PICKED, `samples` for any."""
 
-    whole: Replayable
-    front: Replayable
-    back: Replayable
+    picks: Replayable
+    samples: Replayable
 
 
 class GraphStep:
@@ -98,40 +96,47 @@ class GraphStep:
         )
         self.pass_ = DecodePass(decoder, cache, state.block_tables, self._slots, options)
         self._places = pick_places(self._slots, decoder.config.vocab_size, device)
-        self.drawn = torch.zeros(self._slots, dtype=torch.int32, device=device)
+        self._sampler = GraphSampler(state, self._slots, decoder.config.vocab_size)
+        self._drawn = torch.zeros(self._slots, dtype=torch.int32, device=device)
+        self._place = torch.zeros(self._slots, dtype=torch.int32, device=device)
 
     def capture(self) -> dict[int, StepGraphs]:
         """The graphs of every bucket. The steps that capturing runs find no slot active."""
         graphs = {}
         for bucket in reversed(buckets_up_to(self._slots)):
             graphs[bucket] = StepGraphs(
-                whole=self._queue.capture(lambda b=bucket: self._whole(b)),  # type: ignore[misc]
-                front=self._queue.capture(lambda b=bucket: self._front_alone(b)),  # type: ignore[misc]
-                back=self._queue.capture(self._finish),
+                picks=self._queue.capture(lambda b=bucket: self._picking(b)),  # type: ignore[misc]
+                samples=self._queue.capture(lambda b=bucket: self._sampling(b)),  # type: ignore[misc]
             )
         return graphs
 
-    def _whole(self, bucket: int) -> None:
+    def _picking(self, bucket: int) -> None:
         logits = self._front(bucket, PICKED)
         inputs = self.pass_.inputs
         pick(
-            self.drawn[:bucket], logits, inputs.slot, inputs.position,
+            self._drawn[:bucket], logits, inputs.slot, inputs.position,
             self._state.records, self.control, self._host.clocks, self._places,
         )  # fmt: skip
         self._finish()
         self._queue.join()
 
-    def _front_alone(self, bucket: int) -> None:
-        self._front(bucket, _ALL_FEATURES)
+    def _sampling(self, bucket: int) -> None:
+        logits = self._front(bucket, _EVERYTHING)
+        inputs = self.pass_.inputs
+        self._sampler.launch(
+            self._drawn, logits, (inputs.slot, inputs.position, self._place), self.control,
+            self._host.clocks, self._host.logprobs, (self._capacity, self._top),
+        )  # fmt: skip
+        self._finish()
         self._queue.join()
 
-    def _front(self, bucket: int, features: int) -> Tensor:
+    def _front(self, bucket: int, features: Feature) -> Tensor:
         self._begin(bucket, features)
         self._queue.fork(self._fetch)
         self._plan(bucket)
         return self.pass_.run(bucket)
 
-    def _begin(self, bucket: int, features: int) -> None:
+    def _begin(self, bucket: int, features: Feature) -> None:
         inputs, state = self.pass_.inputs, self._state
         kernels.begin[(1,)](
             self.control,
@@ -145,8 +150,9 @@ class GraphStep:
             inputs.slot,
             inputs.token,
             inputs.position,
+            self._place,
             bucket,
-            features,
+            int(features),
             SLOTS=self._slots,
             SLOTS_POWER=triton.next_power_of_2(self._slots),
             CAPACITY=self._capacity,
@@ -198,7 +204,8 @@ class GraphStep:
             state.records.view(torch.int32),
             inputs.slot,
             inputs.position,
-            self.drawn,
+            self._place,
+            self._drawn,
             SLOTS=self._slots,
             SLOTS_POWER=triton.next_power_of_2(self._slots),
             CAPACITY=self._capacity,

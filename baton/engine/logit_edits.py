@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn. In this order: bias, penalties, stop ids held back.
+"""What changes logits before a token is drawn. In this order: bias, penalties, stop ids held back, masks.
 
 Each edit names the rows of the batch that it is for, and costs the others nothing.
 """
@@ -68,21 +68,39 @@ class HeldStops:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """Tokens that may be drawn at all. `rows` [g] int64; `allowed` [g, V] bool."""
+
+    rows: Tensor
+    allowed: Tensor
+
+    def apply(self, logits: Tensor) -> None:
+        logits[self.rows] = logits[self.rows].masked_fill(~self.allowed, -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
 class LogitEdits:
     """The edits of one batch; None where no row needs that kind."""
 
     bias: Bias | None = None
     penalties: Penalties | None = None
     held_stops: HeldStops | None = None
+    masks: Masks | None = None
 
     def applied(self, logits: Tensor) -> Tensor:
-        """logits [B, V] → themselves where there is nothing to do, else an edited copy in float64."""
-        edits = [edit for edit in (self.bias, self.penalties, self.held_stops) if edit is not None]
-        if edits:
-            logits = logits.to(torch.float64, copy=True)
-            for edit in edits:
-                edit.apply(logits)
-        return logits
+        """logits [B, V] → themselves where there is nothing to do, else an edited copy.
+
+        Computed in float64 and rounded once to float32, which logits of every narrower dtype fit in; those
+        in float64 stay so.
+        """
+        every = (self.bias, self.penalties, self.held_stops, self.masks)
+        edits = [edit for edit in every if edit is not None]
+        if not edits:
+            return logits
+        edited = logits.to(torch.float64, copy=True)
+        for edit in edits:
+            edit.apply(edited)
+        return edited if logits.dtype == torch.float64 else edited.float()
 
 
 NO_EDITS = LogitEdits()

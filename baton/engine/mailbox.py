@@ -36,6 +36,7 @@ class Feature(IntFlag):
     PENALTIES = 16
     MIN_TOKENS = 32
     LOGPROBS = 64
+    MASKED = 128  # draws only by a mask made for that very token
 
 
 ENTRY = np.dtype(

@@ -126,12 +126,6 @@ class RingWriter(_Ring):
     def count_held(self, rows: int) -> None:
         self._held[0] += np.uint64(rows)
 
-    def write_logprobs(self, head: int, logprobs: LogprobBatch) -> None:
-        """Records of words that somebody else will write: row i's word comes to ring position head + i."""
-        if self._records is None:
-            raise ValueError("this ring carries no logprobs")
-        self._records.write(logprobs.rows.astype(np.uint64) + np.uint64(head), logprobs)
-
     def write(
         self,
         tokens: Sequence[int],

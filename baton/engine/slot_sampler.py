@@ -1,7 +1,7 @@
-"""The sampler's part of the slots: parameters, bias and token counts, one row a slot.
+"""The sampler's part of the slots: parameters, bias, token counts and masks, one row a slot.
 
-Token counts are as wide as the vocabulary; they come into being with the first request that penalises
-repetition, and only such slots' rows are ever touched.
+Token counts are as wide as the vocabulary; only the rows of slots whose requests penalise repetition are
+ever touched. `SlotSampler.draw` is what a GPU's graph is tested against.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from baton.engine.logit_edits import NO_EDITS, Bias, HeldStops, LogitEdits, Penalties
+from baton.engine.logit_edits import NO_EDITS, Bias, HeldStops, LogitEdits, Masks, Penalties
 from baton.engine.logprob_records import MAX_LOGPROBS, LogprobBatch, Logprobs
 from baton.engine.logprobs import logprobs_of
 from baton.engine.mailbox import Feature, field_offset
 from baton.engine.sampling import Sampling, sample
 from baton.engine.sequence import MAX_LOGIT_BIAS
+from baton.engine.slot_masks import SlotMasks
 
-_EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS
+_EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class TokenCounts:
         )
 
     def set(self, row: int, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Counts one row anew."""
+        """Counts one row anew; it stands when this returns, for every stream."""
         self.in_prompt[row].zero_()
         self.in_prompt[row, torch.tensor(prompt, dtype=torch.int64)] = True
         tokens = torch.tensor(output, dtype=torch.int64)
@@ -54,8 +55,6 @@ class SlotSampler:
     which of them its request uses."""
 
     def __init__(self, records: Tensor, vocab_size: int) -> None:
-        self._device = records.device
-        self._shape = records.shape[0], vocab_size
         ints, floats = records.view(torch.int32), records.view(torch.float32)
 
         def column(array: Tensor, field: str) -> Tensor:
@@ -74,14 +73,15 @@ class SlotSampler:
         self.repetition_penalty = column(floats, "repetition_penalty")
         self.presence_penalty = column(floats, "presence_penalty")
         self.frequency_penalty = column(floats, "frequency_penalty")
-        slots = records.shape[0]
-        self.bias_ids = torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=self._device)
-        self.bias_values = torch.zeros(slots, MAX_LOGIT_BIAS, device=self._device)
+        slots, device = records.shape[0], records.device
+        self.bias_ids = torch.zeros(slots, MAX_LOGIT_BIAS, dtype=torch.int64, device=device)
+        self.bias_values = torch.zeros(slots, MAX_LOGIT_BIAS, device=device)
         # Of the token that a slot is admitted with: count, logprob, MAX_LOGPROBS ids, as many logprobs;
         # the floats as their bits. What a record of the ring holds behind its lap.
         width = 2 + 2 * MAX_LOGPROBS
-        self.last_records = torch.zeros(slots, width, dtype=torch.int32, device=self._device)
-        self._counts: TokenCounts | None = None
+        self.last_records = torch.zeros(slots, width, dtype=torch.int32, device=device)
+        self.counts = TokenCounts.zeros(slots, vocab_size, device)
+        self.masks = SlotMasks(slots, vocab_size, device)
 
     def set_bias(self, slot: int, bias: Sequence[tuple[int, float]]) -> None:
         """Copies a slot's bias, at most MAX_LOGIT_BIAS entries, before its admission is posted."""
@@ -92,9 +92,7 @@ class SlotSampler:
 
     def set_counts(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Counts a slot's tokens, before its admission is posted."""
-        if self._counts is None:
-            self._counts = TokenCounts.zeros(*self._shape, self._device)
-        self._counts.set(slot, prompt, output)
+        self.counts.set(slot, prompt, output)
 
     def set_last_logprobs(self, slot: int, logprobs: Logprobs) -> None:
         """Copies those of the token that the slot is admitted with, before its admission is posted."""
@@ -120,6 +118,12 @@ class SlotSampler:
             values=values[None, :count],
         )
 
+    def waits(self, generations: Tensor, positions: Tensor) -> Tensor:
+        """All [slots]: whether a slot's request wants a mask for the token at that position, and has none."""
+        slots = torch.arange(positions.shape[0], device=positions.device)
+        masked = (self.features & int(Feature.MASKED)) != 0
+        return masked & ~self.masks.ready(slots, generations, positions)
+
     def draw(
         self, logits: Tensor, rows: Tensor, positions: Tensor, stop_ids: Tensor
     ) -> tuple[Tensor, LogprobBatch | None]:
@@ -137,32 +141,35 @@ class SlotSampler:
             return logits.argmax(-1), None
         edits = self._edits(rows, features, positions, stop_ids) if needed & _EDITS else NO_EDITS
         tokens = sample(logits, self.sampling.at(rows), positions, edits)
-        if needed & Feature.PENALTIES and self._counts is not None:
+        if needed & Feature.PENALTIES:
             penalized = _having(Feature.PENALTIES, features)
-            self._counts.add(rows[penalized], tokens[penalized])
+            self.counts.add(rows[penalized], tokens[penalized])
         return tokens, self._logprobs(logits, tokens, rows, features) if needed & Feature.LOGPROBS else None
 
     def _edits(self, rows: Tensor, features: Tensor, positions: Tensor, stop_ids: Tensor) -> LogitEdits:
         biased, penalized = _having(Feature.BIAS, features), _having(Feature.PENALTIES, features)
         early = (features & Feature.MIN_TOKENS != 0) & (positions < self.stops_from[rows])
         held = torch.nonzero(early).flatten()
-        bias = penalties = held_stops = None
+        masked = _having(Feature.MASKED, features)
+        bias = penalties = held_stops = masks = None
         if biased.numel():
             slots = rows[biased]
             bias = Bias(biased, self.bias_ids[slots], self.bias_values[slots])
-        if penalized.numel() and self._counts is not None:
+        if penalized.numel():
             slots = rows[penalized]
             penalties = Penalties(
                 rows=penalized,
                 repetition=self.repetition_penalty[slots],
                 presence=self.presence_penalty[slots],
                 frequency=self.frequency_penalty[slots],
-                in_prompt=self._counts.in_prompt[slots],
-                output_counts=self._counts.in_output[slots],
+                in_prompt=self.counts.in_prompt[slots],
+                output_counts=self.counts.in_output[slots],
             )
         if held.numel():
             held_stops = HeldStops(held, stop_ids[rows[held]])
-        return LogitEdits(bias, penalties, held_stops)
+        if masked.numel():
+            masks = Masks(masked, self.masks.allowed(rows[masked]))
+        return LogitEdits(bias, penalties, held_stops, masks)
 
     def _logprobs(self, logits: Tensor, tokens: Tensor, rows: Tensor, features: Tensor) -> LogprobBatch:
         asked = _having(Feature.LOGPROBS, features)

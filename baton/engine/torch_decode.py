@@ -72,9 +72,12 @@ class TorchDecodeLoop(DecodeLoop):
         return bool(entries)
 
     def _runnable_rows(self) -> Tensor:
-        """Slots that advance in this step. One without a block for its next token is held."""
+        """Slots that advance in this step. One without a block for its next token, or without that token's
+        mask where it wants one, is held."""
         state = self._state
-        held = state.active & (state.position >= state.capacity)
+        held = state.position >= state.capacity
+        held |= state.sampler.waits(state.generation, state.position + 1)
+        held &= state.active
         if bool(held.any()):
             self._ring.count_held(int(held.sum()))
         return torch.nonzero(state.active & ~held).flatten()

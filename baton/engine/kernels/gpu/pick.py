@@ -24,11 +24,12 @@ _SEED = tl.constexpr(field_offset("seed") // 8)
 _PURPOSE = tl.constexpr(PURPOSE_DRAW)
 _LINES = tl.constexpr(CLOCK_LINES)
 _WIDTH = tl.constexpr(CLOCK_WIDTH)
-_NOWHERE = tl.constexpr((1 << 31) - 1)
+NOWHERE = tl.constexpr((1 << 31) - 1)
 
 
 @triton.jit
-def _noise(word):
+def gumbel_noise(word):
+    """A word of random bits → standard Gumbel noise, float64."""
     uniform = (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10
     return -tl.log(-tl.log(uniform))
 
@@ -64,7 +65,7 @@ def _pick(
         # The token drawn stands behind the one that was read.
         position = tl.load(row_position + row) + 1
         highest = tl.full((), float("-inf"), tl.float64)
-        at = tl.full((), _NOWHERE, tl.int32)
+        at = tl.full((), NOWHERE, tl.int32)
         # A few quads at a time: the noise is long code, and each element of a thread's share repeats it.
         for start in range(0, CHUNK // 4, QUADS):
             quad = chunk * (CHUNK // 4) + start + tl.arange(0, QUADS)
@@ -78,7 +79,7 @@ def _pick(
         scores = tl.load(mine + i, mask=i < VOCAB, other=float("-inf")).to(tl.float32)
         peak = tl.max(scores, 0)
         tl.store(best + place, peak.to(tl.float64))
-        tl.store(best_at + place, tl.min(tl.where(scores == peak, i, _NOWHERE), 0))
+        tl.store(best_at + place, tl.min(tl.where(scores == peak, i, NOWHERE), 0))
 
 
 @triton.jit
@@ -87,12 +88,18 @@ def _drawn(mine, quad, temperature, seed, position, VOCAB: tl.constexpr):
     zero = tl.zeros_like(quad)
     w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + _PURPOSE, zero)
     divisor = temperature.to(tl.float64)
-    s0 = _scores(mine, quad * 4, VOCAB) / divisor + _noise(w0)
-    s1 = _scores(mine, quad * 4 + 1, VOCAB) / divisor + _noise(w1)
-    s2 = _scores(mine, quad * 4 + 2, VOCAB) / divisor + _noise(w2)
-    s3 = _scores(mine, quad * 4 + 3, VOCAB) / divisor + _noise(w3)
+    s0 = _scores(mine, quad * 4, VOCAB) / divisor + gumbel_noise(w0)
+    s1 = _scores(mine, quad * 4 + 1, VOCAB) / divisor + gumbel_noise(w1)
+    s2 = _scores(mine, quad * 4 + 2, VOCAB) / divisor + gumbel_noise(w2)
+    s3 = _scores(mine, quad * 4 + 3, VOCAB) / divisor + gumbel_noise(w3)
+    return first_peak(s0, s1, s2, s3, quad)
+
+
+@triton.jit
+def first_peak(s0, s1, s2, s3, quad):
+    """The largest score of some quads of tokens, and the lowest token that has it."""
     peak = tl.max(tl.maximum(tl.maximum(s0, s1), tl.maximum(s2, s3)), 0)
-    at = tl.where(s3 == peak, quad * 4 + 3, _NOWHERE)
+    at = tl.where(s3 == peak, quad * 4 + 3, NOWHERE)
     at = tl.where(s2 == peak, quad * 4 + 2, at)
     at = tl.where(s1 == peak, quad * 4 + 1, at)
     at = tl.where(s0 == peak, quad * 4, at)
@@ -109,13 +116,13 @@ def _settle(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.con
     row = tl.program_id(0)
     c = tl.arange(0, CHUNKS_POWER)
     score = tl.load(best + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf"))
-    at = tl.load(best_at + row * CHUNKS + c, mask=c < CHUNKS, other=_NOWHERE)
-    tl.store(row_drawn + row, tl.min(tl.where(score == tl.max(score, 0), at, _NOWHERE), 0))
+    at = tl.load(best_at + row * CHUNKS + c, mask=c < CHUNKS, other=NOWHERE)
+    tl.store(row_drawn + row, tl.min(tl.where(score == tl.max(score, 0), at, NOWHERE), 0))
 
 
-def pick_places(rows: int, vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def pick_places(rows: int, vocab: int, device: torch.device, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     """Where the chunks' bests stand: values and indices [rows, chunks]."""
-    shape = rows, triton.cdiv(vocab, CHUNK)
+    shape = rows, triton.cdiv(vocab, chunk)
     return (
         torch.zeros(shape, dtype=torch.float64, device=device),
         torch.zeros(shape, dtype=torch.int32, device=device),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from baton.device.ptx import ON_CHIP, clock_ns, fence_system
+from baton.device.ptx import clock_ns, fence_system, together
 from baton.engine.kernels.gpu.attention_items import (
     ITEM_BEGIN,
     ITEM_END,
@@ -90,6 +90,7 @@ STATUS_FEATURES = tl.constexpr(13)
 STATUS_APPLIED = tl.constexpr(22)
 STATUS_REPLAYS = tl.constexpr(42)
 STATUS_COUNT_MASK = tl.constexpr((1 << 20) - 1)
+assert max(Feature).bit_length() <= STATUS_APPLIED.value - STATUS_FEATURES.value
 
 
 @triton.jit
@@ -98,13 +99,6 @@ def _word(position, token, slot, generation, finish, CAPACITY: tl.constexpr):
     lap = (position // CAPACITY) % _LAPS + 1
     low = token.to(tl.int64) | (slot.to(tl.int64) << 24) | (generation.to(tl.int64) << 36)
     return low | (finish.to(tl.int64) << 52) | (lap << 56)
-
-
-@triton.jit
-def _together():
-    """What one thread of the program wrote is seen by all of them."""
-    if ON_CHIP:
-        tl.debug_barrier()
 
 
 @triton.jit
@@ -141,9 +135,9 @@ def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.cons
     tl.store(record + 2 + j, values, mask=j < 2 + 2 * TOP)
     tl.store(record, lap.to(tl.int32))
     tl.store(record + 1, (lap >> 32).to(tl.int32))
-    _together()
+    together()
     fence_system()  # the record is seen before the word that makes it count
-    _together()
+    together()
 
 
 @triton.jit(do_not_specialize=["bucket", "can"])
@@ -159,6 +153,7 @@ def begin(
     row_slot,
     row_token,
     row_position,
+    row_place,
     bucket,
     can,
     SLOTS: tl.constexpr,
@@ -205,7 +200,7 @@ def begin(
         finish = tl.where(admits, 0, tl.where(kind == _MOVE, _MOVED, _CANCELLED))
         values = tl.load(entry + w)
         capacity = tl.load(entry + _CAPACITY)
-        _together()
+        together()
         tl.store(record + w, values, mask=w < tl.where(takes & admits, RECORD_WORDS, 0))
         tl.store(record + _CAPACITY, capacity, mask=takes & grows & current)
         tl.store(active + slot, admits, mask=says)
@@ -218,7 +213,7 @@ def begin(
         running += tl.where(says, tl.where(admits, 1, -1), 0)
         taken += takes.to(tl.int64)
         go_on = takes.to(tl.int32)
-        _together()
+        together()
     tl.store(control + APPLIED, tl.load(control + APPLIED) + taken - first)
     done = taken == waiting
     tl.store(control + TAKEN, tl.where(done, 0, taken))
@@ -239,10 +234,12 @@ def begin(
     tl.store(row_slot + row, slots, mask=runs)
     tl.store(row_token + row, tl.load(mine + _LAST_TOKEN, mask=in_slots, other=0), mask=runs)
     tl.store(row_position + row, position, mask=runs)
+    tl.store(row_place + row, row, mask=runs)
     beyond = (slots >= count) & (slots < bucket)
     tl.store(row_slot + slots, 0, mask=beyond)
     tl.store(row_token + slots, 0, mask=beyond)
     tl.store(row_position + slots, 0, mask=beyond)
+    tl.store(row_place + slots, -1, mask=beyond)
     tl.store(control + ROWS, count.to(tl.int64))
     tl.store(control + RAN, ran.to(tl.int64))
     tl.store(control + HELD, tl.load(control + HELD) + tl.sum(held.to(tl.int64), 0))
@@ -309,15 +306,19 @@ def finish(
     records,
     row_slot,
     row_position,
+    row_place,
     row_drawn,
     SLOTS: tl.constexpr,
     SLOTS_POWER: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """`row_drawn` int32: the rows' tokens. The words go out first, then what tells the host of them."""
+    """`row_drawn` int32: the rows' tokens, `row_place` int32 the places of their words behind the head;
+    negative: the row is held. The words go out first, then what tells the host of them."""
     row = tl.arange(0, SLOTS_POWER)
-    count = tl.load(control + ROWS)
-    there = row < count
+    rows = tl.load(control + ROWS)
+    row_at = tl.load(row_place + row, mask=row < rows, other=-1)
+    there = row_at >= 0
+    count = tl.sum(there.to(tl.int64), 0)
     slot = tl.load(row_slot + row, mask=there, other=0)
     token = tl.load(row_drawn + row, mask=there, other=0)
     position = tl.load(row_position + row, mask=there, other=0)
@@ -330,13 +331,13 @@ def finish(
     why = tl.where(stopped, _STOP, tl.where(full, _LENGTH, 0))
     generation = tl.load(mine + _GENERATION, mask=there, other=0)
     head = tl.load(control + HEAD)
-    place = head + row
+    place = head + row_at
     fence_system()  # records of logprobs, written before, are seen before their words
     tl.store(words + place % CAPACITY, _word(place, token, slot, generation, why, CAPACITY), mask=there)
     tl.store(mine + _LAST_TOKEN, token, mask=there)
     tl.store(mine + _POSITION, position + 1, mask=there)
     tl.store(active + slot, why == 0, mask=there)
-    _together()
+    together()
 
     head += count
     steps = tl.load(control + STEPS) + tl.load(control + RAN)
@@ -364,6 +365,6 @@ def finish(
     fence_system()
     tl.store(header + STATUS_LINE, status)
     line = clocks + ((replays - 1) % _CLOCK_LINES) * _CLOCK_WIDTH
-    tl.store(line + 3, count)
-    _together()
+    tl.store(line + 3, rows)
+    together()
     tl.store(line + 2, clock_ns())
