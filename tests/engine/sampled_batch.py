@@ -1,0 +1,158 @@
+"""Slots with any requests, and rows of given logits for them: the full sampler's kernels beside their truth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.device.shared_memory import SharedMemory
+from baton.engine.decode import DecodeLoop
+from baton.engine.graph_sampler import GraphSampler
+from baton.engine.kernels.gpu import step_kernels as kernels
+from baton.engine.logprob_records import LogprobRecords, Logprobs, logprob_bytes
+from baton.engine.sampling import filtered
+from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.shared_rings import SharedRings
+from baton.engine.slot_state import SlotState
+from baton.engine.slots import Grant
+
+GENERATION = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """`mask`: token ids that may be drawn, or None; `late`: the mask there is for another position."""
+
+    params: SamplingParams
+    limits: Limits = Limits(1000)
+    prompt: tuple[int, ...] = (1, 2, 3)
+    output: tuple[int, ...] = (4,)
+    mask: tuple[int, ...] | None = None
+    late: bool = False
+
+    @property
+    def position(self) -> int:
+        """Of the token to be drawn."""
+        return len(self.prompt) + len(self.output)
+
+
+class _Admitting(DecodeLoop):
+    has_work = False
+    tokens_decoded = 0
+
+    def step(self) -> bool:
+        return False
+
+
+def mask_bits(tokens: tuple[int, ...], vocab: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    bits = np.zeros(-(-vocab // 32), dtype=np.uint32)
+    for token in tokens:
+        bits[token // 32] |= np.uint32(1 << token % 32)
+    return bits
+
+
+class SampledBatch:
+    """Request i has slot i. `order`: the slots of a batch's rows."""
+
+    def __init__(
+        self,
+        requests: list[Request],
+        vocab: int,
+        *,
+        chunk: int = 8192,
+        device: str = "cpu",
+        top: int = 20,
+        head: int = 0,
+    ) -> None:
+        self.requests = requests
+        slots = len(requests)
+        self.state = SlotState(slots, (1,), vocab, torch.device(device))
+        self._rings = SharedRings(slots, top)
+        memory = SharedMemory.create("sampled-batch", self._rings.size)
+        mailbox = self._rings.mailbox(memory)
+        loop = _Admitting(self.state, mailbox, self._rings.writer(memory))
+        for slot, request in enumerate(requests):
+            loop.admit(
+                Grant(slot, GENERATION, ((0,),), 100),
+                token_ids=(*request.prompt, *request.output[:-1]),
+                prompt_length=len(request.prompt),
+                last_token=request.output[-1],
+                last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
+                end=len(request.prompt) + request.limits.max_tokens,
+                sampling=request.params,
+                limits=request.limits,
+                masked=request.mask is not None,
+            )
+            if request.mask is not None:
+                position = request.position + request.late
+                loop.write_mask(slot, GENERATION, position, mask_bits(request.mask, vocab))
+        if device != "cpu":
+            torch.cuda.synchronize()
+        for entry in mailbox.take(0, slots):
+            self.state.admit(entry)
+        self.sampler = GraphSampler(self.state, slots, vocab, chunk)
+        self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
+        self.control[kernels.HEAD.value] = head
+        self.clocks = torch.zeros(kernels.CLOCK_LINES, kernels.CLOCK_WIDTH, dtype=torch.int64, device=device)
+        self.told = torch.zeros(self._rings.records_place[1], dtype=torch.int32, device=device)
+        self.place = torch.zeros(slots, dtype=torch.int32, device=device)
+
+    def ready(self, order: list[int]) -> list[int]:
+        """The rows that are not held."""
+        return [row for row, slot in enumerate(order) if not self.requests[slot].late]
+
+    def expected(self, logits: Tensor, order: list[int]) -> tuple[list[int], list[Logprobs | None], Tensor]:
+        """Tokens and logprobs of the rows that are not held, and the counts after; leaves the state alone."""
+        device = logits.device
+        rows = self.ready(order)
+        slots = torch.tensor([order[row] for row in rows], device=device)
+        sampler = self.state.sampler
+        before = sampler.counts.in_output.clone()
+        positions = self.state.position[slots].long() + 1
+        tokens, batch = sampler.draw(logits[rows], slots, positions, self.state.stop_ids)
+        after = sampler.counts.in_output.clone()
+        sampler.counts.in_output.copy_(before)
+        told: list[Logprobs | None] = [None] * len(rows)
+        if batch is not None:
+            for row, one in zip(batch.rows.tolist(), batch.all(), strict=True):
+                told[row] = one
+        return tokens.tolist(), told, after
+
+    def drawn(self, logits: Tensor, order: list[int]) -> list[int]:
+        """All rows' tokens by the kernels; those of held rows mean nothing."""
+        slots = torch.tensor(order, dtype=torch.int32, device=logits.device)
+        drawn = torch.full((len(order),), -7, dtype=torch.int32, device=logits.device)
+        self.control[kernels.ROWS.value] = len(order)
+        self.rows = slots, self.state.position[slots.long()].contiguous(), self.place[: len(order)]
+        ring = self._rings.ring_words, self._rings.max_logprobs
+        self.sampler.launch(drawn, logits, self.rows, self.control, self.clocks, self.told, ring)
+        return drawn.tolist()  # type: ignore[no-any-return]
+
+    def logprobs(self, position: int) -> Logprobs | None:
+        """What the ring's record of a position says."""
+        words, top = self._rings.ring_words, self._rings.max_logprobs
+        memory = SharedMemory.create("told", logprob_bytes(words, top))
+        memory.bytes[:] = self.told.cpu().numpy().view(np.uint8)
+        return LogprobRecords(memory, 0, words, top).read(position)
+
+    def filtered(self, logits: Tensor, order: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """[rows, V]: logits edited, and those by temperature, before a draw; and which tokens are left."""
+        slots = torch.tensor(order, device=logits.device)
+        sampler = self.state.sampler
+        edits = sampler._edits(
+            slots, sampler.features[slots], self.state.position[slots].long() + 1, self.state.stop_ids
+        )
+        edited = edits.applied(logits).double()
+        sampling = sampler.sampling.at(slots)
+        scaled = edited / sampling.temperature.double()[:, None]
+        left = filtered(scaled, sampling.top_k, sampling.top_p, sampling.min_p) > -torch.inf
+        return edited, scaled, left
+
+    def kept(self, edited: Tensor, scaled: Tensor) -> Tensor:
+        """Of these, which tokens the kernels' thresholds leave."""
+        space, rows = self.sampler.space, edited.shape[0]
+        cuts, floors = space.cuts[:rows, None], space.floors[:rows, None]
+        return (edited >= cuts) & (scaled >= floors) & (edited > -torch.inf)

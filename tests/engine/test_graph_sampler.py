@@ -1,0 +1,81 @@
+"""The full sampler's kernels against `SlotSampler.draw`: tokens, kept sets, counts, logprobs, held rows."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from baton.engine.sequence import Limits, SamplingParams
+from tests.engine.sampled_batch import Request, SampledBatch
+from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Vocabulary and chunk: one chunk and several, whole words of masks and not, whole quads and not.
+SHAPES = [(41, 64), (97, 32), (130, 64)]
+
+
+def random_logits(rng: random.Random, rows: int, vocab: int, dtype: torch.dtype) -> Tensor:
+    """Flat and peaked rows, some rounded, so that there are ties; one of equals."""
+    made = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
+    made *= torch.tensor([rng.choice((0.01, 0.5, 2.0, 5.0)) for _ in range(rows)])[:, None]
+    made[::3] = (made[::3] * 2).round() / 2
+    made[rng.randrange(rows)] = 1.5
+    return made.to(dtype).to(DEVICE)
+
+
+def random_request(rng: random.Random, vocab: int, features: frozenset[str]) -> Request:
+    """The ids it names are among the first 600 tokens of a large vocabulary."""
+    named = min(vocab, 600)
+    params = random_params(rng, features, named)
+    if params.top_k and rng.random() < 0.5:
+        params = replace(params, top_k=rng.choice((1, vocab // 3, vocab - 1, vocab, 2 * vocab)))
+    if "top_p" in features and rng.random() < 0.2:
+        params = replace(params, top_p=rng.choice((0.0, 0.5, 0.75)))
+    masked = rng.random() < 0.3
+    mask = tuple(rng.sample(range(vocab), rng.randint(1, min(vocab, 5000)))) if masked else None
+    return Request(
+        params,
+        random_limits(rng, features, named, 15),
+        tuple(rng.choices(range(named), k=rng.randint(1, 20))),
+        tuple(rng.choices(range(named // 2), k=rng.randint(1, 12))),
+        mask,
+        late=masked and rng.random() < 0.4,
+    )
+
+
+def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) -> None:
+    rows = batch.ready(order)
+    tokens, told, counts = batch.expected(logits, order)
+    edited, scaled, left = batch.filtered(logits, order)
+    drawn = batch.drawn(logits, order)
+    assert [drawn[row] for row in rows] == tokens
+    assert batch.place[: len(order)].tolist() == [
+        rows.index(n) if n in rows else -1 for n in range(len(order))
+    ]
+    assert torch.equal(batch.state.sampler.counts.in_output, counts)
+    warm = [row for row in rows if batch.requests[order[row]].params.temperature > 0]
+    assert torch.equal(batch.kept(edited, scaled)[warm], left[warm])
+    for place, expected in enumerate(told):
+        record = batch.logprobs(head + place)
+        if expected is None:
+            assert record is None
+            continue
+        assert record is not None
+        assert record.logprob == pytest.approx(expected.logprob, rel=1e-6, abs=1e-6)
+        assert [token for token, _ in record.top] == [token for token, _ in expected.top]
+        assert [v for _, v in record.top] == pytest.approx([v for _, v in expected.top], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("vocab", "chunk"), SHAPES)
+def test_rows_of_any_requests_equal_the_reference(vocab: int, chunk: int, dtype: torch.dtype) -> None:
+    rng = random.Random(vocab)
+    features = [frozenset(FEATURES), frozenset[str](), *(random_features(rng) for _ in range(4))]
+    requests = [random_request(rng, vocab, some) for some in features]
+    batch = SampledBatch(requests, vocab, chunk=chunk, device=DEVICE, head=5000)
+    order = rng.sample(range(len(requests)), len(requests))
+    check(batch, random_logits(rng, len(order), vocab, dtype), order, head=5000)
