@@ -38,9 +38,9 @@ class GraphSampler:
         chunks = self._places[0].shape[1]
         self._peaks = torch.zeros(rows, chunks, dtype=torch.float32, device=device)
         self._lows = torch.zeros_like(self._peaks)
-        self._space = SearchSpace.empty(rows, vocab, chunk, device)
+        self.space = SearchSpace.empty(rows, vocab, chunk, device)
         # What the search gathered is settled when the draw lists its quads.
-        self._quads = self._space.candidates.view(torch.int32)
+        self._quads = self.space.candidates.view(torch.int32)
         self._best = BestPlaces.empty(rows, vocab, chunk, device)
 
     def launch(
@@ -65,11 +65,11 @@ class GraphSampler:
             self._edited, self._peaks, self._lows, logits, rows, self._records, self._inputs, self._chunk
         )
         find_thresholds(
-            self._space, logits, self._edited, self._peaks, self._lows, (slot, place), self._records,
+            self.space, logits, self._edited, self._peaks, self._lows, (slot, place), self._records,
             self._chunk,
         )  # fmt: skip
         draw_filtered(
-            drawn, self._inputs.in_output, logits, self._edited, (self._space.cuts, self._space.floors),
+            drawn, self._inputs.in_output, logits, self._edited, (self.space.cuts, self.space.floors),
             rows, self._records, self._quads, self._places, self._chunk,
         )  # fmt: skip
         if ring[1]:

@@ -55,7 +55,7 @@ class Start:
     """A prompt, and what an earlier attempt emitted, with blocks for `capacity` tokens at first (None: all).
 
     `grows`: only those are taken from the pools, and more are the caller's affair. `forced`: the token that
-    it is admitted with, instead of the one drawn.
+    it is admitted with, instead of the one drawn. `masked`: each token behind it waits for its mask.
     """
 
     prompt: tuple[int, ...]
@@ -67,6 +67,7 @@ class Start:
     capacity: int | None = None
     grows: bool = False
     forced: int | None = None
+    masked: bool = False
 
     @property
     def most_tokens(self) -> int:
@@ -185,6 +186,7 @@ class LocalEngine:
             end=sequence.end,
             sampling=sequence.sampling,
             limits=sequence.limits,
+            masked=start.masked,
         )
         self.tables[key] = sequence.blocks
         self.output[key] = []

@@ -1,4 +1,4 @@
-"""Slots with any requests, and rows of given logits for them: the full sampler's kernels beside their truth."""
+"""Slots with any requests, and given logits for their rows: the full sampler's kernels beside their truth."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant
 
 GENERATION = 3
+_ENDLESS = Limits(1000)
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Request:
     """`mask`: token ids that may be drawn, or None; `late`: the mask there is for another position."""
 
     params: SamplingParams
-    limits: Limits = Limits(1000)
+    limits: Limits = _ENDLESS
     prompt: tuple[int, ...] = (1, 2, 3)
     output: tuple[int, ...] = (4,)
     mask: tuple[int, ...] | None = None
