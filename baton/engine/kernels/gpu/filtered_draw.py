@@ -39,26 +39,22 @@ def _score(logits, edited, row, at, is_edited, cut, floor, temperature, word, VO
 
 @triton.jit
 def _list_quads(
-    logits, edited, row, first, is_edited, cut, quads, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, edited, row, first, is_edited, cut, quads, VOCAB: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
     """The quads of a chunk with a logit of `cut` or more → how many."""
-    count = 0
-    for start in range(0, CHUNK // 4, BLOCK):
-        quad = first // 4 + start + tl.arange(0, BLOCK)
-        at = quad[:, None] * 4 + tl.arange(0, 4)[None, :]
-        x = logits_of(logits, edited, row, at, is_edited, VOCAB)
-        kept = tl.max(((x >= cut) & (at < VOCAB)).to(tl.int32), 1)
-        behind = tl.cumsum(kept, 0)
-        tl.store(quads + count + behind - 1, quad, mask=kept > 0)
-        count += tl.max(behind, 0)
-    return count
+    quad = first // 4 + tl.arange(0, CHUNK // 4)
+    at = quad[:, None] * 4 + tl.arange(0, 4)[None, :]
+    x = logits_of(logits, edited, row, at, is_edited, VOCAB)
+    kept = tl.max(((x >= cut) & (at < VOCAB)).to(tl.int32), 1)
+    behind = tl.cumsum(kept, 0)
+    tl.store(quads + behind - 1, quad, mask=kept > 0)
+    return tl.max(behind, 0)
 
 
 @triton.jit
 def _draw(
     logits, edited, cuts, floors, records, row_slot, row_position, row_place, quads, best, best_at,
-    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     chunk = tl.program_id(1)
@@ -77,7 +73,7 @@ def _draw(
         seed = seed_of(records, slot)
         position = tl.load(row_position + row) + 1
         mine = quads + place.to(tl.int64) * CHUNK
-        count = _list_quads(logits, edited, row, chunk * CHUNK, is_edited, cut, mine, VOCAB, CHUNK, BLOCK)
+        count = _list_quads(logits, edited, row, chunk * CHUNK, is_edited, cut, mine, VOCAB, CHUNK)
         together()
         highest = tl.full((), float("-inf"), tl.float64)
         at = tl.full((), NOWHERE, tl.int32)
@@ -148,7 +144,7 @@ def draw_filtered(
         raise ValueError(f"the places are {tuple(places[0].shape)}, the logits {tuple(logits.shape)}")
     _draw[(count, chunks)](
         logits, edited, *cuts, records, *rows, quads, *places,
-        VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, BLOCK=min(chunk // 4, 1024), TILE=_TILE, num_warps=8,
+        VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, TILE=_TILE, num_warps=8,
     )  # fmt: skip
     _settle[(count,)](
         *places, row_drawn, records, rows[0], rows[2], in_output,

@@ -2,10 +2,13 @@
 
 Both are one question: of all v, the least for which the measure of what is above v stays under a target.
 For top-k the measure is a count and the target k; for top-p alone it is probability mass and the target p
-of the whole. `narrow` asks it in float32 at PIVOTS points between two bounds, all chunks of a row at once,
-and `gather` at last in between; it leaves the few logits that lie between the bounds, and the mass above
-them in float64. `settle` searches among these, exactly: by halving the order-preserving integers of
-float32. Top-p over what top-k left is a second search among the same.
+of the whole.
+
+    narrow    asks it in float32 at PIVOTS points between two bounds, twice if need be
+    gather    the logits that the bounds leave: the candidates
+    weigh     for top-p alone, in float64: the mass above these, and of the whole
+    settle    searches among the candidates, exactly, by halving the order-preserving integers of float32;
+              top-p over what top-k left is a second search among the same
 
     sums [R, chunks, PIVOTS]: measure of a chunk's logits above each pivot; pivot 0 is -inf: the whole
     bounds [R, 2]: of a row's threshold t, low < t <= high
@@ -44,7 +47,10 @@ _PIVOTS = tl.constexpr(PIVOTS)
 _DOUBT = tl.constexpr(1e-4)
 # Below exp(-40) of the likeliest a vocabulary's tokens together weigh less than any top_p < 1 leaves out.
 _FAR = tl.constexpr(40.0)
-_WIDTH = 128
+# So few candidates need no second narrowing.
+_FEW = tl.constexpr(1024)
+# Candidates of each chunk that `settle` holds at once.
+_WIDTH = 256
 
 
 @triton.jit
@@ -70,10 +76,8 @@ def _pivots(low, high, j):
 
 
 @triton.jit
-def _narrowed(
-    low, high, sums, row, records, slot, by_mass, CHUNKS: tl.constexpr, POWER: tl.constexpr
-):  # fmt: skip
-    """The bounds that the sums at the pivots between them leave."""
+def _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS: tl.constexpr, POWER: tl.constexpr):
+    """The bounds that the sums at the pivots between them leave, and the measure above the lower."""
     j = tl.arange(0, _PIVOTS)
     c = tl.arange(0, POWER)
     place = sums + (row * CHUNKS + c[:, None]) * _PIVOTS + j[None, :]
@@ -85,12 +89,13 @@ def _narrowed(
     under = (j > 0) & (measure < target * (1 - _DOUBT))
     over = (j > 0) & (measure >= target * (1 + _DOUBT))
     low = tl.maximum(low, tl.max(tl.where(over, pivot, float("-inf")), 0))
-    return low, tl.minimum(high, tl.min(tl.where(under, pivot, float("inf")), 0))
+    high = tl.minimum(high, tl.min(tl.where(under, pivot, float("inf")), 0))
+    return low, high, tl.min(tl.where(over, measure, whole), 0)
 
 
 @triton.jit
 def _narrow(
-    logits, edited, peaks, lows, bounds, sums, new_bounds, new_sums, records, row_slot, row_place,
+    logits, edited, peaks, lows, bounds, sums, new_bounds, new_sums, few, records, row_slot, row_place,
     FIRST: tl.constexpr, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
@@ -100,103 +105,143 @@ def _narrow(
     has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
     if has_k | has_p:
         by_mass = has_k == 0
-        is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
         temperature = tl.maximum(float_of(records, slot, TEMPERATURE), 1e-30)
         low, peak = _first_bounds(peaks, lows, row, temperature, by_mass, CHUNKS, POWER)
         high = peak
+        enough = False
         if not FIRST:
             low, high = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
-            low, high = _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS, POWER)
+            low, high, beyond = _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS, POWER)
+            enough = has_k & (beyond <= _FEW)
         if chunk == 0:
             tl.store(new_bounds + row * 2, low)
             tl.store(new_bounds + row * 2 + 1, high)
-        j = tl.arange(0, _PIVOTS)
-        pivot = _pivots(low, high, j)[:, None]
-        above = tl.zeros([_PIVOTS, BLOCK], tl.float32)
-        for start in range(0, CHUNK, BLOCK):
-            at = chunk * CHUNK + start + tl.arange(0, BLOCK)[None, :]
-            x = logits_of(logits, edited, row, at, is_edited, VOCAB)
-            weight = tl.where(by_mass, tl.exp((x - peak) / temperature), 1.0)
-            above += tl.where(x > pivot, weight, 0.0)
-        tl.store(new_sums + (row * CHUNKS + chunk) * _PIVOTS + j, tl.sum(above, 1))
+            tl.store(few + row, enough)
+        if not enough:
+            is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
+            j = tl.arange(0, _PIVOTS)
+            pivot = _pivots(low, high, j)[:, None]
+            above = tl.zeros([_PIVOTS, BLOCK], tl.float32)
+            for start in range(0, CHUNK, BLOCK):
+                at = chunk * CHUNK + start + tl.arange(0, BLOCK)[None, :]
+                x = logits_of(logits, edited, row, at, is_edited, VOCAB)
+                weight = tl.full([1, BLOCK], 1.0, tl.float32)
+                if by_mass:
+                    weight = tl.exp((x - peak) / temperature)
+                above = tl.where(x > pivot, above + weight, above)
+            tl.store(new_sums + (row * CHUNKS + chunk) * _PIVOTS + j, tl.sum(above, 1))
 
 
 @triton.jit
 def _gather(
-    logits, edited, peaks, bounds, sums, new_bounds, candidates, counts, masses, records, row_slot,
-    row_place, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
-    POWER: tl.constexpr,
+    logits, edited, bounds, sums, few, new_bounds, candidates, counts, records, row_slot, row_place,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
-    """candidates [R, chunks, CHUNK] float32: `counts` of each chunk. With top-k everything above the lower
-    bound; else what is between both, and masses [R, chunks, 2] float64: above them, and of the whole."""
+    """candidates [R, chunks, CHUNK] float32, `counts` of each chunk: with top-k all above the lower bound,
+    else those between both; and -inf, for whole quads of tokens are listed that have one."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     slot = tl.load(row_slot + row)
     has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
     if has_k | has_p:
-        by_mass = has_k == 0
         is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
-        temperature = float_of(records, slot, TEMPERATURE).to(tl.float64)
-        c = tl.arange(0, POWER)
-        peak = tl.max(tl.load(peaks + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf")), 0)
         low, high = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
-        low, high = _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS, POWER)
-        high = tl.where(by_mass, high, peak)
+        if tl.load(few + row) == 0:
+            low, high, _ = _narrowed(low, high, sums, row, records, slot, has_k == 0, CHUNKS, POWER)
         if chunk == 0:
             tl.store(new_bounds + row * 2, low)
             tl.store(new_bounds + row * 2 + 1, high)
+        four = tl.arange(0, 4)[None, :]
+        at = chunk * CHUNK + tl.arange(0, CHUNK // 4)[:, None] * 4 + four
+        x = logits_of(logits, edited, row, at, is_edited, VOCAB)
+        between = (x > low) & ((x <= high) | has_k)
+        some = tl.max(between.to(tl.int32), 1)
+        behind = tl.cumsum(some, 0)
         place = row * CHUNKS + chunk
         mine = candidates + place.to(tl.int64) * CHUNK
-        above = tl.zeros([BLOCK], tl.float64)
-        whole = tl.zeros([BLOCK], tl.float64)
-        count = 0
-        for start in range(0, CHUNK, BLOCK):
-            at = chunk * CHUNK + start + tl.arange(0, BLOCK)
-            x = logits_of(logits, edited, row, at, is_edited, VOCAB)
-            between = (x > low) & (x <= high)
-            behind = tl.cumsum(between.to(tl.int32), 0)
-            tl.store(mine + count + behind - 1, x, mask=between)
-            count += tl.max(behind, 0)
-            if by_mass:
-                weight = tl.exp((x.to(tl.float64) - peak.to(tl.float64)) / temperature)
-                whole += weight
-                above += tl.where(x > high, weight, 0.0)
-        tl.store(counts + place, count)
-        tl.store(masses + place * 2, tl.sum(above, 0))
-        tl.store(masses + place * 2 + 1, tl.sum(whole, 0))
+        spot = mine + (behind - 1)[:, None] * 4 + four
+        tl.store(spot, tl.where(between, x, float("-inf")), mask=(some > 0)[:, None] & (four >= 0))
+        tl.store(counts + place, tl.max(behind, 0) * 4)
 
 
 @triton.jit
-def _measure(
-    candidates, count, most, value, peak, temperature, BY_MASS: tl.constexpr, CHUNK: tl.constexpr,
-    POWER: tl.constexpr, WIDTH: tl.constexpr,
+def _weigh(
+    logits, edited, peaks, bounds, masses, records, row_slot, row_place,
+    VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    POWER: tl.constexpr,
 ):  # fmt: skip
-    """Of a row's candidates above `value`: how many, or their mass; `count` [chunks] of each chunk."""
+    """masses [R, chunks, 2] float64: of a chunk, above the upper bound, and all."""
+    row = tl.program_id(0)
+    chunk = tl.program_id(1)
+    slot = tl.load(row_slot + row)
+    has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
+    if has_p & (has_k == 0):
+        is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
+        peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
+        high = tl.load(bounds + row * 2 + 1)
+        above = tl.zeros([BLOCK], tl.float64)
+        whole = tl.zeros([BLOCK], tl.float64)
+        for start in range(0, CHUNK, BLOCK):
+            at = chunk * CHUNK + start + tl.arange(0, BLOCK)
+            x = logits_of(logits, edited, row, at, is_edited, VOCAB)
+            weight = tl.exp((x.to(tl.float64) - peak) * per)
+            whole += weight
+            above += tl.where(x > high, weight, 0.0)
+        place = masses + (row * CHUNKS + chunk) * 2
+        tl.store(place, tl.sum(above, 0))
+        tl.store(place + 1, tl.sum(whole, 0))
+
+
+@triton.jit
+def _scale(peaks, row, records, slot, CHUNKS: tl.constexpr, POWER: tl.constexpr):
+    """A row's largest logit and the inverse of its temperature, float64."""
     c = tl.arange(0, POWER)
-    total = tl.zeros([POWER, WIDTH], tl.float64)
-    for start in range(0, most, WIDTH):
-        j = start + tl.arange(0, WIDTH)
-        there = j[None, :] < count[:, None]
-        x = tl.load(candidates + c[:, None] * CHUNK + j[None, :], mask=there, other=float("-inf"))
-        if BY_MASS:
-            weight = tl.exp((x.to(tl.float64) - peak.to(tl.float64)) / temperature)
-        else:
-            weight = tl.full([POWER, WIDTH], 1.0, tl.float64)
-        total += tl.where(x > value, weight, 0.0)
-    return tl.sum(tl.sum(total, 1), 0)
+    peak = tl.max(tl.load(peaks + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf")), 0)
+    return peak.to(tl.float64), 1.0 / float_of(records, slot, TEMPERATURE).to(tl.float64)
+
+
+@triton.jit
+def _tile(candidates, count, start, CHUNK: tl.constexpr, POWER: tl.constexpr, WIDTH: tl.constexpr):
+    """[POWER, WIDTH] of a row's candidates, `count` [POWER] of each chunk; -inf where there are none."""
+    j = start + tl.arange(0, WIDTH)
+    place = candidates + tl.arange(0, POWER)[:, None] * CHUNK + j[None, :]
+    return tl.load(place, mask=j[None, :] < count[:, None], other=float("-inf"))
+
+
+@triton.jit
+def _weights(x, peak, per, BY_MASS: tl.constexpr):
+    if BY_MASS:
+        weight = tl.exp((x.to(tl.float64) - peak) * per)
+    else:
+        weight = tl.where(x > float("-inf"), 1.0, 0.0).to(tl.float64)
+    return weight
+
+
+@triton.jit
+def _beyond(
+    candidates, count, most, held, held_weight, value, peak, per, BY_MASS: tl.constexpr,
+    CHUNK: tl.constexpr, POWER: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The measure of a row's candidates above `value`; of each chunk the first WIDTH are held."""
+    total = tl.where(held > value, held_weight, 0.0)
+    for start in range(WIDTH, most, WIDTH):
+        x = _tile(candidates, count, start, CHUNK, POWER, WIDTH)
+        total += tl.where(x > value, _weights(x, peak, per, BY_MASS), 0.0)
+    return tl.sum(total)
 
 
 @triton.jit
 def _search(
-    candidates, count, most, low, high, above, target, peak, temperature, BY_MASS: tl.constexpr,
+    candidates, count, most, held, low, high, above, target, peak, per, BY_MASS: tl.constexpr,
     CHUNK: tl.constexpr, POWER: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The least key in (low, high] with measure above + (of candidates beyond it) under the target."""
+    """The least key in (low, high] beyond which `above` and the candidates stay under the target."""
+    weight = _weights(held, peak, per, BY_MASS)
     while high - low > 1:
         middle = (low + high) >> 1
         value = value_of(middle.to(tl.int32))
-        beyond = _measure(
-            candidates, count, most, value, peak, temperature, BY_MASS, CHUNK, POWER, WIDTH
+        beyond = _beyond(
+            candidates, count, most, held, weight, value, peak, per, BY_MASS, CHUNK, POWER, WIDTH
         )  # fmt: skip
         under = above + beyond < target
         high = tl.where(under, middle, high)
@@ -213,38 +258,48 @@ def _settle(
     row = tl.program_id(0)
     slot = tl.load(row_slot + row)
     has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
-    c = tl.arange(0, POWER)
-    peak = tl.max(tl.load(peaks + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf")), 0)
-    temperature = float_of(records, slot, TEMPERATURE).to(tl.float64)
     cut = tl.full((), float("-inf"), tl.float32)
     if has_k | has_p:
+        peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
         mine = candidates + row.to(tl.int64) * CHUNKS * CHUNK
+        c = tl.arange(0, POWER)
         count = tl.load(counts + row * CHUNKS + c, mask=c < CHUNKS, other=0)
         most = tl.max(count, 0)
+        held = _tile(mine, count, 0, CHUNK, POWER, WIDTH)
         low = key_of(tl.load(bounds + row * 2)).to(tl.int64)
         high = key_of(tl.load(bounds + row * 2 + 1)).to(tl.int64)
-        place = masses + (row * CHUNKS + c) * 2
-        above = tl.sum(tl.load(place, mask=c < CHUNKS, other=0.0), 0)
-        whole = tl.sum(tl.load(place + 1, mask=c < CHUNKS, other=0.0), 0)
-        key = low
+        key = high
+        above = tl.full((), 0.0, tl.float64)
+        whole = above
         if has_k:
-            wanted = int_of(records, slot, TOP_K).to(tl.float64)
+            k = int_of(records, slot, TOP_K).to(tl.float64)
             key = _search(
-                mine, count, most, low, high, 0.0, wanted, peak, temperature, False, CHUNK, POWER, WIDTH
+                mine, count, most, held, low, high, above, k, peak, per, False, CHUNK, POWER, WIDTH
             )  # fmt: skip
-            below = value_of((key - 1).to(tl.int32))
-            whole = _measure(mine, count, most, below, peak, temperature, True, CHUNK, POWER, WIDTH)
             low = key - 1
+            high = key_of(peak.to(tl.float32)).to(tl.int64)
+            if has_p:
+                below = value_of(low.to(tl.int32))
+                weight = _weights(held, peak, per, True)
+                whole = _beyond(
+                    mine, count, most, held, weight, below, peak, per, True, CHUNK, POWER, WIDTH
+                )  # fmt: skip
+        else:
+            place = masses + (row * CHUNKS + c) * 2
+            above = tl.sum(tl.load(place, mask=c < CHUNKS, other=0.0), 0)
+            whole = tl.sum(tl.load(place + 1, mask=c < CHUNKS, other=0.0), 0)
         if has_p:
             share = float_of(records, slot, TOP_P).to(tl.float64) * whole
             key = _search(
-                mine, count, most, low, high, above, share, peak, temperature, True, CHUNK, POWER, WIDTH
+                mine, count, most, held, low, high, above, share, peak, per, True, CHUNK, POWER, WIDTH
             )  # fmt: skip
         cut = value_of(key.to(tl.int32))
     floor = tl.full((), float("-inf"), tl.float64)
     min_p = float_of(records, slot, MIN_P).to(tl.float64)
-    if min_p > 0:
-        floor = peak.to(tl.float64) / temperature + tl.log(min_p)
+    if (min_p > 0) & (float_of(records, slot, TEMPERATURE) > 0):
+        peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
+        temperature = float_of(records, slot, TEMPERATURE).to(tl.float64)
+        floor = peak / temperature + tl.log(min_p)
         # What is under it in float32 by more than rounding is under it in float64.
         cut = tl.maximum(cut, value_of(key_of((floor * temperature).to(tl.float32)) - 1))
     tl.store(cuts + row, cut)
@@ -258,6 +313,7 @@ class SearchSpace:
 
     bounds: Tensor
     sums: Tensor
+    few: Tensor
     candidates: Tensor
     counts: Tensor
     masses: Tensor
@@ -274,6 +330,7 @@ class SearchSpace:
         return cls(
             bounds=zeros(3, rows, 2),
             sums=zeros(2, rows, chunks, PIVOTS),
+            few=zeros(rows, dtype=torch.int32),
             candidates=zeros(rows, chunks, chunk),
             counts=zeros(rows, chunks, dtype=torch.int32),
             masses=zeros(rows, chunks, 2, dtype=torch.float64),
@@ -306,11 +363,16 @@ def find_thresholds(
     for turn in (0, 1):
         _narrow[grid](
             logits, edited, peaks, lows, space.bounds[0], space.sums[0], space.bounds[turn],
-            space.sums[turn], records, *rows, FIRST=turn == 0, BLOCK=min(chunk, 1024), num_warps=8, **sizes,
+            space.sums[turn], space.few, records, *rows,
+            FIRST=turn == 0, BLOCK=min(chunk, 1024), num_warps=8, **sizes,
         )  # fmt: skip
     _gather[grid](
-        logits, edited, peaks, space.bounds[1], space.sums[1], space.bounds[2], space.candidates,
-        space.counts, space.masses, records, *rows, BLOCK=min(chunk, 2048), num_warps=8, **sizes,
+        logits, edited, space.bounds[1], space.sums[1], space.few, space.bounds[2], space.candidates,
+        space.counts, records, *rows, num_warps=8, **sizes,
+    )  # fmt: skip
+    _weigh[grid](
+        logits, edited, peaks, space.bounds[2], space.masses, records, *rows,
+        BLOCK=min(chunk, 2048), num_warps=8, **sizes,
     )  # fmt: skip
     _settle[(count,)](
         peaks, space.bounds[2], space.candidates, space.counts, space.masses, space.cuts, space.floors,
