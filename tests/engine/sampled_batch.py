@@ -130,7 +130,7 @@ class SampledBatch:
         self.rows = slots, self.state.position[slots.long()].contiguous(), self.place[: len(order)]
         ring = self._rings.ring_words, self._rings.max_logprobs
         self.sampler.launch(drawn, logits, self.rows, self.control, self.clocks, self.told, ring)
-        return drawn.tolist()  # type: ignore[no-any-return]
+        return drawn.tolist()
 
     def logprobs(self, position: int) -> Logprobs | None:
         """What the ring's record of a position says."""

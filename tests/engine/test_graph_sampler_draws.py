@@ -29,6 +29,7 @@ from tests.support.reference import load_reference, raw_logits
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 VOCAB = 128_256
+DRAWS = 1500
 WARM = SamplingParams(0.9)
 KINDS = {
     "temperature": WARM,
@@ -150,7 +151,7 @@ def distributions(folder: Path) -> dict[str, Tensor]:
     return expected
 
 
-def test_draws_are_right_while_batches_change_graphs(tmp_path: Path, draws: int = 1500) -> None:
+def test_draws_are_right_while_batches_change_graphs(tmp_path: Path) -> None:
     """Two thirds of the time only such requests join as the quicker graph can draw."""
     rng = random.Random(3)
     expected = distributions(tmp_path / "reference")
@@ -159,8 +160,8 @@ def test_draws_are_right_while_batches_change_graphs(tmp_path: Path, draws: int 
     tallies = {name: torch.zeros(CONFIG["vocab_size"], dtype=torch.int64) for name in KINDS}
     running: dict[tuple[int, int], str] = {}
     phase, changes = 0, 0
-    while min(int(tally.sum()) for tally in tallies.values()) < draws or running:
-        short = [name for name, tally in tallies.items() if int(tally.sum()) < draws]
+    while min(int(tally.sum()) for tally in tallies.values()) < DRAWS or running:
+        short = [name for name, tally in tallies.items() if int(tally.sum()) < DRAWS]
         phase += 1
         names = list(KINDS) if phase // 20 % 3 == 0 else ["temperature", "greedy"]
         for _ in range(rng.randrange(6) if short else 0):
