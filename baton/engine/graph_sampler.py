@@ -39,8 +39,6 @@ class GraphSampler:
         self._peaks = torch.zeros(rows, chunks, dtype=torch.float32, device=device)
         self._lows = torch.zeros_like(self._peaks)
         self.space = SearchSpace.empty(rows, vocab, chunk, device)
-        # What the search gathered is settled when the draw lists its quads.
-        self._quads = self.space.candidates.view(torch.int32)
         self._best = BestPlaces.empty(rows, vocab, chunk, device)
 
     def launch(
@@ -69,8 +67,8 @@ class GraphSampler:
             self._chunk,
         )  # fmt: skip
         draw_filtered(
-            drawn, self._inputs.in_output, logits, self._edited, (self.space.cuts, self.space.floors),
-            rows, self._records, self._quads, self._places, self._chunk,
+            drawn, self._inputs.in_output, logits, self._edited, self.space, rows, self._records,
+            self._places, self._chunk,
         )  # fmt: skip
         if ring[1]:
             tell_logprobs(

@@ -22,7 +22,7 @@ def random_logits(rng: random.Random, rows: int, vocab: int, dtype: torch.dtype)
     made = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rng.getrandbits(32)))
     made *= torch.tensor([rng.choice((0.01, 0.5, 2.0, 5.0)) for _ in range(rows)])[:, None]
     made[::3] = (made[::3] * 2).round() / 2
-    made[rng.randrange(rows)] = 1.5
+    made[rng.randrange(rows)] = rng.choice((1.5, -1.5, 0.0, -0.0))
     return made.to(dtype).to(DEVICE)
 
 

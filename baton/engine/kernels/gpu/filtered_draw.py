@@ -1,8 +1,8 @@
 """The draw among what edits and filters have left: the largest of (logit / temperature + Gumbel noise).
 
-As `pick`, with the same noise; but noise is long code, so a program first lists the quads of tokens that
-have one to keep, and computes it for these alone. The row's token is counted where its request penalises
-repetition.
+As `pick`, with the same noise; but noise is long code, so a program computes it for those quads of tokens
+alone that have one to keep, which it lists first; with top-k the search for the threshold has. The row's
+token is counted where its request penalises repetition.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from baton.engine.kernels.gpu.sampler_rows import (
     TEMPERATURE,
     float_of,
     int_of,
+    limits_of,
     logits_of,
     seed_of,
 )
+from baton.engine.kernels.gpu.thresholds import SearchSpace
 from baton.engine.sampling import PURPOSE_DRAW
 
 _PURPOSE = tl.constexpr(PURPOSE_DRAW)
@@ -53,7 +55,7 @@ def _list_quads(
 
 @triton.jit
 def _draw(
-    logits, edited, cuts, floors, records, row_slot, row_position, row_place, quads, best, best_at,
+    logits, edited, cuts, floors, records, row_slot, row_position, row_place, quads, counts, best, best_at,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -72,9 +74,12 @@ def _draw(
         floor = tl.where(is_filtered, floor, float("-inf"))
         seed = seed_of(records, slot)
         position = tl.load(row_position + row) + 1
-        mine = quads + place.to(tl.int64) * CHUNK
-        count = _list_quads(logits, edited, row, chunk * CHUNK, is_edited, cut, mine, VOCAB, CHUNK)
-        together()
+        mine = quads + place.to(tl.int64) * (CHUNK // 4)
+        has_k, _ = limits_of(records, slot, row_place, row, VOCAB)
+        count = tl.load(counts + place)
+        if has_k == 0:
+            count = _list_quads(logits, edited, row, chunk * CHUNK, is_edited, cut, mine, VOCAB, CHUNK)
+            together()
         highest = tl.full((), float("-inf"), tl.float64)
         at = tl.full((), NOWHERE, tl.int32)
         for start in range(0, count, TILE):
@@ -125,25 +130,24 @@ def draw_filtered(
     in_output: Tensor,
     logits: Tensor,
     edited: Tensor,
-    cuts: tuple[Tensor, Tensor],
+    space: SearchSpace,
     rows: tuple[Tensor, Tensor, Tensor],
     records: Tensor,
-    quads: Tensor,
     places: tuple[Tensor, Tensor],
     chunk: int,
 ) -> None:
-    """logits [R, V], edited, and the `cuts` and floors of `find_thresholds` → row_drawn [R] int32, counted
-    in in_output [slots, V] int32.
+    """logits [R, V], edited, and what `find_thresholds` found → row_drawn [R] int32, counted in in_output
+    [slots, V] int32.
 
     `rows`: slot, position (of the token read) and place of each, [R] int32; records [slots, 32] int32;
-    `quads` int32, `chunk` for each row's chunk, and `places` as `pick_places` makes them.
+    `places` as `pick_places` makes them. Raises ValueError where they are of another vocabulary.
     """
     count, vocab = logits.shape
     chunks = triton.cdiv(vocab, chunk)
-    if places[0].shape[1] != chunks or quads.numel() < count * chunks * chunk:
+    if places[0].shape[1] != chunks or places[0].shape[0] < count:
         raise ValueError(f"the places are {tuple(places[0].shape)}, the logits {tuple(logits.shape)}")
     _draw[(count, chunks)](
-        logits, edited, *cuts, records, *rows, quads, *places,
+        logits, edited, space.cuts, space.floors, records, *rows, space.quads, space.counts, *places,
         VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, TILE=_TILE, num_warps=8,
     )  # fmt: skip
     _settle[(count,)](

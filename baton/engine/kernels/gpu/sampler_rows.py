@@ -56,6 +56,14 @@ def seed_of(records, slot):
 
 
 @triton.jit
+def limits_of(records, slot, row_place, row, VOCAB: tl.constexpr):
+    """Whether a row's draw is limited by top-k, and whether by top-p; by neither where it draws nothing."""
+    draws = (tl.load(row_place + row) >= 0) & ((int_of(records, slot, FEATURES) & FILTERED) != 0)
+    top_k = int_of(records, slot, TOP_K)
+    return draws & (top_k > 0) & (top_k < VOCAB), draws & (float_of(records, slot, TOP_P) < 1)
+
+
+@triton.jit
 def logits_of(logits, edited, row, at, is_edited, VOCAB: tl.constexpr):
     """A row's logits of the tokens `at`, float32; -inf beyond the vocabulary."""
     place = row.to(tl.int64) * VOCAB + at
@@ -69,12 +77,14 @@ def logits_of(logits, edited, row, at, is_edited, VOCAB: tl.constexpr):
 
 @triton.jit
 def key_of(value):
-    """float32 → int32 of the same order; of the two zeros one key."""
-    bits = tl.where(value == 0, 0.0, value).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    """float32 → int32 of the same order; both zeros are 0."""
+    bits = value.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    return tl.where(bits < 0, -size, size)
 
 
 @triton.jit
 def value_of(key):
     """The float32 of an int32 key."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    size = tl.where(key < 0, -key, key).to(tl.float32, bitcast=True)
+    return tl.where(key < 0, -size, size)

@@ -29,7 +29,6 @@ from torch import Tensor
 from baton.engine.kernels.gpu.sampler_rows import (
     EDITED,
     FEATURES,
-    FILTERED,
     MIN_P,
     TEMPERATURE,
     TOP_K,
@@ -37,6 +36,7 @@ from baton.engine.kernels.gpu.sampler_rows import (
     float_of,
     int_of,
     key_of,
+    limits_of,
     logits_of,
     value_of,
 )
@@ -51,14 +51,6 @@ _FAR = tl.constexpr(40.0)
 _FEW = tl.constexpr(1024)
 # Candidates of each chunk that `settle` holds at once.
 _WIDTH = 256
-
-
-@triton.jit
-def _asks(records, slot, row_place, row, VOCAB: tl.constexpr):
-    """Whether a row has top-k, and whether top-p; neither where it draws nothing."""
-    draws = (tl.load(row_place + row) >= 0) & ((int_of(records, slot, FEATURES) & FILTERED) != 0)
-    top_k = int_of(records, slot, TOP_K)
-    return draws & (top_k > 0) & (top_k < VOCAB), draws & (float_of(records, slot, TOP_P) < 1)
 
 
 @triton.jit
@@ -102,9 +94,13 @@ def _narrow(
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     slot = tl.load(row_slot + row)
-    has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
+    has_k, has_p = limits_of(records, slot, row_place, row, VOCAB)
     if has_k | has_p:
         by_mass = has_k == 0
+        is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
+        at = chunk * CHUNK + tl.arange(0, BLOCK)[None, :]
+        # Each block is asked for before the one ahead of it is worked on.
+        ahead = logits_of(logits, edited, row, at, is_edited, VOCAB)
         temperature = tl.maximum(float_of(records, slot, TEMPERATURE), 1e-30)
         low, peak = _first_bounds(peaks, lows, row, temperature, by_mass, CHUNKS, POWER)
         high = peak
@@ -118,31 +114,33 @@ def _narrow(
             tl.store(new_bounds + row * 2 + 1, high)
             tl.store(few + row, enough)
         if not enough:
-            is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
+            per = 1 / temperature
             j = tl.arange(0, _PIVOTS)
             pivot = _pivots(low, high, j)[:, None]
             above = tl.zeros([_PIVOTS, BLOCK], tl.float32)
-            for start in range(0, CHUNK, BLOCK):
-                at = chunk * CHUNK + start + tl.arange(0, BLOCK)[None, :]
-                x = logits_of(logits, edited, row, at, is_edited, VOCAB)
+            for start in range(BLOCK, CHUNK + BLOCK, BLOCK):
+                x = ahead
+                if start < CHUNK:
+                    ahead = logits_of(logits, edited, row, at + start, is_edited, VOCAB)
                 weight = tl.full([1, BLOCK], 1.0, tl.float32)
                 if by_mass:
-                    weight = tl.exp((x - peak) / temperature)
+                    weight = tl.exp((x - peak) * per)
                 above = tl.where(x > pivot, above + weight, above)
             tl.store(new_sums + (row * CHUNKS + chunk) * _PIVOTS + j, tl.sum(above, 1))
 
 
 @triton.jit
 def _gather(
-    logits, edited, bounds, sums, few, new_bounds, candidates, counts, records, row_slot, row_place,
+    logits, edited, bounds, sums, few, new_bounds, candidates, quads, counts, records, row_slot, row_place,
     VOCAB: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
-    """candidates [R, chunks, CHUNK] float32, `counts` of each chunk: with top-k all above the lower bound,
-    else those between both; and -inf, for whole quads of tokens are listed that have one."""
+    """Lists the quads of tokens that have a candidate: with top-k all above the lower bound, else those
+    between both. counts [R, chunks]: how many; quads [R, chunks, CHUNK / 4] int32: which; candidates [R,
+    chunks, CHUNK] float32: their logits, or -inf."""
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     slot = tl.load(row_slot + row)
-    has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
+    has_k, has_p = limits_of(records, slot, row_place, row, VOCAB)
     if has_k | has_p:
         is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
         low, high = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
@@ -152,7 +150,8 @@ def _gather(
             tl.store(new_bounds + row * 2, low)
             tl.store(new_bounds + row * 2 + 1, high)
         four = tl.arange(0, 4)[None, :]
-        at = chunk * CHUNK + tl.arange(0, CHUNK // 4)[:, None] * 4 + four
+        quad = chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)
+        at = quad[:, None] * 4 + four
         x = logits_of(logits, edited, row, at, is_edited, VOCAB)
         between = (x > low) & ((x <= high) | has_k)
         some = tl.max(between.to(tl.int32), 1)
@@ -161,7 +160,8 @@ def _gather(
         mine = candidates + place.to(tl.int64) * CHUNK
         spot = mine + (behind - 1)[:, None] * 4 + four
         tl.store(spot, tl.where(between, x, float("-inf")), mask=(some > 0)[:, None] & (four >= 0))
-        tl.store(counts + place, tl.max(behind, 0) * 4)
+        tl.store(quads + place.to(tl.int64) * (CHUNK // 4) + behind - 1, quad, mask=some > 0)
+        tl.store(counts + place, tl.max(behind, 0))
 
 
 @triton.jit
@@ -174,7 +174,7 @@ def _weigh(
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     slot = tl.load(row_slot + row)
-    has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
+    has_k, has_p = limits_of(records, slot, row_place, row, VOCAB)
     if has_p & (has_k == 0):
         is_edited = (int_of(records, slot, FEATURES) & EDITED) != 0
         peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
@@ -257,13 +257,13 @@ def _settle(
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(row_slot + row)
-    has_k, has_p = _asks(records, slot, row_place, row, VOCAB)
+    has_k, has_p = limits_of(records, slot, row_place, row, VOCAB)
     cut = tl.full((), float("-inf"), tl.float32)
     if has_k | has_p:
         peak, per = _scale(peaks, row, records, slot, CHUNKS, POWER)
         mine = candidates + row.to(tl.int64) * CHUNKS * CHUNK
         c = tl.arange(0, POWER)
-        count = tl.load(counts + row * CHUNKS + c, mask=c < CHUNKS, other=0)
+        count = tl.load(counts + row * CHUNKS + c, mask=c < CHUNKS, other=0) * 4
         most = tl.max(count, 0)
         held = _tile(mine, count, 0, CHUNK, POWER, WIDTH)
         low = key_of(tl.load(bounds + row * 2)).to(tl.int64)
@@ -309,12 +309,14 @@ def _settle(
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
     """What a search leaves between its kernels, for up to R rows, and what it finds: `cuts` [R] float32,
-    the least logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps."""
+    the least logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps. Of
+    rows with top-k, `quads` and `counts` list wherever a token was kept."""
 
     bounds: Tensor
     sums: Tensor
     few: Tensor
     candidates: Tensor
+    quads: Tensor
     counts: Tensor
     masses: Tensor
     cuts: Tensor
@@ -332,6 +334,7 @@ class SearchSpace:
             sums=zeros(2, rows, chunks, PIVOTS),
             few=zeros(rows, dtype=torch.int32),
             candidates=zeros(rows, chunks, chunk),
+            quads=zeros(rows, chunks, chunk // 4, dtype=torch.int32),
             counts=zeros(rows, chunks, dtype=torch.int32),
             masses=zeros(rows, chunks, 2, dtype=torch.float64),
             cuts=zeros(rows),
@@ -364,11 +367,11 @@ def find_thresholds(
         _narrow[grid](
             logits, edited, peaks, lows, space.bounds[0], space.sums[0], space.bounds[turn],
             space.sums[turn], space.few, records, *rows,
-            FIRST=turn == 0, BLOCK=min(chunk, 1024), num_warps=8, **sizes,
+            FIRST=turn == 0, BLOCK=min(chunk, 512), num_warps=8, **sizes,
         )  # fmt: skip
     _gather[grid](
         logits, edited, space.bounds[1], space.sums[1], space.few, space.bounds[2], space.candidates,
-        space.counts, records, *rows, num_warps=8, **sizes,
+        space.quads, space.counts, records, *rows, num_warps=8, **sizes,
     )  # fmt: skip
     _weigh[grid](
         logits, edited, peaks, space.bounds[2], space.masses, records, *rows,
