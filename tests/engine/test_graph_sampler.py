@@ -5,16 +5,18 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.sequence import SamplingParams
 from tests.engine.sampled_batch import Request, SampledBatch
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Vocabulary and chunk: one chunk and several, whole words of masks and not, whole quads and not.
-SHAPES = [(41, 64), (97, 32), (130, 64)]
+# One chunk and several, whole words of masks and not, whole quads and not.
+SHAPES = [(41, 64, torch.float32), (97, 32, torch.bfloat16), (130, 64, torch.float16)]
 
 
 def random_logits(rng: random.Random, rows: int, vocab: int, dtype: torch.dtype) -> Tensor:
@@ -69,8 +71,7 @@ def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) 
         assert [v for _, v in record.top] == pytest.approx([v for _, v in expected.top], rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("vocab", "chunk"), SHAPES)
+@pytest.mark.parametrize(("vocab", "chunk", "dtype"), SHAPES)
 def test_rows_of_any_requests_equal_the_reference(vocab: int, chunk: int, dtype: torch.dtype) -> None:
     rng = random.Random(vocab)
     features = [frozenset(FEATURES), frozenset[str](), *(random_features(rng) for _ in range(4))]
@@ -78,3 +79,25 @@ def test_rows_of_any_requests_equal_the_reference(vocab: int, chunk: int, dtype:
     batch = SampledBatch(requests, vocab, chunk=chunk, device=DEVICE, head=5000)
     order = rng.sample(range(len(requests)), len(requests))
     check(batch, random_logits(rng, len(order), vocab, dtype), order, head=5000)
+
+
+def test_more_candidates_than_are_held_at_once_and_chunks_in_several_pieces() -> None:
+    params = (SamplingParams(0.8, 1600, 0.9), SamplingParams(1.5, 0, 0.7, min_p=1e-5))
+    batch = SampledBatch([Request(one) for one in params], 3001, chunk=2048, device=DEVICE)
+    logits = torch.randn(2, 3001, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    check(batch, logits, [1, 0])
+    assert int(batch.sampler.space.counts.max()) * 4 > 3 * 128
+
+
+def test_where_nothing_may_be_drawn_the_first_token_is() -> None:
+    """A mask may allow nothing; what is computed of infinities then harms nobody."""
+    requests = [Request(SamplingParams(t, 5, 0.9), mask=()) for t in (0.0, 0.7)]
+    batch = SampledBatch(requests, 41, chunk=32, device=DEVICE)
+    with np.errstate(all="ignore"):
+        assert batch.drawn(torch.randn(2, 41, device=DEVICE), [0, 1]) == [0, 0]
+
+
+def test_arrays_of_another_vocabulary_are_refused() -> None:
+    batch = SampledBatch([Request(SamplingParams())], 41, chunk=32, device=DEVICE)
+    with pytest.raises(ValueError, match="not of 300 tokens"):
+        batch.drawn(torch.zeros(1, 300, device=DEVICE), [0])

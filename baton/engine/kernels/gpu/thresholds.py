@@ -4,7 +4,7 @@ Both are one question: of all v, the least for which the measure of what is abov
 For top-k the measure is a count and the target k; for top-p alone it is probability mass and the target p
 of the whole.
 
-    narrow    asks it in float32 at PIVOTS points between two bounds, twice if need be
+    narrow    asks it in float32 at PIVOTS points between two bounds, TURNS times if need be
     gather    the logits that the bounds leave: the candidates
     weigh     for top-p alone, in float64: the mass above these, and of the whole
     settle    searches among the candidates, exactly, by halving the order-preserving integers of float32;
@@ -42,15 +42,16 @@ from baton.engine.kernels.gpu.sampler_rows import (
 )
 
 PIVOTS = 16
+TURNS = 3
 _PIVOTS = tl.constexpr(PIVOTS)
 # Of a mass summed in float32, relative: several times what it can be wrong by.
 _DOUBT = tl.constexpr(1e-4)
 # Below exp(-40) of the likeliest a vocabulary's tokens together weigh less than any top_p < 1 leaves out.
 _FAR = tl.constexpr(40.0)
-# So few candidates need no second narrowing.
+# So few logits above the lower bound need no narrower one.
 _FEW = tl.constexpr(1024)
 # Candidates of each chunk that `settle` holds at once.
-_WIDTH = 256
+_WIDTH = 128
 
 
 @triton.jit
@@ -87,8 +88,8 @@ def _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS: tl.constexpr
 
 @triton.jit
 def _narrow(
-    logits, edited, peaks, lows, bounds, sums, new_bounds, new_sums, few, records, row_slot, row_place,
-    FIRST: tl.constexpr, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    logits, edited, peaks, lows, bounds, sums, few, new_bounds, new_sums, new_few, records, row_slot,
+    row_place, FIRST: tl.constexpr, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr, POWER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -107,12 +108,14 @@ def _narrow(
         enough = False
         if not FIRST:
             low, high = tl.load(bounds + row * 2), tl.load(bounds + row * 2 + 1)
-            low, high, beyond = _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS, POWER)
-            enough = has_k & (beyond <= _FEW)
+            enough = tl.load(few + row) != 0
+            if not enough:
+                low, high, beyond = _narrowed(low, high, sums, row, records, slot, by_mass, CHUNKS, POWER)
+                enough = has_k & (beyond <= _FEW)
         if chunk == 0:
             tl.store(new_bounds + row * 2, low)
             tl.store(new_bounds + row * 2 + 1, high)
-            tl.store(few + row, enough)
+            tl.store(new_few + row, enough)
         if not enough:
             per = 1 / temperature
             j = tl.arange(0, _PIVOTS)
@@ -330,9 +333,9 @@ class SearchSpace:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         return cls(
-            bounds=zeros(3, rows, 2),
-            sums=zeros(2, rows, chunks, PIVOTS),
-            few=zeros(rows, dtype=torch.int32),
+            bounds=zeros(TURNS + 1, rows, 2),
+            sums=zeros(TURNS, rows, chunks, PIVOTS),
+            few=zeros(TURNS, rows, dtype=torch.int32),
             candidates=zeros(rows, chunks, chunk),
             quads=zeros(rows, chunks, chunk // 4, dtype=torch.int32),
             counts=zeros(rows, chunks, dtype=torch.int32),
@@ -363,21 +366,23 @@ def find_thresholds(
         raise ValueError(f"the space is {tuple(space.candidates.shape)}, the logits {tuple(logits.shape)}")
     sizes = {"CHUNK": chunk, "CHUNKS": chunks, "POWER": triton.next_power_of_2(chunks), "VOCAB": vocab}
     grid = count, chunks
-    for turn in (0, 1):
+    bounds, sums, few = space.bounds, space.sums, space.few
+    for turn in range(TURNS):
+        before = max(turn - 1, 0)
         _narrow[grid](
-            logits, edited, peaks, lows, space.bounds[0], space.sums[0], space.bounds[turn],
-            space.sums[turn], space.few, records, *rows,
+            logits, edited, peaks, lows, bounds[before], sums[before], few[before], bounds[turn],
+            sums[turn], few[turn], records, *rows,
             FIRST=turn == 0, BLOCK=min(chunk, 512), num_warps=8, **sizes,
         )  # fmt: skip
     _gather[grid](
-        logits, edited, space.bounds[1], space.sums[1], space.few, space.bounds[2], space.candidates,
-        space.quads, space.counts, records, *rows, num_warps=8, **sizes,
+        logits, edited, bounds[TURNS - 1], sums[TURNS - 1], few[TURNS - 1], bounds[TURNS],
+        space.candidates, space.quads, space.counts, records, *rows, num_warps=8, **sizes,
     )  # fmt: skip
     _weigh[grid](
-        logits, edited, peaks, space.bounds[2], space.masses, records, *rows,
-        BLOCK=min(chunk, 2048), num_warps=8, **sizes,
+        logits, edited, peaks, bounds[TURNS], space.masses, records, *rows,
+        BLOCK=min(chunk, 1024), num_warps=8, **sizes,
     )  # fmt: skip
     _settle[(count,)](
-        peaks, space.bounds[2], space.candidates, space.counts, space.masses, space.cuts, space.floors,
+        peaks, bounds[TURNS], space.candidates, space.counts, space.masses, space.cuts, space.floors,
         records, *rows, WIDTH=_WIDTH, num_warps=8, **sizes,
     )  # fmt: skip
