@@ -33,7 +33,7 @@ class GraphSampler:
         self._inputs = EditInputs(
             sampler.bias_ids, sampler.bias_values, counts.in_prompt, counts.in_output, sampler.masks.bits
         )
-        self._edited = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
+        self.edited = torch.zeros(rows, vocab, dtype=torch.float32, device=device)
         self._places = pick_places(rows, vocab, device, chunk)
         chunks = self._places[0].shape[1]
         self._peaks = torch.zeros(rows, chunks, dtype=torch.float32, device=device)
@@ -60,14 +60,14 @@ class GraphSampler:
         slot, position, place = rows
         hold_rows(place, slot, position, self._records, self._tags, control, clocks)
         edit_logits(
-            self._edited, self._peaks, self._lows, logits, rows, self._records, self._inputs, self._chunk
+            self.edited, self._peaks, self._lows, logits, rows, self._records, self._inputs, self._chunk
         )
         find_thresholds(
-            self.space, logits, self._edited, self._peaks, self._lows, (slot, place), self._records,
+            self.space, logits, self.edited, self._peaks, self._lows, (slot, place), self._records,
             self._chunk,
         )  # fmt: skip
         draw_filtered(
-            drawn, self._inputs.in_output, logits, self._edited, self.space, rows, self._records,
+            drawn, self._inputs.in_output, logits, self.edited, self.space, rows, self._records,
             self._places, self._chunk,
         )  # fmt: skip
         if ring[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -10,13 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.sequence import SamplingParams
+from baton.engine.mailbox import Feature
+from baton.engine.sequence import Limits, SamplingParams
 from tests.engine.sampled_batch import Request, SampledBatch
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One chunk and several, whole words of masks and not, whole quads and not.
 SHAPES = [(41, 64, torch.float32), (97, 32, torch.bfloat16), (130, 64, torch.float16)]
+
+
+EDITS = Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED
 
 
 def random_logits(rng: random.Random, rows: int, vocab: int, dtype: torch.dtype) -> Tensor:
@@ -60,6 +65,8 @@ def check(batch: SampledBatch, logits: Tensor, order: list[int], head: int = 0) 
     assert torch.equal(batch.state.sampler.counts.in_output, counts)
     warm = [row for row in rows if batch.requests[order[row]].params.temperature > 0]
     assert torch.equal(batch.kept(edited, scaled)[warm], left[warm])
+    edits = [row for row in rows if int(batch.state.sampler.features[order[row]]) & int(EDITS)]
+    assert torch.equal(batch.sampler.edited[edits].double(), edited[edits])
     for place, expected in enumerate(told):
         record = batch.logprobs(head + place)
         if expected is None:
@@ -87,6 +94,31 @@ def test_more_candidates_than_are_held_at_once_and_chunks_in_several_pieces() ->
     logits = torch.randn(2, 3001, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     check(batch, logits, [1, 0])
     assert int(batch.sampler.space.counts.max()) * 4 > 3 * 128
+
+
+def test_held_stops_are_held_until_min_tokens_and_no_longer() -> None:
+    stops = Limits(20, (3, 5, 7), 4)
+    requests = [Request(SamplingParams(), stops, output=(1,) * count) for count in (1, 2, 3, 4, 5)]
+    batch = SampledBatch(requests, 41, chunk=32, device=DEVICE)
+    # All were admitted while stops were held; two have come to where they no longer are.
+    batch.state.sampler.features[:] |= int(Feature.MIN_TOKENS)
+    logits = torch.zeros(5, 41, device=DEVICE)
+    logits[:, 5] = 2
+    logits[:, 9] = 1
+    assert batch.drawn(logits, [0, 1, 2, 3, 4]) == [9, 9, 9, 5, 5]
+
+
+def test_min_p_keeps_to_the_last_bit_what_the_reference_keeps() -> None:
+    """Tokens next to each other in float32 on either side of the least share that is kept."""
+    one = SamplingParams(0.7, min_p=0.625)
+    floor = torch.tensor(math.log(0.625) * float(torch.tensor(0.7)), dtype=torch.float64).float()
+    around = [floor]
+    for _ in range(3):
+        below, above = torch.tensor(-torch.inf), torch.tensor(torch.inf)
+        around = [torch.nextafter(around[0], below), *around, torch.nextafter(around[-1], above)]
+    logits = torch.cat([torch.zeros(1), torch.stack(around)]).expand(24, -1).contiguous().to(DEVICE)
+    batch = SampledBatch([Request(replace(one, seed=n)) for n in range(24)], 8, chunk=8, device=DEVICE)
+    check(batch, logits, list(range(24)))
 
 
 def test_where_nothing_may_be_drawn_the_first_token_is() -> None:

@@ -29,7 +29,7 @@ from tests.support.reference import load_reference, raw_logits
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 VOCAB = 128_256
-DRAWS = 1500
+DRAWS = 600
 WARM = SamplingParams(0.9)
 KINDS = {
     "temperature": WARM,
@@ -159,7 +159,7 @@ def test_draws_are_right_while_batches_change_graphs(tmp_path: Path) -> None:
     counts = counted(shared.engine)
     tallies = {name: torch.zeros(CONFIG["vocab_size"], dtype=torch.int64) for name in KINDS}
     running: dict[tuple[int, int], str] = {}
-    phase, changes = 0, 0
+    phase = 0
     while min(int(tally.sum()) for tally in tallies.values()) < DRAWS or running:
         short = [name for name, tally in tallies.items() if int(tally.sum()) < DRAWS]
         phase += 1
@@ -169,9 +169,7 @@ def test_draws_are_right_while_batches_change_graphs(tmp_path: Path) -> None:
                 name = rng.choice(names)
                 params = dataclasses.replace(KINDS[name], seed=rng.getrandbits(64))
                 running[shared.start(params, rng.randrange(2, 6))] = name
-        before = dict(counts)
         shared.engine.step()
-        changes += counts["picks"] > before["picks"] and counts["samples"] > 0
         for key in [key for key in running if key in shared.engine.finish]:
             tallies[running.pop(key)][shared.ended(key)[1]] += 1
     assert min(counts.values()) > 100

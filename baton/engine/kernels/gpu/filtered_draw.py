@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.pick import NOWHERE, first_peak, gumbel_noise
+from baton.engine.kernels.gpu.pick import NOWHERE, best_of, first_peak, gumbel_noise
 from baton.engine.kernels.gpu.sampler_rows import (
     EDITED,
     FEATURES,
@@ -113,12 +113,7 @@ def _settle(
     row = tl.program_id(0)
     if tl.load(row_place + row) >= 0:
         slot = tl.load(row_slot + row)
-        c = tl.arange(0, POWER)
-        score = tl.load(best + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf"))
-        at = tl.load(best_at + row * CHUNKS + c, mask=c < CHUNKS, other=NOWHERE)
-        token = tl.min(tl.where(score == tl.max(score, 0), at, NOWHERE), 0)
-        # Where nothing is left to draw, as argmax would say.
-        token = tl.where(token < VOCAB, token, 0)
+        token = best_of(best, best_at, row, CHUNKS, POWER)
         tl.store(row_drawn + row, token)
         if int_of(records, slot, FEATURES) & PENALIZED:
             count = in_output + slot.to(tl.int64) * VOCAB + token

@@ -112,12 +112,20 @@ def _scores(mine, at, VOCAB: tl.constexpr):
 
 
 @triton.jit
-def _settle(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
-    row = tl.program_id(0)
+def best_of(best, best_at, row, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
+    """The token with the largest score of a row's chunks, the lowest of several; 0 where none has a score,
+    so that numbers gone wrong name no token beyond the vocabulary."""
     c = tl.arange(0, CHUNKS_POWER)
     score = tl.load(best + row * CHUNKS + c, mask=c < CHUNKS, other=float("-inf"))
     at = tl.load(best_at + row * CHUNKS + c, mask=c < CHUNKS, other=NOWHERE)
-    tl.store(row_drawn + row, tl.min(tl.where(score == tl.max(score, 0), at, NOWHERE), 0))
+    token = tl.min(tl.where(score == tl.max(score, 0), at, NOWHERE), 0)
+    return tl.where(token == NOWHERE, 0, token)
+
+
+@triton.jit
+def _settle(best, best_at, row_drawn, CHUNKS: tl.constexpr, CHUNKS_POWER: tl.constexpr):
+    row = tl.program_id(0)
+    tl.store(row_drawn + row, best_of(best, best_at, row, CHUNKS, CHUNKS_POWER))
 
 
 def pick_places(rows: int, vocab: int, device: torch.device, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
