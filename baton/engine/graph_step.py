@@ -1,7 +1,9 @@
 """A decode step as one list of launches over state that lives on the GPU, for each bucket of rows.
 
-begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
-       └─ plan ─ pass ─ pick, or the full sampler ─ finish      ┴ end
+    begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
+           └─ plan ─ pass ─ pick, or the full sampler ─ finish      ┴ end
+
+A bucket has two graphs: one that picks, and one with the full sampler (`graph_sampler`).
 """
 
 from __future__ import annotations

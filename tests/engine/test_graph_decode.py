@@ -28,7 +28,7 @@ def plain(folder: Path, **options: object) -> LocalEngine:
 
 
 def test_joins_draws_and_a_cancel(tmp_path: Path) -> None:
-    """Greedy, drawn by the graph, drawn by the host; one joins while two run; one is cancelled."""
+    """Greedy, drawn by the quicker graph, drawn by the other; one joins while two run; one is cancelled."""
     expected = plain(tmp_path)
     wanted = [
         expected.run(expected.start(PROMPTS[n], max_tokens=4, sampling=sampling))[0]
@@ -49,7 +49,7 @@ def test_joins_draws_and_a_cancel(tmp_path: Path) -> None:
 
 
 def test_logprobs_of_the_admitted_token_stand_before_its_word(tmp_path: Path) -> None:
-    """The step's first kernel writes that record; those behind it are the host's."""
+    """The step's first kernel writes that record; those behind it are the sampler's."""
     told = []
     for engine in (plain(tmp_path, slots=1), graph(tmp_path, slots=1)):
         key = engine.start(PROMPTS[2], max_tokens=2, sampling=SamplingParams(0.8, logprobs=3, seed=5))
