@@ -19,8 +19,8 @@ from services.common.config import EngineConfig
 CPU_KV_BYTES = 512 * 10**6
 # What a process takes on a GPU before its first tensor and for libraries, kernels and graphs. Measured.
 _BASE_BYTES = 1_000 * 2**20
-# As wide as slots and vocabulary: logits in the model's dtype, edited ones and candidates in float32, quads of
-# candidates, token counts, masks.
+# As wide as slots and vocabulary: logits in the model's dtype, edited and candidates in float32, quads
+# of these, token counts, masks.
 _LOGIT_COPIES_BYTES = 20
 # A prompt's row: its residual, norms, products and their inputs, some of them in float32.
 _ROW_COPIES_BYTES = 8

@@ -54,6 +54,21 @@ def _penalized(logits, at, there, slot, features, records, in_prompt, in_output,
 
 
 @triton.jit
+def _range(
+    logits, edited, row, first, is_edited, VOCAB: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The largest and the least finite logit of a chunk."""
+    peak = tl.full([BLOCK], float("-inf"), tl.float32)
+    low = tl.full([BLOCK], float("inf"), tl.float32)
+    for start in range(0, CHUNK, BLOCK):
+        at = first + start + tl.arange(0, BLOCK)
+        left = logits_of(logits, edited, row, at, is_edited, VOCAB)
+        peak = tl.maximum(peak, left)
+        low = tl.minimum(low, tl.where(left > float("-inf"), left, float("inf")))
+    return tl.max(peak, 0), tl.min(low, 0)
+
+
+@triton.jit
 def _edit(
     logits,
     edited,
@@ -81,6 +96,7 @@ def _edit(
     draws = tl.load(row_place + row) >= 0
     mine = row.to(tl.int64) * VOCAB
     first = chunk * CHUNK
+    behind = tl.minimum(first + CHUNK, VOCAB)
     is_edited = (features & EDITED) != 0
     if draws & is_edited:
         for start in range(0, CHUNK, BLOCK):
@@ -96,7 +112,7 @@ def _edit(
             at = tl.load(bias_ids + slot * BIASES + b, mask=some, other=0).to(tl.int32)
             bias = tl.load(bias_values + slot * BIASES + b, mask=some, other=0.0)
             # An unused place is id 0, value 0.
-            there = (bias != 0) & (at >= first) & (at < first + CHUNK)
+            there = (bias != 0) & (at >= first) & (at < behind)
             raw = tl.load(logits + mine + at, mask=there, other=0.0).to(tl.float64) + bias.to(tl.float64)
             left = _penalized(raw, at, there, slot, features, records, in_prompt, in_output, masks, VOCAB)
             tl.store(edited + mine + at, left.to(tl.float32), mask=there)
@@ -104,21 +120,15 @@ def _edit(
         early = tl.load(row_position + row) + 1 < int_of(records, slot, STOPS_FROM)
         if ((features & HOLDS_STOPS) != 0) & early:
             stop = tl.load(records + slot * RECORD_WORDS + STOP_IDS + tl.arange(0, _STOPS))
-            there = (stop >= first) & (stop < first + CHUNK)
+            there = (stop >= first) & (stop < behind)
             nothing = tl.full([_STOPS], float("-inf"), tl.float32)
             tl.store(edited + mine + stop, nothing, mask=there)
             together()
     if draws & ((features & FILTERED) != 0):
-        peak = tl.full([BLOCK], float("-inf"), tl.float32)
-        low = tl.full([BLOCK], float("inf"), tl.float32)
-        for start in range(0, CHUNK, BLOCK):
-            at = first + start + tl.arange(0, BLOCK)
-            left = logits_of(logits, edited, row, at, is_edited, VOCAB)
-            peak = tl.maximum(peak, left)
-            low = tl.minimum(low, tl.where(left > float("-inf"), left, float("inf")))
+        peak, low = _range(logits, edited, row, first, is_edited, VOCAB, CHUNK, BLOCK)
         place = row * tl.num_programs(1) + chunk
-        tl.store(peaks + place, tl.max(peak, 0))
-        tl.store(lows + place, tl.min(low, 0))
+        tl.store(peaks + place, peak)
+        tl.store(lows + place, low)
 
 
 @dataclass(frozen=True, slots=True)
