@@ -72,8 +72,8 @@ def figures(lines: Lines) -> dict[str, Any]:
     """Of consecutive steps, two at least: `tpot_ms` between their ends, `gap_us_p50`, `gap_us_p99`, `busy`.
 
     gap: end of a step's last kernel to start of the next one's first; `late_gaps`: how many exceed 5 µs.
-    `tail_us`: end of the head's product to the end of the step, the median; None where the host draws, since
-    then nobody notes the former. In Triton's interpreter the clock stands: steps and rows are all there is.
+    `tail_us`: end of the head's product to the end of the step, the median; None where nothing noted the
+    former. In Triton's interpreter the clock stands: steps and rows are all there is.
     """
     # Nanoseconds since 1970 lose 0.2 µs as float64.
     lines = np.concatenate([lines[:, :ROWS] - lines[0, BEGUN], lines[:, ROWS:]], axis=1)
