@@ -25,6 +25,6 @@ def test_it_measures_each_case() -> None:
     assert [(case["streams"], case["requests"]) for case in cases] == [(1, 1), (3, 3)]
     for case in cases:
         assert case["tokens_a_message"] >= 1
-        assert case["ttft_ms"] > case["ttft_alone_ms"] > case["step_ms"]
+        assert min(case["ttft_ms"], case["ttft_alone_ms"]) > case["step_ms"]
         assert case["ring_to_client_ms_p99"] >= case["ring_to_client_ms_p50"] > 0
         assert {"tpot_added_ms", "ttft_added_ms"} <= case.keys()
