@@ -9,12 +9,16 @@
     header, 48 bytes:  magic u16 | kind u8 | reason u8 | group u32 | transfer u64 | ordinal u32 |
                        staging u32 | offset u64 | length u32 | zero u32 | checksum u64
 
-`length` is the payload's. A field that a kind does not use is zero. Decoding checks every field and
-raises `FrameError`; it never trusts a length and never reads past the message.
+`length` is the payload's. A field that a kind does not use is zero. A piece's checksum is `checksum.py`'s,
+over its bytes and place, and the receiver verifies it in staging; that of every other frame is a digest of
+the whole message, verified here: a bit that flips in a commit's token ids, or in the transfer an answer
+names, ends the link. Decoding checks every field and raises `FrameError`; it never trusts a length and never
+reads past the message.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +28,7 @@ from baton.errors import BatonError, ErrorKind
 
 _HEADER = struct.Struct("<HBBIQIIQIIQ")
 HEADER_BYTES = _HEADER.size
+_CHECKSUM_BYTES = 8  # the header's last field
 _MAGIC = 0xBA70
 
 # Enough for the token ids of a context of two million tokens.
@@ -194,7 +199,15 @@ def decode_from_receiver(message: bytes) -> ReceiverFrame:
 
 
 def _message(kind: Kind, transfer: int = 0, reason: int = 0, payload: bytes = b"") -> bytes:
-    return _HEADER.pack(_MAGIC, kind, reason, 0, transfer, 0, 0, 0, len(payload), 0, 0) + payload
+    header = _HEADER.pack(_MAGIC, kind, reason, 0, transfer, 0, 0, 0, len(payload), 0, 0)
+    return header[:-_CHECKSUM_BYTES] + _digest(header, payload) + payload
+
+
+def _digest(header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
+    """Of a frame that is no piece: over all but the checksum's own place."""
+    digest = hashlib.blake2b(header[:-_CHECKSUM_BYTES], digest_size=_CHECKSUM_BYTES)
+    digest.update(payload)
+    return digest.digest()
 
 
 def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
@@ -208,11 +221,14 @@ def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
     _expect(Kind.PIECE <= kind <= Kind.REFUSED, f"kind {kind}")
     payload = memoryview(message)[HEADER_BYTES:]
     _expect(len(payload) == length, f"{len(payload)} bytes of payload, {length} announced")
+    header = memoryview(message)[:HEADER_BYTES]
+    whole = kind == Kind.PIECE or header[-_CHECKSUM_BYTES:] == _digest(header, payload)
+    _expect(whole, "its checksum differs")
     return Kind(kind), reason, Piece(transfer, group, ordinal, offset, length, staging, checksum), payload
 
 
 def _expect_bare(frame: Piece) -> None:
-    unused: Iterable[int] = (frame.group, frame.ordinal, frame.offset, frame.staging, frame.checksum)
+    unused: Iterable[int] = (frame.group, frame.ordinal, frame.offset, frame.staging)
     _expect(not any(unused), "an unused field is not zero")
 
 

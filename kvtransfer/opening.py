@@ -6,9 +6,9 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest
 from baton.v1.types_pb2 import WorkerIdentity
 
-# The frame formats this build speaks; frames.py has the only one so far.
-PROTOCOL_MIN = 1
-PROTOCOL_MAX = 1
+# The frame formats this build speaks: 2 is that of frames.py. In 1, only pieces had a checksum.
+PROTOCOL_MIN = 2
+PROTOCOL_MAX = 2
 INCARNATION_BYTES = 16
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
@@ -20,14 +18,14 @@ from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.events import Acknowledged, Committed, Failed, ReceiverEvent, SenderEvent, Withdrawn
 from kvtransfer.frames import WithdrawReason
-from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
 from tests.kvtransfer.fabrics import Fabric
-from tests.kvtransfer.faulty_wires import Fault, FaultyConnector
+from tests.kvtransfer.faulty_wires import FaultyConnector
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FINGERPRINT, SECRET, identity
+from tests.kvtransfer.trials import AT_ONCE, FATAL, Books, Fault, Trial
 
 BLOCK_BYTES = (6000, 333)
 PIECE_BYTES = 1024
@@ -35,56 +33,8 @@ WINDOW = 10
 TIMEOUT_S = 1.0
 _BLOCKS = 200
 _STALLED_S = 10.0
-
-# Whose transfer must never be admitted once the fault has struck.
-FATAL = {
-    Fault.FLIPPED_BIT, Fault.MISPLACED_PIECE, Fault.FOREIGN_PIECE, Fault.REPEATED_PIECE, Fault.EARLY_COMMIT,
-    Fault.STOLEN_INDEX, Fault.SHORT_PUSH, Fault.FORGED_TICKET, Fault.STOLEN_TICKET, Fault.REPLAYED_TICKET,
-    Fault.OLD_TICKET, Fault.OLD_INCARNATION, Fault.WRONG_LAYOUT,
-}  # fmt: skip
-# Corruption of what travels: each must be noticed.
-CORRUPTING = {Fault.FLIPPED_BIT, Fault.MISPLACED_PIECE, Fault.FOREIGN_PIECE}
-
-
-@dataclass(eq=False)
-class Trial:
-    """One transfer and what becomes of it at either end."""
-
-    number: int
-    fault: Fault
-    counts: tuple[int, int]
-    strikes_at: int
-    sender: int
-    transfer: Transfer | None = None
-    unpushed: list[tuple[int, int]] = field(default_factory=list)
-    pieces: int = 0
-    hit: bool = False
-    sent: str | None = None  # acknowledged, failed, withdrawn, refused at once
-    received: str | None = None  # committed, withdrawn, forgotten; 'never' where nobody expected it
-    reason: str | None = None  # why the receiver withdrew it
-    answer_in: int = 0  # steps until a commit is answered
-    life: int = 0  # steps an admitted transfer keeps its blocks
-
-    def struck(self) -> bool:
-        fresh, self.hit = not self.hit, True
-        return fresh
-
-
-@dataclass
-class Books:
-    """What happened to all transfers."""
-
-    drawn: Counter[Fault] = field(default_factory=Counter)
-    struck: Counter[Fault] = field(default_factory=Counter)
-    # How the receiver's end of those ended.
-    noticed: Counter[tuple[Fault, str]] = field(default_factory=Counter)
-    ends: Counter[str] = field(default_factory=Counter)
-    wrong_records: int = 0
-    forbidden: list[str] = field(default_factory=list)
-    # Counters of receivers that were restarted, added up.
-    checksum_failures: int = 0
-    links_broken: int = 0
-    links_fenced: int = 0
+# A stranger hears that it does not fit, unless its receiver restarts or is slow meanwhile.
+_OPENING_FAILED = (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE, ErrorKind.DEADLINE)
 
 
 class Adversary:
@@ -183,8 +133,8 @@ class Adversary:
         try:
             trial.transfer = sender.begin(ticket, body)
         except BatonError as error:
-            assert fault is Fault.REPLAYED_TICKET and error.kind is ErrorKind.CONFLICT, error
-            trial.struck()
+            if fault is not Fault.REPLAYED_TICKET:
+                self.books.forbidden.append(f"no transfer could be begun: {error}")
             self.books.struck[fault] += 1
             self.books.ends["refused at once"] += 1
             return
@@ -194,7 +144,7 @@ class Adversary:
         else:
             trial.received = "never"
             trial.number, trial.counts = body.transfer_id, (body.block_counts[0], body.block_counts[1])
-        if trial.fault in _AT_ONCE:
+        if trial.fault in AT_ONCE:
             trial.struck()
         trial.unpushed = [(group, n) for group in (0, 1) for n in range(trial.counts[group])]
         dice.shuffle(trial.unpushed)
@@ -353,7 +303,7 @@ class Adversary:
         else:
             trial.sent = "acknowledged" if isinstance(event, Acknowledged) else "failed"
             if isinstance(event, Failed) and trial.fault is Fault.WRONG_LAYOUT:
-                assert event.error.kind in (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE), event.error
+                assert event.error.kind in _OPENING_FAILED, event.error
 
     def _received(self, event: ReceiverEvent) -> None:
         trial = self._trials.get(event.transfer_id)
@@ -432,10 +382,3 @@ class Adversary:
         self.books.checksum_failures += counters.checksum_failures
         self.books.links_broken += counters.links_broken
         self.books.links_fenced += counters.links_fenced
-
-
-# Faults that are there from the beginning.
-_AT_ONCE = {
-    Fault.FORGED_TICKET, Fault.STOLEN_TICKET, Fault.REPLAYED_TICKET, Fault.OLD_TICKET, Fault.OLD_INCARNATION,
-    Fault.WRONG_LAYOUT,
-}  # fmt: skip

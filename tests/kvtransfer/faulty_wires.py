@@ -10,58 +10,12 @@ import dataclasses
 import random
 from collections import deque
 from collections.abc import Callable
-from enum import Enum, auto
-from typing import Protocol
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw, WithdrawReason
 from kvtransfer.transport import Connector, SenderWire
-
-
-class Fault(Enum):
-    """What goes wrong with one transfer. The first group happens on the wire, the rest at its ends."""
-
-    NONE = auto()
-    FLIPPED_BIT = auto()  # in a piece's bytes
-    MISPLACED_PIECE = auto()  # one field of its place says otherwise
-    FOREIGN_PIECE = auto()  # it names another live transfer
-    REPEATED_PIECE = auto()  # instead of the one behind it, which is lost
-    REORDERED_PIECES = auto()
-    EARLY_COMMIT = auto()  # overtakes the last piece
-    REPEATED_COMMIT = auto()
-    REPEATED_ANSWER = auto()
-    LATE_ANSWER = auto()  # others overtake it
-    REPEATED_CREDIT = auto()  # ends the link
-    STOLEN_INDEX = auto()  # a piece into staging that is not the sender's: ends the link
-    STRAY_FRAMES = auto()  # words about transfers that nobody knows
-    BROKEN_LINK = auto()
-
-    RECEIVER_FORGETS = auto()
-    FORGOTTEN_AT_COMMIT = auto()
-    REFUSED_COMMIT = auto()
-    SENDER_WITHDRAWS = auto()
-    BOTH_CANCEL = auto()
-    SHORT_PUSH = auto()
-    FORGED_TICKET = auto()
-    STOLEN_TICKET = auto()  # right, but another transfer's
-    REPLAYED_TICKET = auto()  # of a transfer that has ended
-    OLD_TICKET = auto()  # signed by an earlier incarnation, over a link of this one
-    OLD_INCARNATION = auto()  # a link is sought with an earlier incarnation
-    WRONG_LAYOUT = auto()
-    SENDER_RESTARTS = auto()
-    RECEIVER_RESTARTS = auto()
-
-
-class Trial(Protocol):
-    """What a wire asks of a transfer's trial."""
-
-    fault: Fault
-    strikes_at: int  # the piece at which the fault strikes
-    pieces: int  # put so far
-
-    def struck(self) -> bool:
-        """Notes that the fault took effect; False where it had before."""
+from tests.kvtransfer.trials import Fault, Trial
 
 
 class FaultyWire:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kvtransfer.adversary import CORRUPTING, Adversary
+from tests.kvtransfer.adversary import Adversary
 from tests.kvtransfer.byte_proxy import ByteProxy, WrongDice
 from tests.kvtransfer.fabrics import GrpcFabric, MemoryFabric
-from tests.kvtransfer.faulty_wires import Fault
+from tests.kvtransfer.trials import CORRUPTING, Fault
 
 EVERY = [*Fault, *[Fault.NONE] * 20]
 # Where each connection is wronged as well, most transfers are left alone.
