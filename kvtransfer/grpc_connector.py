@@ -21,6 +21,7 @@ from kvtransfer.frames import (
     encode_piece_header,
 )
 from kvtransfer.grpc_stream import (
+    CONNECT_S,
     ERROR_KIND_KEY,
     LINK_ID_KEY,
     STREAM_METHOD,
@@ -98,11 +99,30 @@ class GrpcConnector:
         # A sender receives no pieces, so the default limits do on its side.
         channel = grpc.insecure_channel(address, options=channel_options(0, timeout_s))
         try:
+            _connect(channel, min(timeout_s, CONNECT_S))
             response = transfer_pb2_grpc.TransferServiceStub(channel).OpenLink(request, timeout=timeout_s)
         except grpc.RpcError as error:
             channel.close()
             raise BatonError(_kind(error), f"no link to {address}: {_details(error)}") from error
+        except TimeoutError as error:
+            channel.close()
+            raise BatonError(ErrorKind.UNAVAILABLE, f"no link to {address}: {error}") from error
         return response, GrpcSenderWire(channel, response, self._wake)
+
+
+def _connect(channel: grpc.Channel, timeout_s: float) -> None:
+    """Waits until a call would go out or fail at once; `TimeoutError` where nobody speaks at that port."""
+    settled = threading.Event()
+
+    def changed(state: grpc.ChannelConnectivity) -> None:
+        if state in (grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE):
+            settled.set()
+
+    channel.subscribe(changed, try_to_connect=True)
+    spoke = settled.wait(timeout_s)
+    channel.unsubscribe(changed)
+    if not spoke:
+        raise TimeoutError(f"nobody answers there for {timeout_s:g} s")
 
 
 def _kind(error: grpc.RpcError) -> ErrorKind:

@@ -20,10 +20,19 @@ ERROR_KIND_KEY = "baton-error-kind"
 
 TRANSPORT = "grpc"
 
+# A process that is frozen or cut off is noticed within the two together, whatever its engine may be allowed
+# to take for an answer: pings are answered by grpc's own threads, however busy the loop is.
+PING_EVERY_S = 1.0
+PING_ANSWER_S = 1.25
+# For the same reason so long at most until a connection speaks HTTP/2.
+CONNECT_S = 2.0
+
 
 def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, int]]:
     """For server and client alike: large messages, and pings that notice a dead peer within the time-out."""
-    ping_ms = max(500, int(peer_timeout_s * 500))
+    ping_ms, answer_ms = (
+        max(500, int(min(bound, peer_timeout_s / 2) * 1000)) for bound in (PING_EVERY_S, PING_ANSWER_S)
+    )
     largest = max(piece_bytes, MAX_COMMIT_BYTES) + HEADER_BYTES
     return [
         ("grpc.max_receive_message_length", largest),
@@ -31,9 +40,9 @@ def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, 
         ("grpc.so_reuseport", 0),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.keepalive_time_ms", ping_ms),
-        ("grpc.keepalive_timeout_ms", ping_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
         # The one that counts for a frozen peer: without it a lost ping takes a minute to be noticed.
-        ("grpc.http2.ping_timeout_ms", ping_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),

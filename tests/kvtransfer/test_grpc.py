@@ -1,11 +1,7 @@
-"""What only the grpc transport has: a port, streams under link ids, processes that die or freeze."""
+"""What only the grpc transport has: a port, and streams under link ids."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,11 +15,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from kvtransfer.frames import Quiet, WithdrawReason, encode
+from kvtransfer.frames import Quiet, encode
 from kvtransfer.grpc_stream import LINK_ID_KEY, STREAM_METHOD, Outbox
 from kvtransfer.opening import open_request
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
-from tests.kvtransfer.remote_peer import BLOCKS, SHAPE
 
 
 @pytest.fixture
@@ -156,59 +151,3 @@ def test_close_ends_every_thread() -> None:
     while set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, set(threading.enumerate()) - before
         time.sleep(0.01)
-
-
-@contextmanager
-def remote(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A peer in another process, and the line it says when it is ready."""
-    command = [sys.executable, "-m", "tests.kvtransfer.remote_peer", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.wait(5)
-        process.stdout.close() if process.stdout is not None else None
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_sender_that_dies_or_freezes(how: signal.Signals) -> None:
-    """Its transfer ends, its staging is fenced and freed; another sender's goes on meanwhile."""
-    peers = make_peers(SHAPE)
-    peers.expect(1, BLOCKS)
-    with remote("send", peers.address) as (process, said):
-        assert said == "begun"
-        peers.run_until(lambda: len(peers.sink.scattered) >= 5)
-        os.kill(process.pid, how)
-        peers.sender._identity.name = "other"
-        began = time.monotonic()
-        peers.expect(2, [[5]])
-        transfer = peers.begin(2, [1])
-        peers.push(transfer, 0, 0, 9)
-        transfer.commit(peers.record(transfer))
-        peers.run_until(lambda: 2 in peers.acknowledged() and 1 in peers.withdrawn())
-        assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
-        peers.run_until(lambda: len(peers.receiver.links) == 1)
-        assert time.monotonic() - began < 3
-    peers.check_ledger()
-    assert peers.receiver.counters.links_fenced == 1
-    peers.close()
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_receiver_that_dies_or_freezes(how: signal.Signals) -> None:
-    peers = make_peers(SHAPE)
-    with remote("receive") as (process, address):
-        peers.address = address
-        transfer = peers.begin(1, [64])
-        peers.push_all(transfer, BLOCKS)
-        peers.run_until(lambda: transfer.bytes_shipped >= 3 * 8192)
-        os.kill(process.pid, how)
-        began = time.monotonic()
-        peers.run_until(lambda: 1 in peers.failures())
-        assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
-        assert time.monotonic() - began < 3
-    assert not peers.source.pins
-    assert peers.sender.links == []
-    peers.close()

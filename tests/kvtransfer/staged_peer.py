@@ -1,0 +1,139 @@
+"""One end of a link in a process of its own, which comes to a stage and stays there, to be killed or frozen.
+
+    python -m tests.kvtransfer.staged_peer send NAME INCARNATION ADDRESS TRANSFER STAGE
+        says `ready`, then STAGE when it is there, `failed` if its transfer fails
+    python -m tests.kvtransfer.staged_peer receive INCARNATION TRANSFER ANSWERS
+        says its address; answers commits if ANSWERS is 1
+
+A sender's stages: `linked` (a link, and no transfer), `receiving` (half its blocks are sent), `sent` (all are,
+and no commit), `committed` (and acknowledged), `works` (transfers TRANSFER, TRANSFER + 1, … one after the other).
+A receiver's stage is its sender's to choose.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import Attempt
+from kvtransfer.events import Acknowledged, Committed, Failed
+from kvtransfer.outgoing import Transfer
+from kvtransfer.receiver import Receiver
+from kvtransfer.sender import Sender
+from kvtransfer.ticket import TicketSigner
+from tests.kvtransfer.owned_blocks import Sink, Source
+from tests.kvtransfer.peers import FINGERPRINT, SECRET, identity
+
+BLOCK_BYTES = (8192,)
+PIECE_BYTES = 4096
+BLOCKS = 16
+WINDOW = 8
+# What workers have unless told otherwise: what is promised must hold with it.
+TIMEOUT_S = 10.0
+STAGES = ("linked", "receiving", "sent", "committed")
+
+
+def ticket_for(address: str, incarnation: int, transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
+    body = TicketBody(
+        attempt=Attempt(request_id=transfer.to_bytes(16, "little"), number=1),
+        issuer=identity("receiver", incarnation),
+        transfer_address=address,
+        transfer_id=transfer,
+        block_counts=[blocks],
+        token_count=1,
+        fingerprint=FINGERPRINT,
+    )
+    return TicketSigner(SECRET).sign(body), body
+
+
+def push(transfer: Transfer, source: Source, ordinals: range) -> None:
+    for ordinal in ordinals:
+        transfer.push(0, ordinal, source.write(transfer.transfer_id, 0, ordinal))
+
+
+def commit(transfer: Transfer) -> None:
+    transfer.commit(CommitRecord(attempt=transfer.body.attempt, token_ids=[1], prompt_length=1))
+
+
+def make_sender(name: str, incarnation: int, source: Source, wake: threading.Event) -> Sender:
+    return Sender(
+        identity=identity(name, incarnation), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES,
+        source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set,
+    )  # fmt: skip
+
+
+def make_receiver(incarnation: int, sink: Sink, wake: threading.Event) -> Receiver:
+    return Receiver(
+        identity=identity("receiver", incarnation), fingerprint=FINGERPRINT, signer=TicketSigner(SECRET),
+        block_bytes=BLOCK_BYTES, piece_bytes=PIECE_BYTES, window_pieces=WINDOW, sink=sink, wake=wake.set,
+        peer_timeout_s=TIMEOUT_S,
+    )  # fmt: skip
+
+
+def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str) -> None:
+    woken, source = threading.Event(), Source(BLOCK_BYTES, BLOCKS)
+    sender = make_sender(name, incarnation, source, woken)
+    blocks = 0 if stage == "linked" else BLOCKS
+    half = range(BLOCKS // 2) if stage == "receiving" else range(blocks)
+
+    def begin(number: int) -> Transfer:
+        transfer = sender.begin(*ticket_for(address, 1, number, blocks))
+        push(transfer, source, half)
+        if stage not in ("receiving", "sent"):
+            commit(transfer)
+        return transfer
+
+    _say("ready")
+    transfer = begin(transfer_id)
+    there = False
+    while True:
+        for event in sender.poll(4):
+            match event:
+                case Acknowledged() if stage == "works":
+                    transfer = begin(event.transfer.transfer_id + 1)
+                case Acknowledged():
+                    there = True
+                    _say(stage)
+                case Failed():
+                    _say("failed")
+        if not there and stage in ("receiving", "sent") and not source.pins:
+            there = True
+            _say(stage)
+        woken.wait(0.02)
+        woken.clear()
+
+
+def receive(incarnation: int, transfer_id: int, answers: bool) -> None:
+    woken, sink = threading.Event(), Sink(BLOCK_BYTES, 2 * BLOCKS)
+    receiver = make_receiver(incarnation, sink, woken)
+    address = receiver.listen("127.0.0.1")
+
+    def expect(number: int) -> None:
+        sink.reserve(number, [BLOCKS])
+        receiver.expect(number, [BLOCKS])
+
+    expect(transfer_id)
+    _say(address)
+    while True:
+        for event in receiver.poll(4):
+            if isinstance(event, Committed) and answers:
+                assert sink.check(event.transfer_id, sink.places[event.transfer_id]) == 0
+                sink.release(event.transfer_id)
+                expect(event.transfer_id + 1)
+                receiver.acknowledge(event.transfer_id)
+        woken.wait(0.02)
+        woken.clear()
+
+
+def _say(word: str) -> None:
+    print(word, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "send":
+        send(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), sys.argv[6])
+    else:
+        receive(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1")
