@@ -5,8 +5,8 @@
     python -m tests.kvtransfer.staged_peer receive INCARNATION TRANSFER ANSWERS
         says its address; answers commits if ANSWERS is 1
 
-A sender's stages: `linked` (a link, and no transfer), `receiving` (half its blocks are sent), `sent` (all are,
-and no commit), `committed` (and acknowledged), `works` (transfers TRANSFER, TRANSFER + 1, … one after the other).
+A sender's stages: `linked` (a link, and no transfer), `receiving` (half its blocks are sent), `sent` (all
+are, and no commit), `committed` (and acknowledged), `works` (TRANSFER, TRANSFER + 1, … one after the other).
 A receiver's stage is its sender's to choose.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -87,13 +86,13 @@ def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str
         return transfer
 
     _say("ready")
-    transfer = begin(transfer_id)
+    begin(transfer_id)
     there = False
     while True:
         for event in sender.poll(4):
             match event:
                 case Acknowledged() if stage == "works":
-                    transfer = begin(event.transfer.transfer_id + 1)
+                    begin(event.transfer.transfer_id + 1)
                 case Acknowledged():
                     there = True
                     _say(stage)
