@@ -106,13 +106,13 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     """What a worker serves instead of a checkpoint: `model` is a folder that `write_model` made."""
     config = ModelConfig.load(Path(model))
     layout = config.layout(engine.block_tokens_on("cpu"), "float32")
-    blocks = engine.slots * layout.groups[0].blocks_for(CONTEXT) + 1
+    blocks = engine.kv_blocks or engine.slots * layout.groups[0].blocks_for(CONTEXT) + 1
     return LoadedModel(
         config=config,
         decoder=FakeDecoder(config, float(os.environ[STEP_VARIABLE]) / 1e3),
         cache=KVCache(layout, blocks, "cpu"),
         pools=BlockPools(layout, [blocks]),
-        max_context_tokens=CONTEXT,
+        max_context_tokens=config.max_position_embeddings,
         max_logprobs=engine.max_logprobs,
         device=torch.device("cpu"),
         fingerprint=layout.fingerprint(b"fake"),
@@ -120,15 +120,16 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     )
 
 
-def write_model(folder: Path) -> Path:
-    """A configuration of the smallest cache there is, and a tokenizer of two letters a token."""
+def write_model(folder: Path, context: int = CONTEXT, kv_heads: int = 1, head_dim: int = 2) -> Path:
+    """A configuration of the smallest cache there is, if no other is asked for, and a tokenizer of two
+    letters a token. A token's KV has 8 bytes a head and dimension."""
     from tokenizers import Tokenizer, decoders, models
 
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2, "head_dim": 2,
-        "intermediate_size": 2, "num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1,
-        "vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2, "head_dim": head_dim,
+        "intermediate_size": 2, "num_attention_heads": kv_heads, "num_key_value_heads": kv_heads,
+        "num_hidden_layers": 1, "vocab_size": VOCAB, "max_position_embeddings": context, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "tie_word_embeddings": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     words = [a + b + c for a in _LETTERS for b in _LETTERS for c in "xy"][:VOCAB]

@@ -96,8 +96,8 @@ class TransferConfig(StrictModel):
     """Links between workers."""
 
     transport: Transport = "auto"
-    piece_bytes: int = Field(256 * 1024, ge=4096, le=1024 * 1024)
-    window_pieces: int = Field(64, ge=2, le=65536, description="staging pieces a link has on its receiver")
+    piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
+    window_pieces: int = Field(16, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
 
 

@@ -62,6 +62,7 @@ from services.worker.step_clock import StepClock
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
 _PIECES_A_TURN = 16
+_PIECE_BYTES_A_TURN = 4 << 20
 # What a decode step is interrupted for: neither touches anything that the step reads.
 _MEANWHILE = frozenset({"reserve", "slot_ended"})
 _IDLE_S = 0.05
@@ -82,6 +83,8 @@ class Engine:
         self._stopping = False
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
+        by_bytes = _PIECE_BYTES_A_TURN // launch.worker.transfer.piece_bytes
+        self._pieces = min(_PIECES_A_TURN, max(1, by_bytes))
         # Received and not handled yet, in order.
         self._commands: deque[EngineCommand] = deque()
         self._parts = self._build(model, memory)
@@ -113,7 +116,7 @@ class Engine:
         for _ in range(commands):
             self._handle(self._commands.popleft())
         parts.decode.expire()
-        linked = parts.decode.poll(_PIECES_A_TURN) | parts.prefill.poll(_PIECES_A_TURN)
+        linked = parts.decode.poll(self._pieces) | parts.prefill.poll(self._pieces)
         prefilled = parts.prefill_clock.timed(parts.prefill.step)
         parts.decode.growth.step()
         decoded = parts.decode_clock.timed(parts.decode_loop.step)

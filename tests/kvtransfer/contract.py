@@ -87,6 +87,26 @@ class HappyContract:
         assert peers.equal(small, small)
         peers.check_ledger()
 
+    def test_one_that_comes_late_passes_three_long_ones(self, link_peers: LinkPeers) -> None:
+        """Counted in pieces: the receiver takes one a step, and the window is full when it comes."""
+        window, size = 8, 5
+        peers = link_peers(Shape(block_bytes=(4096,), window_pieces=window, blocks=300))
+        peers.pieces_a_poll = 1
+        for big in (1, 2, 3):
+            blocks = [list(range(80 * big - 80, 80 * big))]
+            peers.send(big, blocks, blocks)
+        peers.run_until(lambda: len(peers.sink.scattered) >= 30)
+        before = len(peers.sink.scattered)
+        small = [list(range(290, 290 + size))]
+        peers.send(4, small, small)
+        peers.run_until(lambda: 4 in peers.acknowledged())
+        between = len(peers.sink.scattered) - before - size
+        # What was on its way already, then a turn of each for every piece of its own and for the commit.
+        assert between <= window + 3 * (size + 2)
+        assert peers.equal(small, small)
+        peers.run_until(lambda: len(peers.acknowledged()) == 4)
+        peers.check_ledger()
+
     def test_many_interleaved_share_one_link(self, link_peers: LinkPeers) -> None:
         peers = link_peers(ODD)
         for transfer in range(1, 13):

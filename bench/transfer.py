@@ -1,0 +1,107 @@
+"""How fast blocks travel: gathered, checksummed, sent, verified, scattered; raw bytes beside it.
+
+    python -m bench.transfer --transport grpc [--mb 8,64,256] [--rounds 5] [--json]
+    python -m bench.transfer --transport grpc --streams 64 [--step-ms 5] [--json]
+
+Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
+first push to the acknowledged commit. `raw_gb_s` is grpc alone: as many messages of a piece's size over one
+stream, in the same rounds. Each figure is the median of the rounds', in 10^9 bytes a second.
+
+With streams: a router, a prefill and a decode worker with fake engines (`bench/fake_engine.py`) serve so
+many closed-loop clients in this process, and a sender in another keeps transferring to that decode worker,
+one transfer after the other, for as long as they run. A transfer's time ends when the worker's engine has
+verified and scattered its last block. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no
+transfer. With --json one object a case goes to stdout; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from statistics import median
+
+import grpc
+
+from bench.transfer_ends import (
+    BLOCK_BYTES,
+    TRANSFER,
+    SendingEnd,
+    blocks_for,
+    raw_seconds,
+    receiver_process,
+    ticket_for,
+)
+
+
+def two_processes(megabytes: int, rounds: int) -> dict[str, float]:
+    """One case; a first round, which opens the link and touches the memory, is not counted."""
+    blocks = blocks_for(megabytes)
+    size = blocks * BLOCK_BYTES / 1e9
+    with receiver_process(blocks) as receiver:
+        sending = SendingEnd(blocks)
+        seconds: list[float] = []
+        raw: list[float] = []
+        for number in range(1, rounds + 2):
+            receiver.expect(number, blocks)
+            transfer = sending.begin(*ticket_for(receiver.said["address"], number, blocks))
+            seconds.append(sending.commit(transfer))
+            raw.append(raw_seconds(receiver.said["raw_address"], megabytes))
+        sending.close()
+    return {
+        "gb_s": size / median(seconds[1:]),
+        "raw_gb_s": size / median(raw[1:]),
+        "best_gb_s": size / min(seconds[1:]),
+    }
+
+
+def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, float]) -> dict[str, object]:
+    return {
+        "transport": arguments.transport,
+        "mb": megabytes,
+        "streams": arguments.streams,
+        "rounds": arguments.rounds,
+        "block_bytes": BLOCK_BYTES,
+        "piece_bytes": TRANSFER.piece_bytes,
+        "window_pieces": TRANSFER.window_pieces,
+        **{name: round(value, 3) for name, value in figures.items()},
+        "device": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "versions": {"grpc": grpc.__version__, "python": platform.python_version()},
+    }
+
+
+def show(case: dict[str, object], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(case), flush=True)
+        return
+    for key, value in case.items():
+        print(f"{key:24} {value}")
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
+    parser.add_argument("--transport", choices=["grpc"], default="grpc")
+    parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
+    parser.add_argument("--rounds", type=int, default=5, help="transfers of each size; with streams, runs")
+    parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="with streams: time of one engine step")
+    parser.add_argument("--output-len", type=int, default=200, help="with streams: tokens of each request")
+    parser.add_argument("--json", action="store_true", help="one object a case on stdout")
+    arguments = parser.parse_args()
+    sizes = [int(part) for part in arguments.mb.split(",")]
+    if arguments.streams:
+        from bench.transfer_streams import beside_streams
+
+        for megabytes, figures in beside_streams(arguments, sizes):
+            show(report(arguments, megabytes, figures), arguments.json)
+        return
+    for megabytes in sizes:
+        print(f"{megabytes} MB …", file=sys.stderr)
+        show(report(arguments, megabytes, two_processes(megabytes, arguments.rounds)), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The two ends that `bench.transfer` measures: a receiver in a process of its own, and the sender's loop.
+
+    python -m bench.transfer_ends     a receiver; says {"address", "raw_address"}, then for each line
+                                      {"transfer", "blocks"} on stdin expects that transfer and says {}
+
+Blocks lie in plain memory, in random order on both sides. Raw bytes go over grpc as pieces do, in messages
+of the same size on one stream, to a server that drops them: what is left out is all that is ours.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import numpy as np
+
+from baton.device.wakeup import Wakeup
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from kvtransfer.events import Acknowledged, Committed, Failed, SenderEvent
+from kvtransfer.frames import HEADER_BYTES
+from kvtransfer.grpc_stream import channel_options
+from kvtransfer.outgoing import Transfer
+from kvtransfer.receiver import Receiver
+from kvtransfer.sender import Sender
+from kvtransfer.ticket import TicketSigner
+from services.common.config import TransferConfig
+
+BLOCK_BYTES = 1 << 20
+FINGERPRINT = b"bench".ljust(32)
+_SECRET = b"both processes of one measurement"
+_RAW = "/bench.Raw/Drop"
+_PIECES_A_POLL = 4  # as in an engine's turn
+_WAIT_S = 0.05
+_TRANSFER_S = 60.0
+TRANSFER = TransferConfig()
+
+Condition = Callable[[list[SenderEvent]], bool]
+
+
+def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
+    """A ticket that the receiver of this file takes."""
+    body = TicketBody(
+        attempt=Attempt(request_id=secrets.token_bytes(16), number=1),
+        issuer=_identity("receiver"),
+        transfer_address=address,
+        transfer_id=transfer,
+        block_counts=[blocks],
+        token_count=1,
+        fingerprint=FINGERPRINT,
+    )
+    return TicketSigner(_SECRET).sign(body), body
+
+
+class Blocks:
+    """A pool of random blocks, source and sink: where block n of a transfer lies was drawn beforehand."""
+
+    def __init__(self, count: int) -> None:
+        self._bytes = np.random.default_rng(0).integers(0, 256, (count, BLOCK_BYTES), dtype=np.uint8)
+        self._places = random.Random(1).sample(range(count), count)
+
+    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
+        return self._bytes[self._places[block], offset : offset + length].data
+
+    def unpin(self, group: int, block: int) -> None:
+        """Nobody else uses them."""
+
+    def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        place = self._bytes[self._places[ordinal], offset : offset + len(data)]
+        place[:] = np.frombuffer(data, dtype=np.uint8)
+
+
+class SendingEnd:
+    """A sender whose one transfer at a time is driven to its end."""
+
+    def __init__(self, blocks: int, fingerprint: bytes = FINGERPRINT) -> None:
+        self._woken = threading.Event()
+        self._sender = Sender(
+            identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[BLOCK_BYTES],
+            source=Blocks(blocks), peer_timeout_s=TRANSFER.peer_timeout_s, wake=self._woken.set,
+        )  # fmt: skip
+
+    def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
+        """Opens the link if need be; nothing is sent yet."""
+        transfer = self._sender.begin(ticket, body)
+        self._until(lambda events: any(link.window_pieces for link in self._sender.links))
+        return transfer
+
+    def push(self, transfer: Transfer) -> None:
+        for ordinal in range(transfer.body.block_counts[0]):
+            transfer.push(0, ordinal, ordinal)
+
+    def commit(self, transfer: Transfer) -> float:
+        """Seconds from the first block's push to the acknowledgement of the commit."""
+        begun = time.monotonic()
+        self.push(transfer)
+        transfer.commit(CommitRecord(attempt=transfer.body.attempt, token_ids=[1], prompt_length=1))
+        self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
+        return time.monotonic() - begun
+
+    def credits_home(self, transfer: Transfer) -> float:
+        """Seconds from the first block's push until the receiver has verified and scattered the last."""
+        begun = time.monotonic()
+        self.push(transfer)
+        self._until(
+            lambda events: (
+                not transfer.queued_blocks
+                and all(link.free_pieces == link.window_pieces for link in self._sender.links)
+            )
+        )
+        return time.monotonic() - begun
+
+    def poll(self) -> None:
+        """Lets last words out."""
+        self._sender.poll(_PIECES_A_POLL)
+
+    def close(self) -> None:
+        self._sender.close()
+
+    def _until(self, holds: Condition) -> None:
+        """Raises BatonError where the transfer fails, TimeoutError where it takes too long."""
+        deadline = time.monotonic() + _TRANSFER_S
+        while True:
+            self._woken.clear()
+            events = self._sender.poll(_PIECES_A_POLL)
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error
+            if holds(events):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a transfer took longer than {_TRANSFER_S:g} s")
+            self._woken.wait(_WAIT_S)
+
+
+class ReceiverProcess:
+    """A receiver in a process of its own."""
+
+    def __init__(self, blocks: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.transfer_ends", str(blocks)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.said = self._hear()
+
+    def expect(self, transfer: int, blocks: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"transfer": transfer, "blocks": blocks}) + "\n")
+        self.process.stdin.flush()
+        self._hear()
+
+    def _hear(self) -> dict[str, str]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the receiver ended with {self.process.wait(5)}")
+        return dict(json.loads(line))
+
+
+@contextmanager
+def receiver_process(blocks: int) -> Iterator[ReceiverProcess]:
+    """Ends it, too."""
+    receiver = ReceiverProcess(blocks)
+    try:
+        yield receiver
+    finally:
+        receiver.process.communicate(timeout=10)
+
+
+def raw_seconds(address: str, megabytes: int) -> float:
+    """Time of so many bytes in messages of a piece each, until the server has had the last."""
+    messages = -(-blocks_for(megabytes) * BLOCK_BYTES // TRANSFER.piece_bytes)
+    message = np.random.default_rng(2).bytes(TRANSFER.piece_bytes + HEADER_BYTES)
+    options = channel_options(TRANSFER.piece_bytes, TRANSFER.peer_timeout_s)
+    with grpc.insecure_channel(address, options=options) as channel:
+        grpc.channel_ready_future(channel).result(timeout=5)
+        call = channel.stream_unary(_RAW, request_serializer=None, response_deserializer=None)
+        begun = time.monotonic()
+        call((message for _ in range(messages)), timeout=_TRANSFER_S)
+        return time.monotonic() - begun
+
+
+def blocks_for(megabytes: int) -> int:
+    """Whole blocks that hold so many 10^6 bytes."""
+    return -(-megabytes * 10**6 // BLOCK_BYTES)
+
+
+def _identity(name: str) -> WorkerIdentity:
+    return WorkerIdentity(name=name, incarnation=b"b" * 16, rank=0, rank_count=1)
+
+
+def _raw_server() -> tuple[grpc.Server, str]:
+    def drop(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        for _ in messages:
+            pass
+        return b""
+
+    options = channel_options(TRANSFER.piece_bytes, TRANSFER.peer_timeout_s)
+    server = grpc.server(ThreadPoolExecutor(2), options=options)
+    service, method = _RAW[1:].split("/")
+    handler = grpc.stream_unary_rpc_method_handler(drop)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def main() -> None:
+    """A receiver that takes what stdin announces; ends with its stdin."""
+    wakeup = Wakeup()
+    blocks = int(sys.argv[1])
+    receiver = Receiver(
+        identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
+        block_bytes=[BLOCK_BYTES], piece_bytes=TRANSFER.piece_bytes,
+        window_pieces=TRANSFER.window_pieces, sink=Blocks(blocks), wake=wakeup.set,
+        peer_timeout_s=TRANSFER.peer_timeout_s,
+    )  # fmt: skip
+    server, raw_address = _raw_server()
+    _say({"address": receiver.listen("127.0.0.1"), "raw_address": raw_address})
+    selector = selectors.DefaultSelector()
+    selector.register(wakeup, selectors.EVENT_READ)
+    selector.register(sys.stdin, selectors.EVENT_READ)
+    while True:
+        ready = [key.fileobj for key, _ in selector.select(_WAIT_S)]
+        wakeup.clear()
+        if sys.stdin in ready:
+            line = sys.stdin.readline()
+            if not line:
+                break
+            job = json.loads(line)
+            receiver.expect(job["transfer"], [job["blocks"]])
+            _say({})
+        for event in receiver.poll(_PIECES_A_POLL):
+            if isinstance(event, Committed):
+                receiver.acknowledge(event.transfer_id)
+    receiver.close()
+    server.stop(0)
+
+
+def _say(message: dict[str, str]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    main()

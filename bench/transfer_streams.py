@@ -1,0 +1,213 @@
+"""Transfers to a decode worker that serves token streams meanwhile: what each costs the other.
+
+python -m bench.transfer_streams ADDRESS INCARNATION TOKENS BLOCKS
+    the sender: transfers blocks to the worker at ADDRESS until its stdin closes; says the seconds of each
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+import grpc
+import grpc.aio
+import numpy as np
+import uvloop
+
+from baton.cli.local_cluster import LocalCluster, Programs
+from baton.v1.decode_pb2 import CancelRequest, FollowRequest, ReserveRequest, Ticket, TicketBody
+from baton.v1.decode_pb2_grpc import DecodeServiceStub
+from baton.v1.router_pb2 import AuditClusterRequest, WorkerAudit
+from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.v1.types_pb2 import Attempt
+from baton.wakeups import batch_wakeups
+from bench.clients import Clients, Seen
+from bench.fake_engine import STEP_VARIABLE, write_model
+from bench.transfer_ends import BLOCK_BYTES, SendingEnd, blocks_for, raw_seconds, receiver_process
+from kvtransfer.frames import WithdrawReason
+from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
+
+MODEL = "fake"
+_PROMPT = 32
+_CONTEXT = 1 << 15
+_BLOCK_TOKENS = 64
+# 16 KiB a token, so that a block has BLOCK_BYTES.
+_KV_HEADS, _HEAD_DIM = 16, BLOCK_BYTES // _BLOCK_TOKENS // (2 * 4 * 16)
+_WARM_TOKENS = 8
+_TTL_MS = 60_000
+_CALL_S = 5.0
+
+
+def beside_streams(arguments: argparse.Namespace, sizes: list[int]) -> Iterator[tuple[int, dict[str, float]]]:
+    """Each size's figures."""
+    yield from uvloop.run(_cases(arguments, sizes)).items()
+
+
+async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, dict[str, float]]:
+    random.seed(0)
+    async with _cluster(arguments.streams, max(sizes), arguments.step_ms) as channel:
+        bench = _Bench(arguments, channel, await _decode_worker(channel))
+        await Clients(channel, MODEL, _PROMPT, _WARM_TOKENS).run(arguments.streams, 1)  # links and caches
+        alone = await bench.run(None)
+        found = {}
+        for megabytes in sizes:
+            print(f"{megabytes} MB beside {arguments.streams} streams …", file=sys.stderr)
+            figures = await bench.run(megabytes)
+            raw = await asyncio.to_thread(_raw, megabytes, arguments.rounds)
+            found[megabytes] = {
+                **figures,
+                "raw_gb_s": raw,
+                "ring_to_client_ms_p99_alone": alone["ring_to_client_ms_p99"],
+                "tpot_ms_alone": alone["tpot_ms"],
+            }
+        return found
+
+
+@asynccontextmanager
+async def _cluster(streams: int, megabytes: int, step_ms: float) -> AsyncIterator[grpc.aio.Channel]:
+    os.environ[STEP_VARIABLE] = str(step_ms)
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_model(Path(name), _CONTEXT, _KV_HEADS, _HEAD_DIM)
+        blocks = 2 * blocks_for(megabytes) + 16 * streams + 1
+        config = UpConfig(
+            served_model_name=MODEL,
+            engine=EngineConfig(
+                device="cpu", slots=streams + 2, block_tokens=_BLOCK_TOKENS, kv_blocks=blocks, host_kv_mb=0
+            ),
+            router=RouterSettings(http_port=0, grpc_port=0),
+            supervision=SupervisionSettings(ray_address="none"),
+            log_level="error",
+        )
+        worker = (sys.executable, "-m", "bench.fake_engine", "worker")
+        cluster = LocalCluster(config, folder, Programs(worker=worker))
+        try:
+            doors = await cluster.start()
+            batch_wakeups()
+            async with grpc.aio.insecure_channel(doors.grpc) as channel:
+                yield channel
+        finally:
+            await cluster.stop(20)
+
+
+async def _decode_worker(channel: grpc.aio.Channel) -> WorkerAudit:
+    audit = await RouterServiceStub(channel).AuditCluster(AuditClusterRequest())
+    return next(worker for worker in audit.workers if worker.identity.name.startswith("decode"))
+
+
+class _Bench:
+    """The clients of a running cluster, with or without a sender beside them."""
+
+    def __init__(self, arguments: argparse.Namespace, channel: grpc.aio.Channel, worker: WorkerAudit) -> None:
+        self._arguments = arguments
+        self._channel = channel
+        self._worker = worker
+
+    async def run(self, megabytes: int | None) -> dict[str, float]:
+        """One run of all clients; with transfers of so many megabytes, unless None."""
+        output_len = self._arguments.output_len
+        clients = Clients(self._channel, MODEL, _PROMPT, output_len)
+        sender = None if megabytes is None else self._sender(megabytes)
+        if sender is not None and sender.stdout is not None:
+            await asyncio.to_thread(sender.stdout.readline)  # it has transferred once
+        calls = await clients.run(self._arguments.streams, 1)
+        seen = Seen.of(calls, output_len)
+        figures = {
+            "ring_to_client_ms_p50": float(np.percentile(seen.ring_to_client, 50)),
+            "ring_to_client_ms_p99": float(np.percentile(seen.ring_to_client, 99)),
+            "tpot_ms": float(np.mean(seen.tpot)),
+        }
+        if sender is not None and megabytes is not None:
+            said, _ = await asyncio.to_thread(sender.communicate, None, 60)
+            seconds = json.loads(said)
+            size = blocks_for(megabytes) * BLOCK_BYTES / 1e9
+            figures |= {"gb_s": size / median(seconds), "transfers": len(seconds)}
+        return figures
+
+    def _sender(self, megabytes: int) -> subprocess.Popen[str]:
+        blocks = blocks_for(megabytes)
+        identity = self._worker.identity
+        arguments = [self._worker.address, identity.incarnation.hex(), blocks * _BLOCK_TOKENS, blocks]
+        return subprocess.Popen(
+            [sys.executable, "-m", "bench.transfer_streams", *map(str, arguments)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+
+def _raw(megabytes: int, rounds: int) -> float:
+    """grpc alone, between two processes, with the streams' cluster idle."""
+    with receiver_process(1) as receiver:
+        seconds = [raw_seconds(receiver.said["raw_address"], megabytes) for _ in range(rounds + 1)]
+    return blocks_for(megabytes) * BLOCK_BYTES / 1e9 / median(seconds[1:])
+
+
+class _Reservations:
+    """Promises of one decode worker, asked for as a router does."""
+
+    def __init__(self, stub: DecodeServiceStub, incarnation: bytes) -> None:
+        self._stub = stub
+        self._router_id = secrets.token_bytes(16)
+        # Open for as long as this is: tickets live as long as their router follows.
+        self._following = stub.Follow(FollowRequest(router_id=self._router_id, incarnation=incarnation))
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            for _ in self._following:
+                pass
+        except grpc.RpcError:
+            return  # the worker has ended, or `close` was called
+
+    def reserve(self, attempt: Attempt, tokens: int) -> tuple[Ticket, TicketBody]:
+        request = ReserveRequest(
+            attempt=attempt, router_id=self._router_id, token_count=tokens, max_tokens=1, ttl_ms=_TTL_MS
+        )
+        ticket = self._stub.Reserve(request, timeout=_CALL_S).ticket
+        return ticket, TicketBody.FromString(ticket.body)
+
+    def cancel(self, attempt: Attempt) -> None:
+        self._stub.Cancel(CancelRequest(attempt=attempt), timeout=_CALL_S)
+
+    def close(self) -> None:
+        self._following.cancel()  # type: ignore[no-untyped-call]
+
+
+def main() -> None:
+    """Says a line after the first transfer, which is not counted, and the others' seconds at the end."""
+    address, incarnation, tokens, blocks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    seconds: list[float] = []
+    with grpc.insecure_channel(address) as channel:
+        reservations = _Reservations(DecodeServiceStub(channel), bytes.fromhex(incarnation))
+        sending = None
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            attempt = Attempt(request_id=secrets.token_bytes(16), number=1)
+            ticket, body = reservations.reserve(attempt, tokens)
+            if sending is None:
+                sending = SendingEnd(blocks, body.fingerprint)
+            transfer = sending.begin(ticket, body)
+            seconds.append(sending.credits_home(transfer))
+            transfer.withdraw(WithdrawReason.FINISHED)
+            sending.poll()
+            reservations.cancel(attempt)
+            if len(seconds) == 1:
+                print("begun", flush=True)
+        if sending is not None:
+            sending.close()
+        reservations.close()
+    print(json.dumps(seconds[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""A finished chunk travels while the next computes: two engines, turned by hand, over a real link."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from baton.v1.engine_pb2 import AuditCommand
+from baton.v1.worker_pb2 import Audit
+from tests.worker.turned import Turned, prefill, reserve
+
+CHUNK = 8
+TOKENS = 60
+
+
+def audit(turned: Turned) -> Audit:
+    return turned.ask(audit=AuditCommand()).audit
+
+
+def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
+    """Chunk after chunk: what the first n made is in decode's blocks before the next is begun."""
+    (tmp_path / "p").mkdir()
+    (tmp_path / "d").mkdir()
+    giving = Turned(tmp_path / "p", "prefill", chunk_tokens=CHUNK)
+    taking = Turned(tmp_path / "d", "decode")
+    reserved = taking.ask(reserve=reserve(tokens=TOKENS)).reserved
+    giving.send(prefill=prefill(reserved.ticket, tokens=TOKENS))
+    giving.turn()  # the first chunk, and the link is being opened
+    prompts = giving.engine._parts.prefill
+    seen: list[tuple[int, int]] = []
+    while (computed := prompts.loop.tokens_run) < TOKENS:
+        # Only links from here until all that was computed has come; the prompt waits.
+        whole = computed // 4  # its blocks have 4 tokens
+        deadline = time.monotonic() + 5
+        while taking.engine._parts.receiver is None or _received(taking) < whole:
+            assert time.monotonic() < deadline, (computed, _received(taking))
+            prompts.poll(16)
+            taking.turn()
+            time.sleep(0.001)
+        seen.append((computed, _received(taking)))
+        giving.turn()
+    assert seen == [(computed, computed // 4) for computed in range(CHUNK, TOKENS, CHUNK)]
+    assert audit(taking).handoffs_committed == 0
+    deadline = time.monotonic() + 5
+    while not audit(taking).handoffs_committed:
+        assert time.monotonic() < deadline
+        giving.turn()
+    for turned in (giving, taking):
+        turned.close()
+
+
+def _received(turned: Turned) -> int:
+    receiver = turned.engine._parts.receiver
+    assert receiver is not None
+    return sum(receiver.counters.blocks_received)
