@@ -1,0 +1,75 @@
+"""Copies runs of words, converts them on the way, and sums what travels: one pass, one kernel.
+
+A program takes `WORDS` words of one run. Sums are of products modulo 2^64, so programs may add theirs to a
+piece's in any order (`kvtransfer.checksum`). bfloat16 is taken for the upper half of a float32, by its bits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_WORDS = 2048
+
+
+@triton.jit
+def _splitmix64(x):
+    z = x + 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
+    """16 bits of one format, in an int32, to those of the other, rounded to nearest even."""
+    if FROM_BFLOAT:
+        value = (bits << 16).to(tl.float32, bitcast=True)
+        return value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    wide = value.to(tl.uint32, bitcast=True)
+    rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
+    return tl.where(value != value, (wide >> 16) | 0x40, rounded).to(tl.int32)
+
+
+@triton.jit
+def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
+               SUM_SOURCE: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
+    run = runs + tl.program_id(0) * 5
+    begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
+    piece, place = tl.load(run + 3), tl.load(run + 4)
+    at = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
+    inside = at < length
+    words = tl.load(source + begins + at, mask=inside, other=0)
+    moved = words
+    if CONVERT:
+        low = _half_to_half(words & 0xFFFF, FROM_BFLOAT)
+        high = _half_to_half((words >> 16) & 0xFFFF, FROM_BFLOAT)
+        moved = (high << 16) | low
+    tl.store(destination + goes_to + at, moved, mask=inside)
+    travels = words if SUM_SOURCE else moved
+    travels = tl.where(inside, travels, 0)
+    weights = _splitmix64((at + place).to(tl.uint64)) | 1
+    products = travels.to(tl.uint32, bitcast=True).to(tl.uint64) * weights
+    total = tl.sum(products.to(tl.int64, bitcast=True), axis=0)
+    tl.atomic_add(sums + piece, total)
+
+
+def move_runs(
+    source: Tensor,
+    destination: Tensor,
+    runs: Tensor,
+    longest: int,
+    sums: Tensor,
+    *,
+    convert: bool,
+    from_bfloat: bool,
+    sum_source: bool,
+) -> None:
+    """source, destination: flat int32; runs [R, 5] int64; sums [pieces] int64, added to. One device."""
+    grid = (runs.shape[0], triton.cdiv(longest, _WORDS))
+    _move_runs[grid](
+        source, destination, runs, sums,
+        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, WORDS=_WORDS,
+    )  # fmt: skip
