@@ -22,10 +22,8 @@ from kvtransfer.moving import (
     whole_pieces,
     words_of,
 )
+from tests.kvtransfer.kernels import DEVICE, KERNEL
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Without a GPU the kernel runs in Triton's interpreter.
-KERNEL = pytest.param("kernel", marks=[pytest.mark.gpu] if DEVICE == "cuda" else [])
 BLOCKS, BLOCK_BYTES, PIECE_BYTES = 12, 20_000, 8192
 CHOSEN = [7, 2, 11, 3]
 PIECES = 3 * len(CHOSEN)

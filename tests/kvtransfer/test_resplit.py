@@ -10,7 +10,8 @@ from baton.layout import CacheGroup, Plane
 from kvtransfer.checksum import PieceChecksum
 from kvtransfer.moving import Place, Run, Travels, piece_checksums
 from kvtransfer.resplit import Common, Split
-from tests.kvtransfer.test_moving import KERNEL, moved
+from tests.kvtransfer.kernels import KERNEL
+from tests.kvtransfer.test_moving import moved
 
 HEADS, DIM, TOKENS, LAYERS, BLOCKS = 8, 6, 4, 3, 5
 PLANES = tuple(Plane(name, "float16", HEADS, DIM) for name in ("k", "v"))
