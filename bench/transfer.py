@@ -1,7 +1,7 @@
 """How fast blocks travel: gathered, checksummed, sent, verified, scattered; raw bytes beside it.
 
     python -m bench.transfer --transport grpc [--mb 8,64,256] [--rounds 5] [--json]
-    python -m bench.transfer --transport grpc --streams 64 [--step-ms 5] [--json]
+    python -m bench.transfer --transport grpc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
 
 Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
 first push to the acknowledged commit. `raw_gb_s` is grpc alone: as many messages of a piece's size over one
@@ -10,8 +10,9 @@ stream, in the same rounds. Each figure is the median of the rounds', in 10^9 by
 With streams: a router, a prefill and a decode worker with fake engines (`bench/fake_engine.py`) serve so
 many closed-loop clients in this process, and a sender in another keeps transferring to that decode worker,
 one transfer after the other, for as long as they run. A transfer's time ends when the worker's engine has
-verified and scattered its last block. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no
-transfer. With --json one object a case goes to stdout; progress goes to stderr.
+verified and scattered its last block; `sustained_gb_s` is all bytes over all time, reservations included, and
+`--pace` bounds it. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no transfer.
+With --json one object a case goes to stdout; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, flo
         "mb": megabytes,
         "streams": arguments.streams,
         "rounds": arguments.rounds,
+        "pace": arguments.pace,
         "block_bytes": BLOCK_BYTES,
         "piece_bytes": TRANSFER.piece_bytes,
         "window_pieces": TRANSFER.window_pieces,
@@ -85,10 +87,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
     parser.add_argument("--transport", choices=["grpc"], default="grpc")
     parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
-    parser.add_argument("--rounds", type=int, default=5, help="transfers of each size; with streams, runs")
+    parser.add_argument("--rounds", type=int, default=5, help="transfers of each size, and raw ones")
     parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
     parser.add_argument("--step-ms", type=float, default=5.0, help="with streams: time of one engine step")
     parser.add_argument("--output-len", type=int, default=200, help="with streams: tokens of each request")
+    parser.add_argument("--pace", type=float, default=0.0, help="with streams: GB/s on average at most")
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     arguments = parser.parse_args()
     sizes = [int(part) for part in arguments.mb.split(",")]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -131,15 +132,22 @@ class _Bench:
         }
         if sender is not None and megabytes is not None:
             said, _ = await asyncio.to_thread(sender.communicate, None, 60)
-            seconds = json.loads(said)
-            size = blocks_for(megabytes) * BLOCK_BYTES / 1e9
-            figures |= {"gb_s": size / median(seconds), "transfers": len(seconds)}
+            if sender.returncode:
+                raise RuntimeError(f"the sender ended with {sender.returncode}")
+            told = json.loads(said)
+            size, seconds = blocks_for(megabytes) * BLOCK_BYTES / 1e9, told["seconds"]
+            figures |= {
+                "gb_s": size / median(seconds),
+                "sustained_gb_s": size * len(seconds) / told["elapsed"],
+                "transfers": len(seconds),
+            }
         return figures
 
     def _sender(self, megabytes: int) -> subprocess.Popen[str]:
         blocks = blocks_for(megabytes)
         identity = self._worker.identity
         arguments = [self._worker.address, identity.incarnation.hex(), blocks * _BLOCK_TOKENS, blocks]
+        arguments.append(self._arguments.pace)
         return subprocess.Popen(
             [sys.executable, "-m", "bench.transfer_streams", *map(str, arguments)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -187,7 +195,9 @@ class _Reservations:
 def main() -> None:
     """Says a line after the first transfer, which is not counted, and the others' seconds at the end."""
     address, incarnation, tokens, blocks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    pace = float(sys.argv[5])
     seconds: list[float] = []
+    begun = time.monotonic()
     with grpc.insecure_channel(address) as channel:
         reservations = _Reservations(DecodeServiceStub(channel), bytes.fromhex(incarnation))
         sending = None
@@ -203,10 +213,14 @@ def main() -> None:
             reservations.cancel(attempt)
             if len(seconds) == 1:
                 print("begun", flush=True)
+                begun = time.monotonic()
+            elif pace:
+                due = begun + (len(seconds) - 1) * blocks * BLOCK_BYTES / 1e9 / pace
+                time.sleep(max(0.0, due - time.monotonic()))
         if sending is not None:
             sending.close()
         reservations.close()
-    print(json.dumps(seconds[1:]))
+    print(json.dumps({"seconds": seconds[1:], "elapsed": time.monotonic() - begun}))
 
 
 if __name__ == "__main__":

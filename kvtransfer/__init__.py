@@ -5,6 +5,8 @@
     outgoing, incoming           one transfer at either end
     sending_link, receiving_link one link at either end: credits there, staging here
     staging, checksum, geometry  where bytes land, how they are verified, how blocks are cut
+    moving, resplit, eight_bit   gather and scatter on the device: converted, for other ranks, in eight bits
+    gpu                          the kernels that do it
     frames, opening, events      what the ends say to each other, and to their loops
     transport, grpc_*, inbox     what carries frames
 

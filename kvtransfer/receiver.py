@@ -29,7 +29,17 @@ from kvtransfer import frames
 from kvtransfer.checksum import PieceChecksum
 from kvtransfer.counters import ReceiverCounters
 from kvtransfer.events import Arrived, Committed, ReceiverEvent, Withdrawn
-from kvtransfer.frames import Commit, Piece, Quiet, Refused, SenderFrame, StopReason, Withdraw, WithdrawReason
+from kvtransfer.frames import (
+    Commit,
+    FrameError,
+    Piece,
+    Quiet,
+    Refused,
+    SenderFrame,
+    StopReason,
+    Withdraw,
+    WithdrawReason,
+)
 from kvtransfer.geometry import Geometry
 from kvtransfer.grpc_listener import GrpcListener
 from kvtransfer.incoming import Incoming
@@ -235,7 +245,10 @@ class Receiver:
         broken = link.broken()  # asked first: what was heard before the break still counts
         frame = link.hear()
         if frame is not None:
-            self._handle(link, frame)
+            try:
+                self._handle(link, frame)
+            except FrameError as error:
+                self._break(link, error)
             return True
         if broken is not None:
             self._break(link, broken)
@@ -244,8 +257,10 @@ class Receiver:
     def _handle(self, link: ReceivingLink, frame: SenderFrame) -> None:
         match frame:
             case Piece():
-                self._piece(link, frame)
-                link.release(frame.staging)
+                try:
+                    self._piece(link, frame)
+                finally:
+                    link.release(frame.staging)
             case Commit():
                 self._commit(link, frame)
             case Withdraw():
@@ -269,6 +284,9 @@ class Receiver:
                 ErrorKind.UNAVAILABLE, f"checksum of a piece of transfer {piece.transfer} differs"
             )
             self._fail(incoming, WithdrawReason.CORRUPTED, error)
+        elif not self._geometry.is_piece(piece.group, piece.offset, piece.length):
+            # Its sender took another size of pieces for ours: over this link no transfer could succeed.
+            raise FrameError(f"blocks are not cut so: {piece}")
         elif not incoming.expects(piece):
             error = BatonError(ErrorKind.INTERNAL, f"transfer {piece.transfer} has no such piece: {piece}")
             self._fail(incoming, WithdrawReason.REFUSED, error)
@@ -329,7 +347,8 @@ class Receiver:
                 f"{list(incoming.block_counts)} expected",
             )
         if incoming.missing_pieces:
-            raise BatonError(ErrorKind.INTERNAL, f"{incoming.missing_pieces} pieces never arrived")
+            # Such as one whose transfer was misread on the way: another attempt may be luckier.
+            raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
         return record
 
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:

@@ -97,7 +97,7 @@ class TransferConfig(StrictModel):
 
     transport: Transport = "auto"
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
-    window_pieces: int = Field(16, ge=2, le=65536, description="staging pieces a link has on its receiver")
+    window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
 
 

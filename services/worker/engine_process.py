@@ -62,7 +62,7 @@ from services.worker.step_clock import StepClock
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
 _PIECES_A_TURN = 16
-_PIECE_BYTES_A_TURN = 4 << 20
+_PIECE_BYTES_A_TURN = 8 << 20
 # What a decode step is interrupted for: neither touches anything that the step reads.
 _MEANWHILE = frozenset({"reserve", "slot_ended"})
 _IDLE_S = 0.05
@@ -83,7 +83,8 @@ class Engine:
         self._stopping = False
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
-        by_bytes = _PIECE_BYTES_A_TURN // launch.worker.transfer.piece_bytes
+        largest = max(group.block_bytes for group in model.layout.groups)
+        by_bytes = _PIECE_BYTES_A_TURN // min(largest, launch.worker.transfer.piece_bytes)
         self._pieces = min(_PIECES_A_TURN, max(1, by_bytes))
         # Received and not handled yet, in order.
         self._commands: deque[EngineCommand] = deque()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.v1.router_pb2 import GenerateRequest, TokenIds
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from tests.e2e.cluster import MODEL, Answer, alive, eventually, leaks
 from tests.e2e.workers import Loose, Worker, loose_workers
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -76,6 +76,37 @@ async def test_a_prefill_engine_that_freezes_in_a_handoff(model: Path) -> None:
             answer = await loose.cluster.generate(stub, LONG, max_tokens=5, **GREEDY)
             await all_free(loose.workers.values(), 1.0)
     greedy_matches(load_reference(model), LONG, answer.token_ids)
+
+
+async def test_a_decode_engine_that_freezes_in_a_handoff(model: Path) -> None:
+    """With the time-out that workers have unless told otherwise: its sender has all back within 3 s."""
+    transfer = {"piece_bytes": 4096, "window_pieces": 4}
+    with loose_workers(model, "prefill", "decode", engine=ENGINE, transfer=transfer) as loose:
+        prefill, decode = loose.workers.values()
+        frozen = (await decode.audit()).engine_pid
+        async with loose.cluster.stub() as stub:
+            request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=LONG), max_tokens=5, **GREEDY)
+            reading = asyncio.create_task(_to_its_end(stub.Generate(request, timeout=5)))
+            await prefill.until(lambda audit: audit.bytes_shipped > 0)
+            os.kill(frozen, signal.SIGSTOP)
+            try:
+                held = await prefill.audit()
+                assert any(link.live_transfers for link in held.links), "it froze too late"
+                freed = await prefill.until(lambda audit: not (audit.pinned_blocks or audit.links), 3.0)
+                assert freed.links_broken == 1
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await reading
+            finally:
+                os.kill(frozen, signal.SIGCONT)
+            await all_free(loose.workers.values(), 5.0)
+            answer = await loose.cluster.generate(stub, LONG, max_tokens=5, **GREEDY)
+            await all_free(loose.workers.values(), 1.0)
+    greedy_matches(load_reference(model), LONG, answer.token_ids)
+
+
+async def _to_its_end(call: AsyncIterable[GenerateResponse]) -> None:
+    async for _ in call:
+        pass
 
 
 async def run_through(

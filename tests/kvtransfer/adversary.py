@@ -46,6 +46,8 @@ class Adversary:
         self._fabric = fabric
         self._dice = random.Random(seed)
         self._faults = faults
+        self._dealer = random.Random(seed)
+        self._deck: list[Fault] = []
         self._signer = TicketSigner(SECRET)
         self._connector = FaultyConnector(fabric.connector, self._trial_of, seed)
         self._trials: dict[int, Trial] = {}  # by transfer id, under way or admitted
@@ -117,7 +119,7 @@ class Adversary:
         dice = self._dice
         counts = (dice.choice([0, 1, 1, 2, 3, 12]), dice.choice([0, 1, 2, 5]))
         pieces = counts[0] * -(-BLOCK_BYTES[0] // PIECE_BYTES) + counts[1]
-        fault = dice.choice(self._faults)
+        fault = self._draw()
         if pieces < 3 and fault is not Fault.NONE:
             counts, pieces = (2, 2), 14
         # A repeated or reordered piece needs another behind it.
@@ -149,6 +151,13 @@ class Adversary:
         trial.unpushed = [(group, n) for group in (0, 1) for n in range(trial.counts[group])]
         dice.shuffle(trial.unpushed)
         self._trials[trial.number] = trial
+
+    def _draw(self) -> Fault:
+        """From a shuffled deck, so that each comes as often as it is in it, whatever the threads' timing."""
+        if not self._deck:
+            self._deck = list(self._faults)
+            self._dealer.shuffle(self._deck)
+        return self._deck.pop()
 
     def _ticket(self, trial: Trial) -> tuple[Ticket, TicketBody]:
         """The ticket to send with, and the body that the sender takes for its own."""

@@ -274,6 +274,7 @@ class FaultContract:
         peers.send(1, [[1, 2, 3]], [[1, 2, 3]])
         peers.run_until(lambda: 1 in peers.failures())
         assert "1 pieces never arrived" in peers.failures()[1].message
+        assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
         assert peers.withdrawn()[1].reason is WithdrawReason.REFUSED
 
     def test_a_short_push_is_refused(self, link_peers: LinkPeers) -> None:

@@ -11,9 +11,10 @@ from tests.kvtransfer.byte_proxy import ByteProxy, WrongDice
 from tests.kvtransfer.fabrics import GrpcFabric, MemoryFabric
 from tests.kvtransfer.trials import CORRUPTING, Fault
 
-EVERY = [*Fault, *[Fault.NONE] * 20]
+# Each fault once, so that 400 transfers have it ten times: often enough to strike at least once.
+EVERY = [*Fault, *[Fault.NONE] * 10]
 # Where each connection is wronged as well, most transfers are left alone.
-MOSTLY_NONE = [*EVERY, *[Fault.NONE] * 2 * len(EVERY)]
+MOSTLY_NONE = [*EVERY, *[Fault.NONE] * 3 * len(EVERY)]
 WRONGS = {"none": 2, "cut": 3, "flip": 4, "delay": 2, "crumbs": 1}
 FARTHEST = 60_000
 

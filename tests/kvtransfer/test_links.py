@@ -206,6 +206,35 @@ def test_a_credit_that_was_not_away_breaks_the_link() -> None:
     peers.close()
 
 
+def test_a_sender_that_cuts_blocks_otherwise_loses_the_link_and_not_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It misread the size of pieces when its link was opened: the link could not carry anything."""
+    memory = Memory()
+    peers, whole_open = memory.peers, memory.transport.open
+
+    def open_wrongly(
+        address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, MemorySenderWire]:
+        response, wire = whole_open(address, request, timeout_s)
+        response.piece_bytes //= 2
+        monkeypatch.undo()
+        return response, wire
+
+    monkeypatch.setattr(memory.transport, "open", open_wrongly)
+    peers.send(1, [[1, 2]], [[1, 2]])
+    peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
+    assert "blocks are not cut so" in peers.withdrawn()[1].message
+    assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
+    assert not peers.sink.scattered
+    peers.send(2, [[2]], [[2]])
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert peers.equal([[2]], [[2]])
+    peers.check_ledger()
+    assert peers.receiver.counters.links_fenced == 1
+    peers.close()
+
+
 class _Hanging:
     """A connector whose answer comes when it is let go."""
 
