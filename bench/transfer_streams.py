@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -61,16 +62,18 @@ async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, d
     random.seed(0)
     async with _cluster(arguments.streams, max(sizes), arguments.step_ms) as channel:
         bench = _Bench(arguments, channel, await _decode_worker(channel))
+        raw = {size: await asyncio.to_thread(_raw, size, arguments.rounds) for size in sizes}
         await Clients(channel, MODEL, _PROMPT, _WARM_TOKENS).run(arguments.streams, 1)  # links and caches
+        gc.collect()
+        gc.freeze()  # what is collected from now on is what the clients receive
         alone = await bench.run(None)
         found = {}
         for megabytes in sizes:
             print(f"{megabytes} MB beside {arguments.streams} streams …", file=sys.stderr)
             figures = await bench.run(megabytes)
-            raw = await asyncio.to_thread(_raw, megabytes, arguments.rounds)
             found[megabytes] = {
                 **figures,
-                "raw_gb_s": raw,
+                "raw_gb_s": raw[megabytes],
                 "ring_to_client_ms_p99_alone": alone["ring_to_client_ms_p99"],
                 "tpot_ms_alone": alone["tpot_ms"],
             }
