@@ -53,6 +53,11 @@ class Layout:
     rank: int = 0
     rank_count: int = 1
 
+    @property
+    def cache_dtype(self) -> str:
+        """The dtypes of all planes."""
+        return ",".join(sorted({plane.dtype for group in self.groups for plane in group.planes}))
+
     def fingerprint(self, model: bytes, adapter: str = "", protocol: int = 1) -> bytes:
         """SHA-256 over length-prefixed fields: what must agree before any byte is exchanged.
 

@@ -73,6 +73,8 @@ class LocalCluster:
             self._redis = OwnRedis()
             self._redis.on_restart = self._tell_restarts
         cluster_id = secrets.token_hex(4)
+        secret = self._config.prefix_secret or secrets.token_hex(32)
+        self._config = self._config.model_copy(update={"prefix_secret": secret})
         state = state_config(self._config, cluster_id, self._redis)
         workers = cluster_config(self._config, self._model, cluster_id, state, self._programs.worker)
         router = router_config(self._config, self._model, state)
@@ -197,6 +199,7 @@ def worker_configs(config: UpConfig, model: Path, state: StateConfig | None = No
             transfer=config.transfer,
             state=state,
             served_model_name=config.served_model_name,
+            prefix_secret=config.prefix_secret or "",
             drain_s=config.drain_s,
             log_level=config.log_level,
         )
@@ -213,6 +216,7 @@ def router_config(config: UpConfig, model: Path, state: StateConfig | None = Non
         served_model_name=config.served_model_name or model.name,
         byte_tokenizer=config.engine.weights == "random" and not (model / "tokenizer.json").is_file(),
         state=state,
+        prefix_secret=config.prefix_secret or "",
         drain_s=config.drain_s,
         log_level=config.log_level,
     )

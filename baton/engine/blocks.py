@@ -1,17 +1,19 @@
 """Who holds which KV block: reference counts of every cache group's blocks. Torch-free.
 
-    free ──allocate──▶ held (references ≥ 1) ──release to 0──▶ free
-                        │  ▲
+    free ──allocate──▶ held (references ≥ 1) ──release to 0──▶ free, or idle where its contents are kept
+                        │  ▲                                    └─ evicted where a block is needed ─▶ free
                       pin  unpin          a pin is a reference of a transfer that still reads the block
 
+Whoever asks what is free is told of idle blocks too: to have them is to ask for them (`cached_blocks`).
 Block 0 of each group is scratch: padding may write there, nobody owns it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from baton.engine.cached_blocks import CachedBlocks
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 
@@ -36,10 +38,17 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, 0, -1))
         self._references = [0] * num_blocks
         self._pins: Counter[int] = Counter()
+        # Blocks that do not become free with their last reference: `on_idle` is told instead.
+        self.kept: set[int] = set()
+        self.on_idle: Callable[[int], None] = lambda block: None
 
     @property
     def free(self) -> int:
+        """Blocks without references whose contents nobody keeps."""
         return len(self._free)
+
+    def references(self, block: int) -> int:
+        return self._references[block]
 
     @property
     def pinned(self) -> int:
@@ -65,7 +74,29 @@ class BlockPool:
             raise ValueError(f"block {block} has no reference to release")
         self._references[block] -= 1
         if self._references[block] == 0:
-            self._free.append(block)
+            if block in self.kept:
+                self.on_idle(block)
+            else:
+                self._free.append(block)
+
+    def keep(self, block: int) -> None:
+        """A held block's contents outlive its references."""
+        if self._references[block] < 1:
+            raise ValueError(f"block {block} is free and cannot be kept")
+        self.kept.add(block)
+
+    def retain_kept(self, block: int) -> None:
+        """`retain` that an idle block may be given, too."""
+        if block not in self.kept:
+            raise ValueError(f"the contents of block {block} are not kept")
+        self._references[block] += 1
+
+    def free_kept(self, block: int) -> None:
+        """An idle block is free."""
+        if block not in self.kept or self._references[block]:
+            raise ValueError(f"block {block} is not idle")
+        self.kept.remove(block)
+        self._free.append(block)
 
     def pin(self, block: int) -> None:
         self.retain(block)
@@ -91,8 +122,11 @@ class BlockPool:
         free = set(self._free)
         if len(free) != len(self._free) or any(self._references[block] for block in free) or 0 in free:
             raise RuntimeError("the free list holds a block twice, or one in use")
-        if len(free) + sum(1 for count in self._references if count) != self.total:
-            raise RuntimeError("a block is neither free nor held")
+        if free & self.kept:
+            raise RuntimeError("the free list holds a block whose contents are kept")
+        idle = sum(1 for block in self.kept if not self._references[block])
+        if len(free) + idle + sum(1 for count in self._references if count) != self.total:
+            raise RuntimeError("a block is neither free, idle nor held")
 
 
 class BlockPools:
@@ -101,6 +135,7 @@ class BlockPools:
     def __init__(self, layout: Layout, num_blocks: Sequence[int]) -> None:
         self.layout = layout
         self.pools = tuple(BlockPool(count) for count in num_blocks)
+        self.cached = CachedBlocks(self.pools)
 
     def counts_for(self, tokens: int) -> tuple[int, ...]:
         """Blocks that `tokens` tokens take, by cache group."""
@@ -124,19 +159,27 @@ class BlockPools:
         return self._take(self.lacking(held, tokens))
 
     def release(self, tables: BlockTables) -> None:
+        """Gives back one reference of each block; a sequence's last ones first, so that of a prefix that stays
+        cached the end is evicted before what it hangs on."""
         for pool, blocks in zip(self.pools, tables, strict=True):
-            for block in blocks:
+            for block in reversed(blocks):
                 pool.release(block)
 
     def _take(self, counts: Sequence[int]) -> BlockTables:
-        for count, pool in zip(counts, self.pools, strict=True):
-            if count > pool.free:
-                raise OutOfBlocksError(count, pool.free)
+        for count, available in zip(counts, self.available(), strict=True):
+            if count > available:
+                raise OutOfBlocksError(count, available)
+        self.cached.evict_for(counts)
         return tuple(pool.allocate(count) for count, pool in zip(counts, self.pools, strict=True))
+
+    def available(self) -> tuple[int, ...]:
+        """Blocks that could be had now, by cache group: free ones and those that may be evicted."""
+        return tuple(pool.free + self.cached.idle for pool in self.pools)
 
     @property
     def free(self) -> int:
-        return sum(pool.free for pool in self.pools)
+        """Blocks that could be had now."""
+        return sum(self.available())
 
     @property
     def total(self) -> int:
@@ -154,3 +197,4 @@ class BlockPools:
                 mine.extend(blocks)
         for pool, mine in zip(self.pools, by_group, strict=True):
             pool.check_integrity(mine)
+        self.cached.check_integrity()

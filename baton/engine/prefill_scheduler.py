@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from baton.engine.blocks import BlockPools, OutOfBlocksError
 from baton.engine.prefill_cost import PrefillCost
+from baton.engine.prefix_cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 
@@ -60,7 +61,9 @@ class PrefillScheduler:
         max_sequences: int,
         cost: PrefillCost | None = None,
         clock: Callable[[], float] = time.monotonic,
+        prefixes: PrefixCache | None = None,
     ) -> None:
+        self._prefixes = prefixes
         self._pools = pools
         self._bounds = bounds
         self._max_sequences = max_sequences
@@ -102,6 +105,8 @@ class PrefillScheduler:
 
     def computed(self, chunk: Chunk) -> None:
         chunk.sequence.computed = chunk.start + chunk.count
+        if self._prefixes is not None:
+            self._prefixes.computed(chunk.sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence and frees its blocks, borrowed ones excepted; idempotent."""
@@ -120,9 +125,11 @@ class PrefillScheduler:
             may_start = self._has_blocks(aged)
         runnable = []
         for sequence in short_first:
-            if sequence.blocks is None:
+            if sequence.borrowed:  # to find it a prefix takes nothing from those that wait for blocks
+                self._has_blocks(sequence)
+            elif not self._has_started(sequence):
                 may_start = may_start and self._has_blocks(sequence)
-            if sequence.blocks is not None:
+            if self._has_started(sequence):
                 runnable.append(sequence)
         return runnable
 
@@ -133,7 +140,14 @@ class PrefillScheduler:
             return None
         return oldest
 
+    def _has_started(self, sequence: Sequence) -> bool:
+        """Whether its blocks are there, and what is cached of it in them."""
+        return sequence.blocks is not None and (self._prefixes is None or sequence.claimed)
+
     def _has_blocks(self, sequence: Sequence) -> bool:
+        if self._prefixes is not None:
+            sequence.claimed = sequence.claimed or self._prefixes.claim(sequence)
+            return sequence.claimed
         if sequence.blocks is None:
             try:
                 sequence.blocks = self._pools.allocate(sequence.length)

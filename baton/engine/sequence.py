@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.engine.blocks import BlockTables
@@ -53,7 +54,7 @@ class Sequence:
 
     `computed` tokens have KV in `blocks`, which the sequence holds one reference of, unless they are
     lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
-    the prompt's own tokens are computed too.
+    the prompt's own tokens are computed too. `hashes` name its full blocks, if it may share them.
     """
 
     token_ids: tuple[int, ...]
@@ -63,7 +64,17 @@ class Sequence:
     blocks: BlockTables | None = None
     borrowed: bool = False
     prompt_logprobs: bool = False
+    hashes: tuple[bytes, ...] = ()
+    # Of a lender: takes one reference of each cached block into its own blocks, in place of the first of
+    # them, and gives all that are lent from now on.
+    lend: Callable[[BlockTables], BlockTables] | None = None
     computed: int = field(default=0, init=False)
+    # Tokens whose KV was found, and how many of the blocks have been named or looked at for that.
+    cached: int = field(default=0, init=False)
+    named: int = field(default=0, init=False)
+    # Whether its blocks have been looked for; and how long it waits for what a disk has of them.
+    claimed: bool = field(default=False, init=False)
+    patience_ends: float | None = field(default=None, init=False)
 
     @property
     def length(self) -> int:

@@ -9,8 +9,10 @@ from baton.v1 import decode_pb2 as _decode_pb2
 from baton.v1 import prefill_pb2 as _prefill_pb2
 from baton.v1 import types_pb2 as _types_pb2
 from baton.v1 import worker_pb2 as _worker_pb2
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -214,17 +216,23 @@ class SlotEndedCommand(_message.Message):
 
     SLOT_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     generation: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the sequence emitted here, first token included: its KV may be of use to a later prompt."""
+
     def __init__(
         self,
         *,
         slot: _builtins.int = ...,
         generation: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "slot", b"slot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "slot", b"slot", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +322,7 @@ class EngineEvent(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     TICKET_ENDED_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ReadyEvent: ...
@@ -335,6 +344,8 @@ class EngineEvent(_message.Message):
     def done(self) -> Global___DoneEvent: ...
     @_builtins.property
     def ticket_ended(self) -> Global___TicketEndedEvent: ...
+    @_builtins.property
+    def prefixes(self) -> Global___PrefixesEvent: ...
     def __init__(
         self,
         *,
@@ -349,12 +360,13 @@ class EngineEvent(_message.Message):
         load: _worker_pb2.Load | None = ...,
         done: Global___DoneEvent | None = ...,
         ticket_ended: Global___TicketEndedEvent | None = ...,
+        prefixes: Global___PrefixesEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -370,11 +382,14 @@ class ReadyEvent(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
+    CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     max_context_tokens: _builtins.int
     vocab_size: _builtins.int
     device: _builtins.str
     transfer_address: _builtins.str
+    cache_dtype: _builtins.str
+    """Part of what names a block, beside the fingerprint."""
     @_builtins.property
     def load(self) -> _worker_pb2.Load: ...
     def __init__(
@@ -386,10 +401,11 @@ class ReadyEvent(_message.Message):
         load: _worker_pb2.Load | None = ...,
         device: _builtins.str = ...,
         transfer_address: _builtins.str = ...,
+        cache_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "transfer_address", b"transfer_address", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "transfer_address", b"transfer_address", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,3 +540,29 @@ class TicketEndedEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TicketEndedEvent: _TypeAlias = TicketEndedEvent  # noqa: Y015
+
+@_typing.final
+class PrefixesEvent(_message.Message):
+    """Blocks that came into the prefix cache and blocks that left it, by hash; at most 1024 together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        added: _abc.Iterable[_builtins.bytes] | None = ...,
+        removed: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixesEvent: _TypeAlias = PrefixesEvent  # noqa: Y015

@@ -179,10 +179,13 @@ class FirstToken(_message.Message):
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     token_id: _builtins.int
     finish_reason: _types_pb2.FinishReason.ValueType
     """Set where this token ends the request; its ticket is then released."""
+    cached_tokens: _builtins.int
+    """Tokens of the prompt (and of what earlier attempts emitted) whose KV was not computed but found."""
     @_builtins.property
     def logprobs(self) -> _types_pb2.Logprobs: ...
     def __init__(
@@ -192,10 +195,11 @@ class FirstToken(_message.Message):
         token_id: _builtins.int = ...,
         finish_reason: _types_pb2.FinishReason.ValueType = ...,
         logprobs: _types_pb2.Logprobs | None = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "logprobs", b"logprobs", "number", b"number", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "number", b"number", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,6 +67,7 @@ class DescribeResponse(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
+    CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout, model, adapter and protocol range."""
     max_context_tokens: _builtins.int
@@ -74,6 +75,8 @@ class DescribeResponse(_message.Message):
     draining: _builtins.bool
     metrics_address: _builtins.str
     """host:port of the worker's own Prometheus endpoint; empty where it has none."""
+    cache_dtype: _builtins.str
+    """What names its blocks beside fingerprint and secret; empty where it caches no prefixes."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
@@ -88,10 +91,11 @@ class DescribeResponse(_message.Message):
         load: Global___Load | None = ...,
         draining: _builtins.bool = ...,
         metrics_address: _builtins.str = ...,
+        cache_dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,6 +217,7 @@ class Audit(_message.Message):
     RECENT_PREFILL_FIELD_NUMBER: _builtins.int
     DECODE_BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFILL_BUSY_NS_FIELD_NUMBER: _builtins.int
+    PREFIXES_FIELD_NUMBER: _builtins.int
     front_pid: _builtins.int
     """Process ids of the gRPC front and of the engine."""
     engine_pid: _builtins.int
@@ -270,6 +275,8 @@ class Audit(_message.Message):
     def recent_decode(self) -> Global___RecentSteps: ...
     @_builtins.property
     def recent_prefill(self) -> Global___RecentSteps: ...
+    @_builtins.property
+    def prefixes(self) -> Global___PrefixAudit: ...
     def __init__(
         self,
         *,
@@ -308,14 +315,77 @@ class Audit(_message.Message):
         recent_prefill: Global___RecentSteps | None = ...,
         decode_busy_ns: _builtins.int = ...,
         prefill_busy_ns: _builtins.int = ...,
+        prefixes: Global___PrefixAudit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Audit: _TypeAlias = Audit  # noqa: Y015
+
+@_typing.final
+class PrefixAudit(_message.Message):
+    """The prefix cache, if the worker has one. Counts are since its start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    MISSED_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
+    IDLE_BLOCKS_FIELD_NUMBER: _builtins.int
+    EVICTED_BLOCKS_FIELD_NUMBER: _builtins.int
+    DEVICE_HITS_FIELD_NUMBER: _builtins.int
+    HOST_HITS_FIELD_NUMBER: _builtins.int
+    DISK_HITS_FIELD_NUMBER: _builtins.int
+    HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    DISK_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_DROPPED_FIELD_NUMBER: _builtins.int
+    DISK_CORRUPT_FIELD_NUMBER: _builtins.int
+    hit_tokens: _builtins.int
+    """Tokens of prompts that were looked up: found, and computed."""
+    missed_tokens: _builtins.int
+    device_blocks: _builtins.int
+    """Cached blocks on the device; how many of them nobody uses, and so could be evicted; evictions."""
+    idle_blocks: _builtins.int
+    evicted_blocks: _builtins.int
+    device_hits: _builtins.int
+    """Blocks that prompts took over, by the tier that had them."""
+    host_hits: _builtins.int
+    disk_hits: _builtins.int
+    host_blocks: _builtins.int
+    disk_blocks: _builtins.int
+    block_bytes: _builtins.int
+    """Bytes of a block in all cache groups together."""
+    disk_dropped: _builtins.int
+    """Blocks that the disk's bounded queue had no room for, and files that were not what was written."""
+    disk_corrupt: _builtins.int
+    def __init__(
+        self,
+        *,
+        hit_tokens: _builtins.int = ...,
+        missed_tokens: _builtins.int = ...,
+        device_blocks: _builtins.int = ...,
+        idle_blocks: _builtins.int = ...,
+        evicted_blocks: _builtins.int = ...,
+        device_hits: _builtins.int = ...,
+        host_hits: _builtins.int = ...,
+        disk_hits: _builtins.int = ...,
+        host_blocks: _builtins.int = ...,
+        disk_blocks: _builtins.int = ...,
+        block_bytes: _builtins.int = ...,
+        disk_dropped: _builtins.int = ...,
+        disk_corrupt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "device_blocks", b"device_blocks", "device_hits", b"device_hits", "disk_blocks", b"disk_blocks", "disk_corrupt", b"disk_corrupt", "disk_dropped", b"disk_dropped", "disk_hits", b"disk_hits", "evicted_blocks", b"evicted_blocks", "hit_tokens", b"hit_tokens", "host_blocks", b"host_blocks", "host_hits", b"host_hits", "idle_blocks", b"idle_blocks", "missed_tokens", b"missed_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixAudit: _TypeAlias = PrefixAudit  # noqa: Y015
 
 @_typing.final
 class RecentSteps(_message.Message):

@@ -85,6 +85,14 @@ class EngineConfig(StrictModel):
         description="output tokens that a slot is given KV blocks for at first, and more as it needs them; "
         "unset: what nine of ten requests had of late",
     )
+    prefix_cache: bool = Field(True, description="reuse the KV blocks of prompts that begin alike")
+    prefix_host_mb: int = Field(
+        0, ge=0, description="memory of the host for cached blocks that the device has no room for; 0: none"
+    )
+    prefix_disk_dir: str | None = Field(
+        None, description="folder for cached blocks that the host's memory has no room for; unset: none"
+    )
+    prefix_disk_mb: int = Field(4096, ge=1, description="what they may take there, for each worker")
     prefill_queue: int = Field(256, ge=1, description="prefills a worker holds, waiting or running")
 
     def block_tokens_on(self, device: str) -> int:
@@ -138,6 +146,7 @@ class WorkerConfig(StrictModel):
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     state: StateConfig | None = Field(None, description="unset: it is in no registry")
+    prefix_secret: str = Field("", repr=False, description="names cached blocks; unset: drawn, for itself")
     drain_s: float = Field(DRAIN_S, ge=0, description="how long running sequences may take to end at a stop")
     log_level: LogLevel = "info"
 
@@ -170,6 +179,7 @@ class RouterConfig(RouterSettings):
     byte_tokenizer: bool = Field(False, description="a token a byte: no tokenizer.json")
     workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts, until told more")
     state: StateConfig | None = Field(None, description="unset: neither registry nor journal")
+    prefix_secret: str = Field("", repr=False, description="the workers'; unset: it cannot tell who has what")
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
 
@@ -205,6 +215,12 @@ class UpConfig(StrictModel):
     router: RouterSettings = RouterSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     state: StateSettings = StateSettings()
+    prefix_secret: str | None = Field(
+        None,
+        min_length=16,
+        repr=False,
+        description="names cached blocks, so that a disk's are found after a restart; unset: drawn at a start",
+    )
     start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
     drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")
     log_level: LogLevel = "info"

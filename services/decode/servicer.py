@@ -51,7 +51,17 @@ _FOLLOW_IDLE_S = 1.0
 class DecodeServicer(DecodeServiceServicer):
     """Owns the streams; `run` reads the ring for as long as the worker lives."""
 
-    def __init__(self, incarnation: bytes, engine: EngineClient, ring: RingReader, drain: Drain) -> None:
+    def __init__(
+        self,
+        incarnation: bytes,
+        engine: EngineClient,
+        ring: RingReader,
+        drain: Drain,
+        *,
+        tells_output: bool = False,
+    ) -> None:
+        """`tells_output`: the engine hears what a sequence emitted when it ends, for its prefix cache."""
+        self._tells_output = tells_output
         self._incarnation = incarnation
         self._engine = engine
         self._ring = ring
@@ -153,8 +163,9 @@ class DecodeServicer(DecodeServiceServicer):
                 await self._reserved.wait()
             records = self._ring.read()
             for record in records:
-                if self._streams.emit(record):
-                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation)
+                if (emitted := self._streams.emit(record)) is not None:
+                    told = emitted if self._tells_output else ()
+                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=told)
                     await self._engine.tell(EngineCommand(slot_ended=ended))
             if records:
                 self._wake()

@@ -81,8 +81,8 @@ class Streams:
         self._by_slot[slot, generation] = stream
         self._router(router_id)
 
-    def emit(self, record: Record) -> bool:
-        """Takes one word of the ring; True where it was the slot's last."""
+    def emit(self, record: Record) -> list[int] | None:
+        """Takes one word of the ring; where it was the slot's last, all the tokens that it emitted."""
         stream = self._by_slot.get((record.slot, record.generation))
         if stream is None:
             raise RuntimeError(f"slot {record.slot} emitted in unknown generation {record.generation}")
@@ -93,7 +93,7 @@ class Streams:
         if record.finish is not Finish.NONE:
             self._finish(stream, record.finish)
         self._mark(stream)
-        return record.finish is not Finish.NONE
+        return None if record.finish is Finish.NONE else stream.token_ids
 
     def end_unused(self, attempt: Attempt) -> None:
         """A reservation ended before its slot was ever active."""

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Iterator
 
 from baton.engine.blocks import BlockTables
-from baton.v1.worker_pb2 import Audit, Load
+from baton.engine.prefix_cache import PrefixCache
+from baton.v1.worker_pb2 import Audit, Load, PrefixAudit
 from services.worker.parts import Parts
 
 
@@ -61,6 +62,7 @@ def make(parts: Parts, *, integrity: bool = True) -> Audit:
         recent_prefill=parts.prefill_clock.recent(),
         decode_busy_ns=parts.decode_clock.busy_ns,
         prefill_busy_ns=parts.prefill_clock.busy_ns,
+        prefixes=None if parts.prefixes is None else _prefixes(parts, parts.prefixes),
     )
     if receiver is not None:
         audit.blocks_received = sum(receiver.blocks_received)
@@ -69,6 +71,25 @@ def make(parts: Parts, *, integrity: bool = True) -> Audit:
         audit.checksum_failures = receiver.checksum_failures
         audit.links_broken += receiver.links_broken
     return audit
+
+
+def _prefixes(parts: Parts, prefixes: PrefixCache) -> PrefixAudit:
+    cached, stored, hits = parts.model.pools.cached, prefixes.stored, prefixes.hit_blocks
+    return PrefixAudit(
+        hit_tokens=prefixes.hit_tokens,
+        missed_tokens=prefixes.missed_tokens,
+        device_blocks=len(cached),
+        idle_blocks=cached.idle,
+        evicted_blocks=cached.evicted,
+        device_hits=hits["device"],
+        host_hits=hits["host"],
+        disk_hits=hits["disk"],
+        host_blocks=stored.host_blocks,
+        disk_blocks=stored.disk_blocks,
+        block_bytes=sum(group.block_bytes for group in parts.model.layout.groups),
+        disk_dropped=stored.disk_dropped,
+        disk_corrupt=stored.disk_corrupt,
+    )
 
 
 def _integrity_error(parts: Parts) -> str:

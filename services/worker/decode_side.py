@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
 from baton.engine.host_blocks import HostBlocks
 from baton.engine.logprob_records import Logprobs
+from baton.engine.prefix_cache import PrefixCache
 from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slots import Grant, SlotPool
 from baton.errors import BatonError, ErrorKind
@@ -53,7 +54,9 @@ class DecodeSide:
         *,
         host: HostBlocks,
         reserve_output_tokens: int | None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
+        """`prefixes`: where the blocks of sequences that end are kept, if this worker computes prompts."""
         self._model = model
         self._loop = loop
         self._slots = slots
@@ -63,6 +66,7 @@ class DecodeSide:
         self._book: TicketBook[Reservation] = TicketBook(clock=clock)
         self._by_slot: dict[Key, TicketEntry[Reservation]] = {}
         self._reserve_output_tokens = reserve_output_tokens
+        self._prefixes = prefixes
         self.growth = Growth(model.pools, loop, host, self._move)
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
@@ -187,13 +191,14 @@ class DecodeSide:
         for entry in self._book.expired():
             self._end_unused(entry)
 
-    def slot_ended(self, slot: int, generation: int) -> None:
-        """The front has read the slot's last word: nothing of it is in flight any more."""
+    def slot_ended(self, slot: int, generation: int, emitted: Sequence[int] = ()) -> None:
+        """The front has read the slot's last word: nothing of it is in flight any more. `emitted`: its
+        output here, whose KV may be of use to a prompt that begins with it."""
         entry = self._by_slot.get((slot, generation))
         if entry is None:
             self.dropped_unknown += 1
             return
-        self._free(entry)
+        self._free(entry, emitted)
 
     def state_of(self, key: AttemptKey) -> TicketState.ValueType:
         return self._book.state(key)
@@ -286,6 +291,7 @@ class DecodeSide:
             sampling=sampling,
             limits=limits,
         )
+        reservation.token_ids = tuple(record.token_ids)
         self.growth.watch(reservation)
 
     def withdrawn(self, transfer_id: int) -> None:
@@ -304,13 +310,17 @@ class DecodeSide:
         )
         self._emit(EngineEvent(ticket_ended=ended))
 
-    def _free(self, entry: TicketEntry[Reservation]) -> None:
-        key, grant = entry.grant.key, entry.grant.grant
+    def _free(self, entry: TicketEntry[Reservation], emitted: Sequence[int] = ()) -> None:
+        reservation = entry.grant
+        key = reservation.key
         self.growth.forget(key)
         self._book.end(entry.transfer_id)
         self.before_free(entry.key)
         del self._by_slot[key]
-        self._model.pools.release(grant.blocks)
+        if self._prefixes is not None and emitted:  # the last token has no KV
+            tokens = (*reservation.token_ids, *emitted[:-1])
+            self._prefixes.keep_finished(tokens, reservation.blocks)
+        self._model.pools.release(reservation.blocks)
         self._slots.release(*key)
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
@@ -328,3 +338,10 @@ class DecodeSide:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         counts = self._model.pools.counts_for(token_count)
         return tuple(blocks[:count] for blocks, count in zip(entry.grant.grant.blocks, counts, strict=True))
+
+    def lend(self, transfer_id: int, prefix: BlockTables, token_count: int) -> BlockTables:
+        """Takes cached blocks, one reference of each, in place of a reservation's first; `blocks_of` anew."""
+        entry = self._book.find_transfer(transfer_id)
+        assert entry is not None and entry.awaited, "a ticket ends after the prefill that borrows of it"
+        self._model.pools.release(entry.grant.replace_first(prefix))
+        return self.blocks_of(transfer_id, entry.key, token_count)

@@ -40,6 +40,7 @@ from baton.v1.engine_pb2 import (
     EngineEvent,
     FailedEvent,
     HandoffStateEvent,
+    PrefixesEvent,
     ReadyEvent,
 )
 from kvtransfer.receiver import Receiver
@@ -57,12 +58,14 @@ from services.worker.loaded_model import LoadedModel, load
 from services.worker.parts import Parts
 from services.worker.prefill_loop import prefill_loop
 from services.worker.prefill_side import PrefillSide
+from services.worker.prefix_tiers import prefix_cache
 from services.worker.step_clock import StepClock
 
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
 _PIECES_A_TURN = 16
 _PIECE_BYTES_A_TURN = 8 << 20
+_PREFIXES_AN_EVENT = 512
 # What a decode step is interrupted for: neither touches anything that the step reads.
 _MEANWHILE = frozenset({"reserve", "slot_ended"})
 _IDLE_S = 0.05
@@ -106,6 +109,8 @@ class Engine:
 
     def close(self) -> None:
         self._parts.sender.close()
+        if self._parts.prefixes is not None:
+            self._parts.prefixes.close()
         if self._parts.receiver is not None:
             self._parts.receiver.close()
 
@@ -117,11 +122,20 @@ class Engine:
         for _ in range(commands):
             self._handle(self._commands.popleft())
         parts.decode.expire()
+        stored = parts.prefixes is not None and parts.prefixes.poll()
         linked = parts.decode.poll(self._pieces) | parts.prefill.poll(self._pieces)
         prefilled = parts.prefill_clock.timed(parts.prefill.step)
         parts.decode.growth.step()
         decoded = parts.decode_clock.timed(parts.decode_loop.step)
-        return bool(commands) or linked or prefilled or decoded
+        self._tell_prefixes()
+        return bool(commands) or stored or linked or prefilled or decoded
+
+    def _tell_prefixes(self) -> None:
+        """What came into the prefix cache and what left it, for those who choose where a prompt goes."""
+        if self._parts.prefixes is not None:
+            added, removed = self._parts.prefixes.take_changes(_PREFIXES_AN_EVENT)
+            if added or removed:
+                self._emit(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
 
     def _receive(self) -> int:
         """Takes in what has come; how many commands wait now, at most a turn's."""
@@ -165,7 +179,8 @@ class Engine:
                     parts.decode.cancel(key)
                 return EngineEvent(done=DoneEvent())
             case "slot_ended":
-                parts.decode.slot_ended(command.slot_ended.slot, command.slot_ended.generation)
+                ended = command.slot_ended
+                parts.decode.slot_ended(ended.slot, ended.generation, ended.token_ids)
                 return None
             case "audit":
                 return EngineEvent(audit=audit.make(parts, integrity=not command.audit.skip_integrity))
@@ -194,6 +209,7 @@ class Engine:
             loop = decode_loop(
                 model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves
             )
+        prefixes = prefix_cache(model, self._config, self._wakeup.set)
         decode = DecodeSide(
             model,
             loop,
@@ -203,6 +219,7 @@ class Engine:
             self._emit,
             host=HostBlocks(model.cache, engine.host_kv_mb * 10**6 if serves else 0),
             reserve_output_tokens=engine.reserve_output_tokens,
+            prefixes=prefixes,
         )
         local = decode if self._config.role == "both" else None
         source = _Source(model)
@@ -214,14 +231,14 @@ class Engine:
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
         )
-        prompts = prefill_loop(model, engine)
-        prefill = PrefillSide(model, prompts, self._identity, sender, local, self._emit)
+        prompts = prefill_loop(model, engine, prefixes)
+        prefill = PrefillSide(model, prompts, self._identity, sender, local, self._emit, prefixes)
         decode.before_free = prefill.cancel
         clocks = (
             StepClock(lambda: prompts.tokens_run),
             StepClock(lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps),
         )
-        return Parts(model, slots, prefill, decode, loop, sender, None, *clocks)
+        return Parts(model, slots, prefill, decode, loop, sender, None, *clocks, prefixes)
 
     def _listen(self) -> str:
         """A decode worker opens its receiver; the other roles move no bytes in."""
@@ -253,6 +270,7 @@ class Engine:
             load=audit.load(self._parts),
             device=str(model.device),
             transfer_address=transfer_address,
+            cache_dtype=model.layout.cache_dtype if self._parts.prefixes is not None else "",
         )
 
     def _emit(self, event: EngineEvent) -> None:

@@ -87,7 +87,13 @@ class _Front:
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
         self._engine.on_event = self._on_event
         rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
-        self._decode = DecodeServicer(incarnation, self._engine, rings.reader(handle.memory), self._drain)
+        self._decode = DecodeServicer(
+            incarnation,
+            self._engine,
+            rings.reader(handle.memory),
+            self._drain,
+            tells_output=config.role == "both" and config.engine.prefix_cache,
+        )
         self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
@@ -215,6 +221,9 @@ class _Front:
     def _on_event(self, event: EngineEvent) -> None:
         if event.WhichOneof("event") == "ready" and not self._ready.done():
             self._ready.set_result(event.ready)
+        elif event.WhichOneof("event") == "prefixes":
+            if self._registration is not None:
+                self._registration.tell_prefixes(self._identity.incarnation, event.prefixes)
         else:
             self._decode.on_event(event)
 

@@ -126,7 +126,7 @@ class Growth:
     def _make_room(self, short: _Running) -> None:
         """Sets one sequence aside or moves it, unless enough blocks are on their way back already."""
         lacking = self._pools.lacking(short.reservation.blocks, self._next_capacity(short.reservation))
-        coming = [pool.free for pool in self._pools.pools]
+        coming = list(self._pools.available())
         leaving = [one.reservation.blocks for one in self._running.values() if one.reservation.leaving]
         for blocks in leaving + self._pauses.coming():
             coming = [count + len(mine) for count, mine in zip(coming, blocks, strict=True)]

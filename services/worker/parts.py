@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.engine.decode import DecodeLoop
+from baton.engine.prefix_cache import PrefixCache
 from baton.engine.slots import SlotPool
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
@@ -16,7 +17,7 @@ from services.worker.step_clock import StepClock
 
 @dataclass(slots=True)
 class Parts:
-    """`receiver` is None where no worker sends blocks to this one."""
+    """`receiver` is None where no worker sends blocks to this one, `prefixes` where no prompt is looked up."""
 
     model: LoadedModel
     slots: SlotPool
@@ -27,3 +28,4 @@ class Parts:
     receiver: Receiver | None
     prefill_clock: StepClock
     decode_clock: StepClock
+    prefixes: PrefixCache | None = None

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from google.protobuf.message import DecodeError
 
 from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
 from baton.engine.prefill import ChunkResult, PrefillLoop
+from baton.engine.prefix_cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
@@ -72,6 +74,7 @@ class PrefillSide:
         sender: Sender,
         local: DecodeSide | None,
         emit: Callable[[EngineEvent], None],
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._model = model
         self._loop = loop
@@ -79,6 +82,7 @@ class PrefillSide:
         self._sender = sender
         self._local = local
         self._emit = emit
+        self._prefixes = prefixes
         self._jobs: dict[AttemptKey, Job] = {}
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
@@ -136,6 +140,7 @@ class PrefillSide:
         if self._local is not None and body.issuer.incarnation == self._identity.incarnation:
             sequence.blocks = self._local.blocks_of(body.transfer_id, key, sequence.length)
             sequence.borrowed = True
+            sequence.lend = partial(self._local.lend, body.transfer_id, token_count=sequence.length)
             self._loop.scheduler.add(sequence)
             return LocalHandoff(self._local, body.transfer_id)
         self._loop.scheduler.add(sequence)
@@ -163,6 +168,8 @@ class PrefillSide:
         sampling = sampling_of(request.sampling, vocab_size, self._model.max_logprobs)
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs
+        if self._prefixes is not None:
+            self._prefixes.name(sequence)
         ticketed = request.HasField("ticket") or request.ticket_follows
         if not sequence.draws and (ticketed or sequence.first_number):
             raise BatonError(ErrorKind.INVALID, "a request for no tokens has no ticket and no output")
@@ -261,6 +268,7 @@ class PrefillSide:
             token_id=result.token,
             finish_reason=FinishReason.ValueType(finish.value),
             logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
+            cached_tokens=sequence.cached,
         )
         self._tell(job, PrefillResponse(first_token=first))
         if job.handoff is not None:

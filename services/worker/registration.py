@@ -15,6 +15,8 @@ from baton.state import Lease, Member, State
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from baton.state import PrefixPublisher
+    from baton.v1.engine_pb2 import PrefixesEvent
     from baton.v1.worker_pb2 import DescribeResponse, Load
     from services.common.config import StateConfig, WorkerConfig
     from services.worker.worker_servicer import WorkerServicer
@@ -32,6 +34,7 @@ class Registration:
         self._cluster_id = store.cluster_id
         self._entered = asyncio.Event()
         self._lease: Lease | None = None
+        self._publisher: PrefixPublisher | None = None
 
     @property
     def registered(self) -> bool:
@@ -55,6 +58,13 @@ class Registration:
             load=lambda: load_hint(servicer.load),
         )
         self._entered.set()
+
+    def tell_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
+        """Has the index know what came into the prefix cache and what left it; never waits."""
+        if self._publisher is None:
+            self._publisher = self.state.publish_prefixes(incarnation.hex())
+        self._publisher.remove(changed.removed)
+        self._publisher.add(changed.added)
 
     def drain(self) -> None:
         """Tells that the worker takes nothing new."""

@@ -24,6 +24,8 @@ class Reservation:
     end: int  # length of the whole sequence at which it ends
     # Its slot was told to end, by a cancel or to be moved; its blocks are on their way back.
     leaving: bool = False
+    # The prompt and what earlier attempts emitted, from its admission on.
+    token_ids: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -50,3 +52,10 @@ class Reservation:
         """Takes blocks behind its own, which then hold `capacity` tokens."""
         blocks = tuple(mine + new for mine, new in zip(self.grant.blocks, more, strict=True))
         self.grant = replace(self.grant, blocks=blocks, capacity=capacity)
+
+    def replace_first(self, prefix: BlockTables) -> BlockTables:
+        """Has the blocks of `prefix` in place of as many of its own first ones, which it gives up."""
+        before = self.grant.blocks
+        blocks = tuple(new + mine[len(new) :] for new, mine in zip(prefix, before, strict=True))
+        self.grant = replace(self.grant, blocks=blocks)
+        return tuple(mine[: len(new)] for new, mine in zip(prefix, before, strict=True))

@@ -59,6 +59,7 @@ class WorkerServicer(WorkerServiceServicer):
             load=self.load,
             draining=self._drain.started,
             metrics_address=self._metrics_address,
+            cache_dtype=self._ready.cache_dtype,
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802

@@ -65,6 +65,8 @@ class Turned:
         self._buffer = b""
         self.events: list[EngineEvent] = []
         self.records: list[Record] = []
+        # By slot and generation, what is told of a sequence that ends.
+        self._emitted: dict[tuple[int, int], list[int]] = {}
         self.turn()
 
     def turn(self, times: int = 1) -> None:
@@ -103,8 +105,12 @@ class Turned:
         self._read()
         for record in self.ring.read():
             self.records.append(record)
+            slot, generation = record.slot, record.generation
+            emitted = self._emitted.setdefault((slot, generation), [])
+            emitted += [record.token] * record.has_token
             if record.finish is not Finish.NONE:
-                self.send(slot_ended=SlotEndedCommand(slot=record.slot, generation=record.generation))
+                ended = SlotEndedCommand(slot=slot, generation=generation, token_ids=emitted)
+                self.send(slot_ended=ended)
                 busy = True
         return busy
 

@@ -1,0 +1,57 @@
+"""Names of blocks: chained, whole blocks only, and nobody's are another's."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.block_hash import HASH_BYTES, BlockHasher, seed_of
+
+ONE = {"tenant": "a", "model": b"m", "adapter": "", "cache_dtype": "float32"}
+
+
+def hasher(secret: bytes = b"s", size: int = 4, **fields: object) -> BlockHasher:
+    return BlockHasher(seed_of(secret, **{**ONE, **fields}), size)  # type: ignore[arg-type]
+
+
+def test_only_full_blocks_have_names_and_a_name_stands_for_all_before_it() -> None:
+    names = hasher().hashes(range(11))
+    assert [len(name) for name in names] == [HASH_BYTES] * 2
+    assert hasher().hashes(range(12))[:2] == names
+    changed = hasher().hashes([9, *range(1, 12)])
+    assert not set(changed) & set(hasher().hashes(range(12)))
+    assert hasher().hashes(range(3)) == ()
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(0, 12))
+def test_a_chain_may_be_continued(token_ids: list[int], known: int) -> None:
+    names = hasher().hashes(token_ids)
+    assert hasher().hashes(token_ids, names[:known]) == names
+
+
+def test_a_shorter_sequence_ignores_names_that_are_known_beyond_it() -> None:
+    names = hasher().hashes(range(12))
+    assert hasher().hashes(range(9), names) == names[:2]
+
+
+def test_whoever_differs_in_anything_shares_no_name() -> None:
+    fields: list[dict[str, object]] = [
+        {},
+        {"secret": b"t"},
+        {"tenant": "b"},
+        {"tenant": ""},
+        {"model": b"n"},
+        {"model": b"", "adapter": "m"},  # what moved from one field to the next is another name
+        {"adapter": "x"},
+        {"cache_dtype": "float16"},
+        {"tenant": "am", "model": b""},
+    ]
+    names = [set(hasher(**one).hashes(range(8))) for one in fields]  # type: ignore[arg-type]
+    assert all(not mine & others for mine, others in combinations(names, 2))
+
+
+def test_names_outlive_processes() -> None:
+    """A disk's files bear them: a change of the construction has to be meant."""
+    assert hasher().hashes(range(8))[-1].hex() == "6fe0972eafa0fa8f1f15ca046c319457"
