@@ -35,7 +35,7 @@ class BlockHasher:
         self._pack = struct.Struct(f"<{block_tokens}I").pack
 
     def hashes(self, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
-        """One hash a full block, in order. `known`: those of the first blocks, where they were made before."""
+        """One hash a full block, in order. `known`: those of the first blocks, if they were made before."""
         size = self.block_tokens
         found = list(known[: len(token_ids) // size])
         last = found[-1] if found else self.seed

@@ -37,7 +37,9 @@ class Reader:
         usage = None
         if response.HasField("usage"):
             self._complete = True
-            usage = Usage(response.usage.prompt_tokens, response.usage.completion_tokens)
+            usage = Usage(
+                response.usage.prompt_tokens, response.usage.completion_tokens, response.usage.cached_tokens
+            )
         return Delta(
             index=response.index,
             tokens=tuple(response.token_ids),

@@ -49,6 +49,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    # Of the prompt's, those that a worker had computed before.
+    cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:

@@ -159,8 +159,8 @@ class BlockPools:
         return self._take(self.lacking(held, tokens))
 
     def release(self, tables: BlockTables) -> None:
-        """Gives back one reference of each block; a sequence's last ones first, so that of a prefix that stays
-        cached the end is evicted before what it hangs on."""
+        """Gives back one reference of each block; the last ones first, so that the end of a cached prefix is
+        evicted before what it hangs on."""
         for pool, blocks in zip(self.pools, tables, strict=True):
             for block in reversed(blocks):
                 pool.release(block)

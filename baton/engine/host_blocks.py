@@ -1,5 +1,5 @@
-"""KV blocks of paused sequences in the host's memory: pinned where there is a GPU, so that a copy runs beside
-the steps.
+"""KV blocks in the host's memory, those of paused sequences and cached ones: pinned where there is a GPU, so
+that a copy runs beside the steps.
 
 Who owns the blocks of the cache is not known here: the caller keeps them until a copy has ended, and sees to
 it that no step writes them meanwhile.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from baton.engine.blocks import BlockTables
@@ -74,12 +75,29 @@ class HostBlocks:
         """Begins to copy what was saved to blocks of the cache: the first of `tables`, which may be more."""
         return self._copy(saved.places, tables, inward=True)
 
+    def bytes_of(self, saved: Saved) -> bytes:
+        """What was saved, once its copy has ended: block by block, group by group."""
+        pairs = zip(saved.places, self._room, strict=True)
+        return b"".join(room[place].numpy().tobytes() for places, room in pairs for place in places)
+
+    def save_bytes(self, data: bytes) -> Saved:
+        """What `bytes_of` gave for one block of every group. It must fit."""
+        places, start = [], 0
+        for free, room in zip(self._free, self._room, strict=True):
+            place, size = free.pop(), room.shape[1]
+            room[place].numpy()[:] = np.frombuffer(data, np.uint8, size, start)
+            places.append((place,))
+            start += size
+        return Saved(tuple(places))
+
     def release(self, saved: Saved) -> None:
         """Forgets what was saved."""
         for places, free in zip(saved.places, self._free, strict=True):
             free.extend(places)
 
     def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Copy:
+        if self._stream is not None:  # what the device was told to write before is copied as it will be
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             for group, room in enumerate(self._room):
                 for place, block in zip(places[group], tables[group], strict=False):

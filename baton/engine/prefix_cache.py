@@ -1,4 +1,4 @@
-"""What a worker remembers of the prompts it has computed: blocks on the device, and a store behind. Torch-free.
+"""What a worker keeps of the prompts it has computed: blocks on the device, a store behind them. Torch-free.
 
     claim ─▶ the longest prefix that is on the device, by reference ─▶ what the store has behind that, copied
              into blocks of the sequence's own ─▶ the rest is computed
@@ -116,7 +116,7 @@ class PrefixCache:
             self._store.close()
 
     def name(self, sequence: Sequence, tenant: str = "") -> None:
-        """Gives a sequence the names of its full blocks; without them it neither finds nor leaves anything."""
+        """Gives a sequence the names of its full blocks; without, it neither finds nor leaves anything."""
         sequence.hashes = self._hasher_of(tenant).hashes(sequence.token_ids)
 
     def claim(self, sequence: Sequence) -> bool:

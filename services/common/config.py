@@ -95,6 +95,12 @@ class EngineConfig(StrictModel):
     prefix_disk_mb: int = Field(4096, ge=1, description="what they may take there, for each worker")
     prefill_queue: int = Field(256, ge=1, description="prefills a worker holds, waiting or running")
 
+    @model_validator(mode="after")
+    def _disk_is_behind_the_host(self) -> EngineConfig:
+        if self.prefix_disk_dir is not None and not self.prefix_host_mb:
+            raise ValueError("prefix_disk_dir needs prefix_host_mb: a disk's blocks pass through that memory")
+        return self
+
     def block_tokens_on(self, device: str) -> int:
         """Tokens of a KV block on a device of this type (`cuda` or `cpu`)."""
         return self.block_tokens or (64 if device == "cuda" else 16)
@@ -219,7 +225,7 @@ class UpConfig(StrictModel):
         None,
         min_length=16,
         repr=False,
-        description="names cached blocks, so that a disk's are found after a restart; unset: drawn at a start",
+        description="names cached blocks: with it a disk's are found after a restart; unset: drawn",
     )
     start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
     drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")

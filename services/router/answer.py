@@ -54,6 +54,8 @@ class Answer:
         self._include_usage = include_usage
         self._id = words.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
+        # Prompt tokens that each of the requests found cached, once it has ended.
+        self._cached = [0] * len(requests)
 
     async def whole(self) -> dict[str, object]:
         """The answer in one body; raises what any of its requests failed with."""
@@ -62,6 +64,8 @@ class Answer:
             self._words.whole(index, request, delta)
             for index, (request, delta) in enumerate(zip(self._requests, deltas, strict=True))
         ]
+        for index, delta in enumerate(deltas):
+            self._note(index, delta)
         usage = self._usage(sum(len(delta.token_ids) for delta in deltas))
         return {**self._head(self._words.whole_object), "choices": choices, "usage": usage}
 
@@ -79,6 +83,7 @@ class Answer:
             async with running(self._service, self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
+                    self._note(index, delta)
                     for choice in self._words.chunks(index, self._requests[index], delta):
                         await events.tell({**head, "choices": [choice], **usage})
             if self._include_usage:
@@ -99,10 +104,24 @@ class Answer:
             "system_fingerprint": None,
         }
 
-    def _usage(self, completion: int) -> dict[str, int]:
-        """A prompt counts once, however many outputs it has."""
-        prompt = sum(len(request.prompt_ids) for request in self._requests if request.choice == 0)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    def _note(self, index: int, delta: Delta) -> None:
+        if delta.usage is not None:
+            self._cached[index] = delta.usage.cached_tokens
+
+    def _usage(self, completion: int) -> dict[str, object]:
+        """A prompt counts once, however many outputs it has; as cached what all of them found."""
+        prompt, cached, least = 0, 0, 0
+        for request, found in zip(self._requests, self._cached, strict=True):
+            if request.choice == 0:
+                prompt += len(request.prompt_ids)
+                cached, least = cached + least, found
+            least = min(least, found)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached + least},
+        }
 
 
 class _Events:

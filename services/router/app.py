@@ -23,6 +23,7 @@ from services.router.metrics import RouterMetrics, metrics_route
 from services.router.model_info import ModelInfo
 from services.router.observations import Observations
 from services.router.placement import Placement
+from services.router.prefixes import Prefixes
 from services.router.service import Service
 from services.router.status import Status
 from services.router.store import Store
@@ -56,8 +57,14 @@ class Router:
         self.room = WaitingRoom(self.placement, config.max_waiting, config.queue_timeout_s)
         self.cancels = Cancels()
         self.observations = Observations()
+        self.prefixes = Prefixes(config.prefix_secret, lambda: self.directory.workers, self.store.state)
         self.dispatcher = Dispatcher(
-            self.room, self.cancels, config.max_attempts, self.observations, self.store.journal
+            self.room,
+            self.cancels,
+            config.max_attempts,
+            self.observations,
+            self.prefixes,
+            self.store.journal,
         )
         intake = Intake(config.served_model_name, info, self._pool, self.directory, config.request_timeout_s)
         self.service = Service(intake, self.dispatcher, self.placement)
@@ -96,6 +103,7 @@ class Router:
         await self.dispatcher.drain(drain_s)
         for task in self._beside:
             task.cancel()
+        await self.prefixes.close()
         await asyncio.gather(self.http.stop(), self.grpc.stop(_STOP_GRACE_S), self.store.close())
         await self.directory.stop()
         self._pool.close()
@@ -113,6 +121,7 @@ class Router:
 
     def _workers_changed(self) -> None:
         """Some worker came, went, or has more or less room."""
+        self.prefixes.forget_lost()
         self.room.place_waiting()
         usable = self.service.usable()
         if usable != self._was_usable:

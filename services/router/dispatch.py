@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from services.router.observations import Observations
     from services.router.output_text import OutputText
     from services.router.placement import Claim
+    from services.router.prefixes import Prefixes, Prompt
     from services.router.request import Request
     from services.router.waiting_room import WaitingRoom
 
@@ -75,12 +77,14 @@ class Dispatcher:
         cancels: Cancels,
         max_attempts: int,
         observations: Observations,
+        prefixes: Prefixes,
         journal: Journal | None = None,
     ) -> None:
         self.room = room
         self.cancels = cancels
         self.max_attempts = max_attempts
         self.observations = observations
+        self.prefixes = prefixes
         self.journal = journal
         # Bounded by the waiting room and the workers' slots.
         self._lives: set[asyncio.Task[None]] = set()
@@ -139,6 +143,8 @@ class Life:
         self._emitted_at_move = -1
         self._bytes_shipped = 0
         self._pair = ("", "")
+        # Its blocks' names, once it is dispatched.
+        self._named: Prompt | None = None
         self._stages: dict[Stage.ValueType, int] = {}
         # For the record: when a pair first had room, when tokens were last shown, how it ended.
         self._placed_ns: int | None = None
@@ -238,7 +244,13 @@ class Life:
         place, fresh = self._place()
         tokens = len(self._request.prompt_ids) + len(self._sequence.emitted)
         left = self._request.max_tokens - len(self._sequence.emitted)
-        return await self._owner.room.claim(place, tokens, left, until, fresh=fresh)
+        prefixes = self._owner.prefixes
+        if self._named is None:
+            self._named = await prefixes.name(self._request.prompt_ids)
+        cached = partial(prefixes.cached_tokens, prompt=self._named)
+        claim = await self._owner.room.claim(place, tokens, left, until, fresh=fresh, cached=cached)
+        prefixes.sent(claim.prefill, self._named)
+        return claim
 
     def _place(self) -> tuple[int, bool]:
         """The place in the waiting room, and whether it is a new one."""
@@ -370,7 +382,11 @@ class Life:
             self.outbox.put_prompt(self._sequence.prompt_logprobs)
         rest = self._text.finish()
         self._mark(Stage.STAGE_ENDED)
-        usage = Usage(prompt_tokens=len(self._request.prompt_ids), completion_tokens=self._shown)
+        usage = Usage(
+            prompt_tokens=len(self._request.prompt_ids),
+            completion_tokens=self._shown,
+            cached_tokens=self._sequence.cached_tokens,
+        )
         self.outbox.end(rest, finish, usage, self._trace())
 
     def _trace(self) -> RequestTrace:
@@ -400,6 +416,7 @@ class Life:
             outcome=self._outcome,
             prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=self._shown,
+            cached_tokens=self._sequence.cached_tokens,
             attempts=self._sequence.attempt,
             kv_bytes_shipped=self._bytes_shipped,
             prefill_worker=prefill,

@@ -68,19 +68,24 @@ class GrpcDoor:
         Writes instead of yielding: a cancel while a write waits for a slow client is then raised
         here, and not left to the collector of a suspended generator.
         """
-        tokens = 0
+        tokens, cached = 0, 0
         try:
             asked = to_asked(_parse(GenerateRequest, data))
             requests = await self._service.admit(asked, context.time_remaining())
             async with running(self._service, requests) as deltas:
                 unfinished = len(requests)
+                cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:
                     response = to_response(requests[index], delta)
                     tokens += len(delta.token_ids)
                     unfinished -= delta.finish is not None
+                    if delta.usage is not None:  # a prompt was computed unless every output found it
+                        cached = min(cached, delta.usage.cached_tokens)
                     if not unfinished:
                         prompt = len(requests[0].prompt_ids)
-                        response.usage.CopyFrom(Usage(prompt_tokens=prompt, completion_tokens=tokens))
+                        response.usage.CopyFrom(
+                            Usage(prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached)
+                        )
                     await context.write(response)
         except BatonError as error:
             error.tokens_sent = tokens > 0  # of any of its outputs

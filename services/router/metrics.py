@@ -46,6 +46,9 @@ E2E = Family("baton_router_e2e_seconds", "From a request's arrival to its end.")
 PROMPT_LENGTH = Family("baton_router_prompt_length_tokens", "Prompt tokens of a request that ran.")
 OUTPUT_LENGTH = Family("baton_router_output_length_tokens", "Output tokens of a request that ran.")
 PROMPT_TOKENS = Family("baton_router_prompt_tokens_total", "Prompt tokens of requests that ended.")
+CACHED_TOKENS = Family(
+    "baton_router_cached_prompt_tokens_total", "Of them, those that prefill found in its prefix cache."
+)
 OUTPUT_TOKENS = Family("baton_router_output_tokens_total", "Output tokens, counted as they are shown.")
 MESSAGES = Family("baton_router_token_messages_total", "Batches of tokens that were shown to clients.")
 RUNNING = Family("baton_router_running_requests", "Requests under way, those that wait included.")
@@ -127,6 +130,7 @@ class RouterMetrics:
             yield family.metric(counted, labels)
         for family, value in (
             (PROMPT_TOKENS, seen.prompt_tokens),
+            (CACHED_TOKENS, seen.cached_tokens),
             (OUTPUT_TOKENS, seen.completion_tokens),
             (MESSAGES, seen.messages),
             (RUNNING, self.dispatcher.live),

@@ -40,6 +40,8 @@ class Ended:
     outcome: str
     prompt_tokens: int
     completion_tokens: int
+    # Of the prompt's, those that prefill found in its cache.
+    cached_tokens: int
     attempts: int
     kv_bytes_shipped: int
     prefill_worker: str
@@ -113,6 +115,7 @@ class Observations:
     failed_attempts: Counter[str] = field(default_factory=Counter)
     # Of requests that ran; output as it is shown, not only once it has ended.
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
     messages: int = 0
 
@@ -144,6 +147,7 @@ class Observations:
         self.prompt_lengths.observe(ended.prompt_tokens)
         self.completion_lengths.observe(ended.completion_tokens)
         self.prompt_tokens += ended.prompt_tokens
+        self.cached_tokens += ended.cached_tokens
         self.outcomes[ended.outcome] += 1
         self.errors += ended.failed
         self.attempts += ended.attempts
@@ -155,6 +159,7 @@ class Observations:
             stage=ended.stage,
             prompt_tokens=ended.prompt_tokens,
             completion_tokens=ended.completion_tokens,
+            cached_tokens=ended.cached_tokens,
             attempts=ended.attempts,
             prefill=ended.prefill_worker,
             decode=ended.decode_worker,

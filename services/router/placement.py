@@ -2,6 +2,9 @@
 
 Decode credits gate prefill: a request is placed only where a slot is free and where the prefill
 worker will come to it soon, so that no slot waits long for its first token.
+
+Idlest counts what is cached: a worker's cost is the tokens queued there before the prompt, less those of the
+prompt that it has. So the longest prefix wins, unless its owner's queue is longer by more than that saves.
 """
 
 from __future__ import annotations
@@ -9,8 +12,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from services.router.directory import Directory
     from services.router.worker import Worker
+
+    Cached = Callable[[Worker], int]
+
+
+def nothing_cached(worker: Worker) -> int:
+    """Of a prompt, at any worker."""
+    return 0
 
 
 class PrefillClaim:
@@ -74,15 +86,16 @@ class Placement:
             worker.alive and worker.decodes and self._prefills(worker) for worker in self._directory.workers
         )
 
-    def pick(self, tokens: int, max_tokens: int) -> Claim | None:
-        """Claims the best pair with room for `tokens` to prefill, or None where there is none."""
-        for decode in sorted(self._directory.workers, key=_emptiest_first):
+    def pick(self, tokens: int, max_tokens: int, cached: Cached = nothing_cached) -> Claim | None:
+        """Claims the best pair with room for `tokens` to prefill, or None where there is none. `cached`: how
+        many of them a worker has."""
+        for decode in sorted(self._directory.workers, key=lambda worker: _emptiest_first(worker, cached)):
             if not (decode.decodes and decode.asks_for_work and decode.free_slots > 0):
                 continue
             idle = [worker for worker in self._prefills(decode) if self._starts_soon(worker)]
             if idle:
-                prefill = min(idle, key=lambda worker: worker.queued_tokens)
-                return Claim(prefill, decode, tokens, tokens + max_tokens)
+                prefill = min(idle, key=lambda worker: worker.queued_tokens - cached(worker))
+                return Claim(prefill, decode, tokens - cached(prefill), tokens + max_tokens)
         return None
 
     def pick_prefill(self, tokens: int) -> PrefillClaim | None:
@@ -105,5 +118,7 @@ class Placement:
         return worker.asks_for_work and worker.queued_tokens < self._ahead
 
 
-def _emptiest_first(worker: Worker) -> tuple[int, int]:
-    return (-worker.free_slots, worker.promised_tokens)
+def _emptiest_first(worker: Worker, cached: Cached) -> tuple[int, int, int]:
+    """A worker that prefills for itself comes first by what its cache saves beyond its queue."""
+    saves = max(0, cached(worker) - worker.queued_tokens) if worker.prefills_itself else 0
+    return (-saves, -worker.free_slots, worker.promised_tokens)

@@ -43,6 +43,9 @@ class Sequence:
         # Where asked for: one a token of `emitted`, and of the prompt from its second token on.
         self.logprobs: list[Logprobs] = []
         self.prompt_logprobs: list[Logprobs] = []
+        # Tokens of the prompt whose KV the first attempt that told a token had found.
+        self.cached_tokens = 0
+        self._prompt_length = len(request.prompt_ids)
         self.begin(0)
 
     @property
@@ -76,6 +79,8 @@ class Sequence:
         """`accept` for prefill's token."""
         if attempt == self.attempt and not self.prompt_told:
             return self._fail("a token came before all of the prompt's logprobs")
+        if attempt == self.attempt and not self.emitted:
+            self.cached_tokens = min(first.cached_tokens, self._prompt_length)
         logprobs = (first.logprobs,) if first.HasField("logprobs") else ()
         self.accept(attempt, first.number, (first.token_id,), first.finish_reason, logprobs)
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import bisect
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
+from services.router.placement import nothing_cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from services.router.placement import Claim, Placement, PrefillClaim
+    from services.router.placement import Cached, Claim, Placement, PrefillClaim
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 
@@ -55,13 +57,23 @@ class WaitingRoom:
         self._next_place += 1
         return self._next_place
 
-    async def claim(self, place: int, tokens: int, max_tokens: int, until: float, *, fresh: bool) -> Claim:
+    async def claim(
+        self,
+        place: int,
+        tokens: int,
+        max_tokens: int,
+        until: float,
+        *,
+        fresh: bool,
+        cached: Cached = nothing_cached,
+    ) -> Claim:
         """Waits for a pair with room for prompt and output until the loop's clock says `until`.
 
         The caller owns the claim and must release it. Raises BatonError: OVERLOADED where the room
         is full (asked of `fresh` requests only) or every pair stayed so, UNAVAILABLE where there is none.
         """
-        return await self._wait(place, lambda: self._placement.pick(tokens, max_tokens), until, fresh=fresh)
+        pick = partial(self._placement.pick, tokens, max_tokens, cached)
+        return await self._wait(place, pick, until, fresh=fresh)
 
     async def claim_prefill(self, place: int, tokens: int, until: float, *, fresh: bool) -> PrefillClaim:
         """The same for a prompt that nothing follows: it needs no decode worker."""

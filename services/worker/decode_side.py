@@ -342,6 +342,6 @@ class DecodeSide:
     def lend(self, transfer_id: int, prefix: BlockTables, token_count: int) -> BlockTables:
         """Takes cached blocks, one reference of each, in place of a reservation's first; `blocks_of` anew."""
         entry = self._book.find_transfer(transfer_id)
-        assert entry is not None and entry.awaited, "a ticket ends after the prefill that borrows of it"
+        assert entry is not None, "a ticket ends after the prefill that borrows of it"
         self._model.pools.release(entry.grant.replace_first(prefix))
         return self.blocks_of(transfer_id, entry.key, token_count)

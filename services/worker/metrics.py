@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.worker_pb2 import Audit, LinkAudit
+from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
 from services.common.histogram import Histogram
 from services.common.metrics import Family, ScrapedCollector, process_metrics
 
@@ -55,6 +55,29 @@ MOVED = Family(
     "baton_worker_moved_sequences_total",
     "Sequences given back to the router, to be prefilled again elsewhere.",
 )
+PREFIX_HIT_TOKENS = Family(
+    "baton_worker_prefix_hit_tokens_total", "Prompt tokens whose KV was found in the prefix cache."
+)
+PREFIX_MISSED_TOKENS = Family(
+    "baton_worker_prefix_missed_tokens_total", "Tokens of the same prompts that had to be computed."
+)
+PREFIX_EVICTED = Family(
+    "baton_worker_prefix_evicted_blocks_total", "Cached KV blocks that the device gave up for others."
+)
+PREFIX_IDLE = Family("baton_worker_prefix_idle_blocks", "Cached KV blocks on the device that nobody uses.")
+PREFIX_DROPPED = Family(
+    "baton_worker_prefix_disk_dropped_blocks_total", "Cached KV blocks that the disk was too slow to take."
+)
+PREFIX_CORRUPT = Family(
+    "baton_worker_prefix_disk_corrupt_blocks_total", "Files of KV blocks that were not what was written."
+)
+PREFIX_HITS = Family(
+    "baton_worker_prefix_hit_blocks_total",
+    "Cached KV blocks that prompts took over, by where they were; those behind the device are promoted to it.",
+    ("tier",),
+)
+PREFIX_BLOCKS = Family("baton_worker_prefix_blocks", "Cached KV blocks, by where they are.", ("tier",))
+PREFIX_BYTES = Family("baton_worker_prefix_bytes", "Bytes of cached KV blocks, by where they are.", ("tier",))
 SHIPPED = Family("baton_worker_shipped_blocks_total", "KV blocks sent whole.")
 SHIPPED_BYTES = Family("baton_worker_shipped_bytes_total", "Bytes of the KV blocks sent.")
 RECEIVED = Family("baton_worker_received_blocks_total", "KV blocks that arrived whole.")
@@ -108,6 +131,12 @@ _READ: dict[Family, Read] = {
     GRANTS: lambda audit: audit.growth_grants,
     PAUSED: lambda audit: audit.sequences_paused,
     MOVED: lambda audit: audit.sequences_moved,
+    PREFIX_HIT_TOKENS: lambda audit: audit.prefixes.hit_tokens,
+    PREFIX_MISSED_TOKENS: lambda audit: audit.prefixes.missed_tokens,
+    PREFIX_EVICTED: lambda audit: audit.prefixes.evicted_blocks,
+    PREFIX_IDLE: lambda audit: audit.prefixes.idle_blocks,
+    PREFIX_DROPPED: lambda audit: audit.prefixes.disk_dropped,
+    PREFIX_CORRUPT: lambda audit: audit.prefixes.disk_corrupt,
     SHIPPED: lambda audit: sum(audit.blocks_shipped),
     SHIPPED_BYTES: lambda audit: audit.bytes_shipped,
     RECEIVED: lambda audit: audit.blocks_received,
@@ -120,6 +149,23 @@ _READ: dict[Family, Read] = {
     CHECKSUMS: lambda audit: audit.checksum_failures,
     DROPPED: lambda audit: audit.dropped_unknown,
 }
+
+Tiers = dict[str, int]
+
+_TIERS: dict[Family, Callable[[PrefixAudit], Tiers]] = {
+    PREFIX_HITS: lambda seen: {
+        "device": seen.device_hits,
+        "host": seen.host_hits,
+        "disk": seen.disk_hits,
+    },
+    PREFIX_BLOCKS: lambda seen: _blocks(seen),
+    PREFIX_BYTES: lambda seen: {tier: n * seen.block_bytes for tier, n in _blocks(seen).items()},
+}
+
+
+def _blocks(seen: PrefixAudit) -> Tiers:
+    return {"device": seen.device_blocks, "host": seen.host_blocks, "disk": seen.disk_blocks}
+
 
 _LINKS: dict[Family, Callable[[list[LinkAudit]], float]] = {
     LINKS: len,
@@ -154,6 +200,9 @@ class WorkerMetrics:
         for family, of_links in _LINKS.items():
             directions = (("out", _links(audit, True)), ("in", _links(audit, False)))
             yield family.metric([((name,), of_links(links)) for name, links in directions], self.labels)
+        for family, of_tiers in _TIERS.items():
+            counted = of_tiers(audit.prefixes)
+            yield family.metric([((tier,), count) for tier, count in counted.items()], self.labels)
         yield RESTARTS.metric([((), self.restarts)], self.labels)
         yield STREAMS.metric([((), self.live_streams())], self.labels)
         yield POLL_LAG.histograms([((), self.poll_lag)], self.labels)

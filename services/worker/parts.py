@@ -17,7 +17,7 @@ from services.worker.step_clock import StepClock
 
 @dataclass(slots=True)
 class Parts:
-    """`receiver` is None where no worker sends blocks to this one, `prefixes` where no prompt is looked up."""
+    """`receiver` is None where no worker sends blocks to this one, `prefixes` where none are kept."""
 
     model: LoadedModel
     slots: SlotPool

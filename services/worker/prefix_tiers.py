@@ -1,14 +1,18 @@
-"""A worker's prefix cache, as its configuration wants it: the device's blocks, the host's memory behind them, a
-disk behind that."""
+"""A worker's prefix cache, as its configuration wants it: blocks on the device, the host's memory behind
+them, a disk behind that."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 from baton.block_hash import BlockHasher, seed_of
+from baton.engine.disk_blocks import DiskBlocks
+from baton.engine.host_prefixes import HostPrefixes
 from baton.engine.prefix_cache import PrefixCache
+from baton.errors import BatonError, ErrorKind
 from services.common.config import WorkerConfig
 from services.worker.loaded_model import LoadedModel
 
@@ -35,4 +39,22 @@ def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], No
         )
         return BlockHasher(seed, model.layout.groups[0].block_tokens)
 
-    return PrefixCache(model.pools, hasher_of)
+    return PrefixCache(model.pools, hasher_of, _store(model, config, hasher_of("").seed, wake))
+
+
+def _store(
+    model: LoadedModel, config: WorkerConfig, key: bytes, wake: Callable[[], None]
+) -> HostPrefixes | None:
+    engine = config.engine
+    if not engine.prefix_host_mb:
+        return None
+    disk = None
+    if engine.prefix_disk_dir is not None:
+        folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no file
+        block_bytes = sum(group.block_bytes for group in model.layout.groups)
+        try:
+            disk = DiskBlocks(folder, key, block_bytes, engine.prefix_disk_mb * 10**6, wake)
+        except OSError as error:
+            message = f"prefix_disk_dir {engine.prefix_disk_dir}: {error.strerror}"
+            raise BatonError(ErrorKind.INVALID, message) from error
+    return HostPrefixes(model.cache, engine.prefix_host_mb * 10**6, disk)

@@ -186,6 +186,7 @@ async def ask_both_doors(
         assert choice.token_ids == answer.token_ids, "the doors disagree"
         assert choice.text == answer.text == tokenizer.decode(answer.token_ids)
         assert choice.finish == answer.finish == expected_finish(ask, answer.token_ids)
+        assert completion.usage.pop("prompt_tokens_details")["cached_tokens"] < len(ask.prompt)
         assert completion.usage == {
             "prompt_tokens": len(ask.prompt),
             "completion_tokens": count,
@@ -220,7 +221,8 @@ def check_work(
         if roles[name] == "prefill":
             assert audit.tokens_decoded == audit.decode_steps == 0, name
     assert sum(audit.prompts_run for audit in audits.values()) == 2 * len(asks)
-    assert sum(audit.prompt_tokens_run for audit in audits.values()) == 2 * sum(len(a.prompt) for a in asks)
+    computed = sum(audit.prompt_tokens_run + audit.prefixes.hit_tokens for audit in audits.values())
+    assert computed == 2 * sum(len(ask.prompt) for ask in asks)  # or found, since a door knew it already
     decoded = sum(len(answer.token_ids) - 1 for answer in answers)
     assert sum(audit.tokens_decoded for audit in audits.values()) == 2 * decoded
     handed_off = sum(len(answer.token_ids) > 1 for answer in answers)

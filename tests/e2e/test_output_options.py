@@ -210,4 +210,9 @@ async def test_random_weights_need_only_a_configuration(tmp_path: Path) -> None:
             body = {"model": MODEL, "prompt": "héllo", "max_tokens": 4, "ignore_eos": True}
             usage = (await client.post("/v1/completions", json=body)).json()["usage"]
     assert len(answer.token_ids) == 8
-    assert usage == {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
+    assert usage == {
+        "prompt_tokens": 6,
+        "completion_tokens": 4,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }

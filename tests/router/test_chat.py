@@ -40,7 +40,12 @@ async def test_a_whole_answer(site: SiteMaker) -> None:
         message = choice["message"]
         assert (message["role"], message["refusal"]) == ("assistant", None)
         assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
-        tokens = {"prompt_tokens": len(PROMPT), "completion_tokens": 6, "total_tokens": len(PROMPT) + 6}
+        tokens = {
+            "prompt_tokens": len(PROMPT),
+            "completion_tokens": 6,
+            "total_tokens": len(PROMPT) + 6,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         assert body["usage"] == tokens
         text = {**HELLO[0], "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}
         parts = (await chat(client, messages=[text], max_tokens=6, return_token_ids=True)).json()

@@ -55,7 +55,12 @@ async def test_choices_are_prompt_major(site: SiteMaker) -> None:
         want = [expected(list(text), 5) for text in (b"ab", b"ab", b"c", b"c")]
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
         assert [choice["token_ids"] for choice in body["choices"]] == want
-        assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 20, "total_tokens": 23}
+        assert body["usage"] == {
+            "prompt_tokens": 3,
+            "completion_tokens": 20,
+            "total_tokens": 23,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         seeds = sorted(request.sampling.seed for request in here.worker("prefill-0").prefill_requests)
         assert seeds == [0, 0, 2**64 - 1, 2**64 - 1]
         got: dict[int, list[int]] = {index: [] for index in range(4)}

@@ -47,7 +47,12 @@ async def test_a_completion(site: SiteMaker) -> None:
         choice = body["choices"][0]
         assert choice["token_ids"] == expected([1, 2, 3], 5)
         assert (choice["index"], choice["finish_reason"], choice["logprobs"]) == (0, "length", None)
-        assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+        assert body["usage"] == {
+            "prompt_tokens": 3,
+            "completion_tokens": 5,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         assert (await complete(client)).json()["usage"]["completion_tokens"] == 16
 
 
@@ -68,7 +73,12 @@ async def test_lists_of_prompts(site: SiteMaker, prompt: list[Any]) -> None:
         body = (await complete(client, prompt=prompt, max_tokens=6, return_token_ids=True)).json()
         assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
         assert [choice["token_ids"] for choice in body["choices"]] == want
-        assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 18, "total_tokens": 23}
+        assert body["usage"] == {
+            "prompt_tokens": 5,
+            "completion_tokens": 18,
+            "total_tokens": 23,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         got: dict[int, list[int]] = {0: [], 1: [], 2: []}
         async for chunk in events(client, prompt=prompt, max_tokens=6, return_token_ids=True):
             got[chunk["choices"][0]["index"]] += chunk["choices"][0]["token_ids"]

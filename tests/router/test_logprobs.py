@@ -110,7 +110,12 @@ async def test_the_prompt_alone(site: SiteMaker) -> None:
     async with site() as here, http(here) as client:
         body = (await complete(client, prompt="abcdefgh", max_tokens=0, echo=True)).json()
         assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("abcdefgh", "length")
-        assert body["usage"] == {"prompt_tokens": 8, "completion_tokens": 0, "total_tokens": 8}
+        assert body["usage"] == {
+            "prompt_tokens": 8,
+            "completion_tokens": 0,
+            "total_tokens": 8,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         assert not prefills(here)
         fields = {"prompt": "abcdefgh", "max_tokens": 0, "echo": True, "logprobs": 3}
         choice = (await complete(client, **fields)).json()["choices"][0]

@@ -1,13 +1,17 @@
-"""The prefix cache of an engine that is turned by hand: the same tokens whatever was found, and nothing leaked."""
+"""The prefix cache of an engine that is turned by hand: the same tokens whatever was found, no block lost."""
 
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from baton.engine.host_blocks import HostBlocks
+from baton.engine.host_prefixes import HostPrefixes
 from baton.v1.engine_pb2 import AuditCommand
 from baton.v1.worker_pb2 import PrefixAudit
 from tests.worker.turned import Turned, prefill, reserve
@@ -26,6 +30,10 @@ def ask(turned: Turned, prompt: list[int], most: int = 4) -> tuple[list[int], in
     command.request.token_ids[:] = prompt
     number = turned.send(prefill=command)
     turned.records.clear()
+    deadline = time.monotonic() + 10
+    while "prefill_ended" not in turned.of(number):  # what a disk has is worth a little wait
+        turned.run_out()
+        assert time.monotonic() < deadline
     turned.run_out()
     first = next(e for e in turned.events if e.id == number and e.prefill.HasField("first_token"))
     return [r.token for r in turned.records if r.has_token], first.prefill.first_token.cached_tokens
@@ -56,4 +64,49 @@ def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: Turned
         assert first == again == wanted
         assert cached == (len(tokens) - 1) // BLOCK * BLOCK
         turned.assert_free()
+    turned.close()
+
+
+def turn_until_told(turned: Turned) -> None:
+    """Lets the disk finish what it has been given."""
+    for _ in range(200):
+        turned.turn()
+        time.sleep(0.001)
+
+
+def conversation(length: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 60) for _ in range(length)]
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+@pytest.mark.parametrize("disk", [False, True])
+def test_evicted_blocks_come_back_from_the_tiers_behind(
+    tmp_path: Path, truth: Turned, chunk: int, disk: bool
+) -> None:
+    """32 blocks on the device and five prompts of ten: each evicts what came before."""
+    block_bytes = truth.ask(audit=AuditCommand()).audit.block_bytes[0]
+    turned = Turned(
+        tmp_path,
+        chunk_tokens=chunk,
+        prefix_host_mb=1,
+        **({"prefix_disk_dir": str(tmp_path / "disk")} if disk else {}),
+    )
+    store = turned.engine._parts.prefixes._store  # type: ignore[union-attr]
+    assert isinstance(store, HostPrefixes)
+    if disk:  # hardly more than a prompt needs: what comes behind pushes it on to the disk
+        store._host = HostBlocks(store._host._cache, 12 * block_bytes)
+        store._room = 12
+    prompts = [conversation(40 + seed % 3, seed) for seed in range(5)]
+    for _ in range(3):
+        for prompt in prompts:
+            wanted, _ = ask(truth, prompt)
+            assert ask(turned, prompt)[0] == wanted
+            turned.assert_free()
+            if disk:
+                turn_until_told(turned)
+    told = audit(turned)
+    assert told.evicted_blocks > 0
+    assert (told.disk_hits if disk else told.host_hits) > 0
+    assert told.disk_corrupt == 0
     turned.close()

@@ -1,0 +1,198 @@
+"""Cached blocks on a disk: one file a block, named by its hash, checked by a keyed digest when it is read.
+
+One thread writes and reads; it is asked through a bounded queue and answers through `poll`, so the engine's
+loop never waits for a disk: what the queue has no room for is not kept. A file that is not what was written
+is a miss, and deleted. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.block_hash import HASH_BYTES
+
+_MAGIC = b"BATONKV1"
+_OWNER = "owner"
+_DIGEST_BYTES = 32
+_QUEUE = 64
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """To write `data`, to read or to delete the file."""
+
+    name: bytes
+    data: bytes | None = None
+    delete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What a file held; None where it did not hold what was written, or could not be written."""
+
+    name: bytes
+    data: bytes | None
+
+
+class DiskBlocks:
+    """At most `budget` bytes of blocks in a folder of its own; all calls from the engine's loop."""
+
+    def __init__(
+        self, folder: Path, key: bytes, block_bytes: int, budget: int, wake: Callable[[], None]
+    ) -> None:
+        """What an owner of another `key` left in the folder is deleted. Raises OSError."""
+        self._folder = folder
+        self._key = key
+        self._block_bytes = block_bytes
+        self._most = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
+        self._wake = wake
+        # Least recently used first; what is being written among them.
+        self._names: OrderedDict[bytes, None] = OrderedDict()
+        self._reading: set[bytes] = set()
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(_QUEUE)
+        self._done: deque[Came] = deque()
+        self.dropped = 0
+        self.corrupt = 0
+        self._take_over()
+        self._thread = threading.Thread(target=self._work, name="disk-blocks", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def names(self) -> set[bytes]:
+        """Every block that is here, or on its way."""
+        return set(self._names)
+
+    @property
+    def takes(self) -> bool:
+        """Whether a block would be written now."""
+        return self._most > 0 and self._jobs.qsize() <= _QUEUE - 2
+
+    def offer(self, name: bytes, data: bytes) -> list[bytes]:
+        """Has a block written if `takes`; the names of those that had to go for it, its own if it is not."""
+        if name in self._names:
+            self._names.move_to_end(name)
+            return []
+        if not self.takes:
+            self.dropped += 1
+            return [name]
+        gone = []
+        if len(self._names) >= self._most:
+            oldest, _ = self._names.popitem(last=False)
+            self._jobs.put_nowait(_Job(oldest, delete=True))
+            gone.append(oldest)
+        self._names[name] = None
+        self._jobs.put_nowait(_Job(name, data))
+        return gone
+
+    def ask(self, name: bytes) -> bool:
+        """Has a block read; False where it is not here, or too much is asked already."""
+        if name in self._reading:
+            return True
+        if name not in self._names or self._jobs.full():
+            return False
+        self._names.move_to_end(name)
+        self._reading.add(name)
+        self._jobs.put_nowait(_Job(name))
+        return True
+
+    def poll(self) -> list[Came]:
+        """What has been read since the last call. A name that came without data is no more."""
+        came = []
+        while self._done:
+            one = self._done.popleft()
+            self._reading.discard(one.name)
+            if one.data is None and self._names.pop(one.name, one) is None:
+                self.corrupt += 1
+            came.append(one)
+        return came
+
+    def close(self) -> None:
+        """What is queued is written first, for a few seconds."""
+        with contextlib.suppress(queue.Full):
+            self._jobs.put(None, timeout=_CLOSE_S)
+            self._thread.join(_CLOSE_S)
+
+    def _take_over(self) -> None:
+        """Keeps what an owner of the same key left here, the youngest as far as there is room."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        owner, mark = self._folder / _OWNER, hashlib.blake2b(self._key, digest_size=HASH_BYTES).hexdigest()
+        mine = owner.is_file() and owner.read_text(encoding="ascii", errors="replace") == mark
+        size = len(_MAGIC) + _DIGEST_BYTES + self._block_bytes
+        whole = []
+        for file in self._folder.glob("*.kv*"):
+            if mine and file.suffix == ".kv" and file.stat().st_size == size:
+                whole.append((file.stat().st_mtime_ns, file))
+            else:
+                file.unlink()
+        owner.write_text(mark, encoding="ascii")
+        for place, (_, file) in enumerate(sorted(whole, reverse=True)):
+            name = _name_of(file)
+            if name is None or place >= self._most:
+                file.unlink()
+            else:
+                self._names[name] = None
+                self._names.move_to_end(name, last=False)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                if job.delete:
+                    self._path(job.name).unlink(missing_ok=True)
+                elif job.data is not None:
+                    self._write(job.name, job.data)
+                else:
+                    self._tell(Came(job.name, self._read(job.name)))
+            except OSError:  # a disk that is full, or gone: the block is not there
+                self._tell(Came(job.name, None))
+
+    def _tell(self, came: Came) -> None:
+        self._done.append(came)
+        self._wake()
+
+    def _write(self, name: bytes, data: bytes) -> None:
+        """A file appears whole or not at all."""
+        path = self._path(name)
+        part = path.with_suffix(".kvpart")
+        with part.open("wb") as file:
+            file.write(_MAGIC)
+            file.write(self._digest(name, data))
+            file.write(data)
+        os.replace(part, path)
+
+    def _read(self, name: bytes) -> bytes | None:
+        path = self._path(name)
+        whole = path.read_bytes()
+        start = len(_MAGIC) + _DIGEST_BYTES
+        data = whole[start:]
+        if whole[:start] == _MAGIC + self._digest(name, data) and len(data) == self._block_bytes:
+            return data
+        path.unlink(missing_ok=True)
+        return None
+
+    def _digest(self, name: bytes, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=_DIGEST_BYTES, key=self._key, person=name).digest()
+
+    def _path(self, name: bytes) -> Path:
+        return self._folder / f"{name.hex()}.kv"
+
+
+def _name_of(file: Path) -> bytes | None:
+    try:
+        name = bytes.fromhex(file.stem)
+    except ValueError:
+        return None
+    return name if len(name) == HASH_BYTES else None

@@ -1,0 +1,122 @@
+"""Cached blocks that the device had no room for: in the host's memory, and behind that on a disk.
+
+    evicted from the device ─▶ host ──the one used longest ago──▶ disk, if there is one that takes it
+    claimed by a prompt ◀───── host ◀──read when it is asked for── disk
+
+What is promoted stays where it was, so its next eviction copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from baton.engine.cache import KVCache
+from baton.engine.cached_blocks import Entry
+from baton.engine.disk_blocks import DiskBlocks
+from baton.engine.host_blocks import HostBlocks, Saved
+from baton.engine.prefix_cache import Stored
+
+
+class HostPrefixes:
+    """`prefix_cache.BlockStore`, in at most `budget` bytes; all calls from the engine's loop."""
+
+    def __init__(self, cache: KVCache, budget: int, disk: DiskBlocks | None = None) -> None:
+        self._host = HostBlocks(cache, budget)
+        self._disk = disk
+        self._room = self._host.free
+        # Least recently used first.
+        self._saved: OrderedDict[bytes, Saved] = OrderedDict()
+        # Those of them that a disk gave and nobody has taken yet.
+        self._from_disk: set[bytes] = set()
+        self.on_lost: Callable[[bytes], None] = lambda name: None
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._saved or (self._disk is not None and name in self._disk)
+
+    def names(self) -> set[bytes]:
+        """All that could be loaded, now or after a while."""
+        return set(self._saved) | (self._disk.names() if self._disk is not None else set())
+
+    @property
+    def stored(self) -> Stored:
+        """For who counts."""
+        if self._disk is None:
+            return Stored(len(self._saved))
+        return Stored(len(self._saved), len(self._disk), self._disk.dropped, self._disk.corrupt)
+
+    def put(self, entries: list[Entry]) -> None:
+        """Copies out, in one batch, what is not here yet; the blocks may be written when this returns."""
+        for name, _ in entries:
+            if name in self._saved:
+                self._saved.move_to_end(name)
+        fresh = [entry for entry in entries if entry[0] not in self._saved]
+        fresh = fresh[max(0, len(fresh) - self._room) :]
+        if not fresh:
+            return
+        self._make_room(len(fresh))
+        saved, copy = self._host.save(tuple(zip(*(blocks for _, blocks in fresh), strict=True)))
+        copy.wait()
+        for place, (name, _) in enumerate(fresh):
+            self._saved[name] = Saved(tuple((places[place],) for places in saved.places))
+
+    def ready(self, names: Sequence[bytes]) -> tuple[int, bool]:
+        """How many of the first `names` are in the host's memory, and whether the disk reads those behind."""
+        here = 0
+        while here < len(names) and names[here] in self._saved:
+            self._saved.move_to_end(names[here])
+            here += 1
+        if self._disk is None:
+            return here, False
+        coming = False
+        for name in names[here : self._room]:
+            if name not in self._saved and not self._disk.ask(name):
+                break
+            coming = True
+        return here, coming
+
+    def load(self, names: Sequence[bytes], blocks: Sequence[tuple[int, ...]]) -> list[str]:
+        """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
+        saved = [self._saved[name].places for name in names]
+        places = tuple(sum(group, ()) for group in zip(*saved, strict=True))
+        self._host.load(Saved(places), tuple(zip(*blocks, strict=True))).wait()
+        tiers = ["disk" if name in self._from_disk else "host" for name in names]
+        self._from_disk.difference_update(names)
+        for name in names:
+            self._saved.move_to_end(name)
+        return tiers
+
+    def poll(self) -> bool:
+        """Takes in what the disk has read; False where that was nothing."""
+        came = self._disk.poll() if self._disk is not None else []
+        for one in came:
+            if one.data is None:
+                if one.name not in self:
+                    self.on_lost(one.name)
+            elif one.name not in self._saved and self._room:
+                self._make_room(1)
+                self._saved[one.name] = self._host.save_bytes(one.data)
+                self._from_disk.add(one.name)
+        return bool(came)
+
+    def close(self) -> None:
+        """Lets the disk finish what it has been given."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _make_room(self, count: int) -> None:
+        while self._host.free < count:
+            name, saved = self._saved.popitem(last=False)
+            self._from_disk.discard(name)
+            gone = [name] if self._disk is None else self._to_disk(self._disk, name, saved)
+            self._host.release(saved)
+            for one in gone:
+                if one not in self:
+                    self.on_lost(one)
+
+    def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> list[bytes]:
+        """Names that are on the disk no more, or never came there."""
+        if name not in disk and not disk.takes:
+            disk.dropped += 1
+            return [name]
+        return disk.offer(name, b"" if name in disk else self._host.bytes_of(saved))
