@@ -73,7 +73,7 @@ PREFIX_CORRUPT = Family(
 )
 PREFIX_HITS = Family(
     "baton_worker_prefix_hit_blocks_total",
-    "Cached KV blocks that prompts took over, by where they were; those behind the device are promoted to it.",
+    "Cached KV blocks that prompts took over, by where they were; those from behind it go to the device.",
     ("tier",),
 )
 PREFIX_BLOCKS = Family("baton_worker_prefix_blocks", "Cached KV blocks, by where they are.", ("tier",))

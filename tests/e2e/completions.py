@@ -25,7 +25,7 @@ class Completion:
     """One answer: its choices by index, and OpenAI's usage."""
 
     choices: dict[int, Choice]
-    usage: dict[str, int]
+    usage: dict[str, Any]
 
     @property
     def only(self) -> Choice:

@@ -1,0 +1,131 @@
+"""What a cluster answers does not depend on what it has cached: prompts that begin alike, a token around
+every block's boundary, packed and in chunks, from every tier, against transformers in float64."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from baton.v1.router_pb2 import Usage
+from tests.e2e.cluster import Answer, Cluster, assert_all_free, baton_up
+from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
+from tests.support.reference import greedy_matches, load_reference
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+
+TOKENS = 6
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Workers, and how prompts are cut."""
+
+    workers: tuple[str, ...]
+    block: int
+    chunk: int
+
+    @property
+    def flags(self) -> list[str]:
+        cut = ["--block-tokens", str(self.block), "--chunk-tokens", str(self.chunk)]
+        return [*self.workers, *cut, "--dtype", "float64", "--numerics", "exact"]
+
+
+ONE_AND_ONE, TWO_AND_TWO = ("--prefill", "1", "--decode", "1"), ("--prefill", "2", "--decode", "2")
+BOTH = ("--both", "1")
+REDUCED = (Setting(ONE_AND_ONE, 5, 17), Setting(BOTH, 16, 24))
+FULL = tuple(
+    Setting(workers, block, chunk)
+    for workers in (ONE_AND_ONE, TWO_AND_TWO, BOTH, ("--both", "2"))
+    for block, chunk in ((5, 3), (7, 64), (16, 256))
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("setting", REDUCED, ids=str)
+async def test_tokens_are_the_same_from_every_tier(setting: Setting, tmp_path: Path) -> None:
+    await prove(setting, 4, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", FULL, ids=str)
+async def test_tokens_are_the_same_from_every_tier_in_any_cut(setting: Setting, tmp_path: Path) -> None:
+    await prove(setting, 12, tmp_path)
+
+
+async def prove(setting: Setting, blocks: int, folder: Path) -> None:
+    """A device with room for a few prompts, a host with room for a few more, a disk for all of them."""
+    FAMILIES[0].make(folder, seed=11)
+    prompts = make_prompts(setting.block, blocks)
+    longest = max(map(len, prompts)) + TOKENS
+    room = 3 * -(-longest // setting.block)
+    config = (
+        f"engine: {{kv_blocks: {room}, slots: 4, reserve_output_tokens: {TOKENS}, prefix_host_mb: 1, "
+        f"prefix_disk_dir: {folder / 'disk'}}}\n"
+    )
+    with baton_up(folder, *setting.flags, config=config) as cluster:
+        async with cluster.stub() as stub:
+            answers = [await one_round(cluster, stub, prompts) for _ in range(ROUNDS)]
+            await assert_all_free(cluster, stub, within_s=5)
+            audits = await cluster.audits(stub)
+    reference = load_reference(folder)
+    for of_prompt in zip(prompts, *answers, strict=True):
+        prompt, *told = of_prompt
+        assert len({tuple(answer.token_ids) for answer in told}) == 1, "a hit and a miss differ"
+        greedy_matches(reference, prompt, told[0].token_ids)
+    seen = [audit.prefixes for audit in audits.values()]
+    assert sum(one.evicted_blocks for one in seen) > 0
+    assert sum(one.device_hits for one in seen) > 0
+    assert sum(one.host_hits + one.disk_hits for one in seen) > 0
+    computed = sum(audit.prompt_tokens_run for audit in audits.values())
+    found = sum(one.hit_tokens for one in seen)
+    assert computed + found >= ROUNDS * sum(map(len, prompts))  # a prompt whose ticket was refused ran again
+    told_found = 0
+    for prompt, answer in zip(prompts * ROUNDS, itertools.chain(*answers), strict=True):
+        cached = usage_of(answer).cached_tokens
+        assert cached % setting.block == 0
+        assert cached < len(prompt)
+        told_found += cached
+    assert 0 < told_found <= found
+    assert not any(one.disk_corrupt for one in seen)
+
+
+async def one_round(cluster: Cluster, stub: RouterServiceAsyncStub, prompts: list[list[int]]) -> list[Answer]:
+    """Four at once, so that several are packed into a step."""
+    turn = asyncio.Semaphore(4)
+
+    async def one(prompt: list[int]) -> Answer:
+        async with turn:
+            return await cluster.generate(stub, prompt, temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
+
+    return await asyncio.gather(*map(one, prompts))
+
+
+def usage_of(answer: Answer) -> Usage:
+    assert answer.last is not None
+    return answer.last.usage
+
+
+def make_prompts(block: int, blocks: int) -> list[list[int]]:
+    """Prefixes of one text that end a token around every boundary, as they are and with an end of their own;
+    and texts of no common beginning, which push out what is cached."""
+    draw = random.Random(block)
+    text = [draw.randrange(VOCAB_SIZE) for _ in range(block * blocks + 1)]
+    lengths = sorted({n * block + off for n in range(1, blocks + 1) for off in (-1, 0, 1)} - {0})
+    prompts = [text[:length] for length in lengths]
+    prompts += [text[:length] + [draw.randrange(VOCAB_SIZE) for _ in range(block + 1)] for length in lengths]
+    prompts += [[draw.randrange(VOCAB_SIZE) for _ in text] for _ in range(4)]
+    draw.shuffle(prompts)
+    return prompts
