@@ -50,6 +50,10 @@ class CachedBlocks:
         """Every hash that is here."""
         return set(self._entries)
 
+    def blocks(self, name: bytes) -> tuple[int, ...]:
+        """Those of an entry, one a cache group."""
+        return self._entries[name]
+
     def add(self, name: bytes, blocks: tuple[int, ...]) -> bool:
         """Names held blocks whose contents are final; False where the name, or one of them, has its match."""
         if name in self._entries or any(

@@ -160,6 +160,10 @@ class PrefixCache:
             if ordinal >= start and self._cached.add(names[ordinal], blocks):
                 self._changes[names[ordinal]] = True
 
+    def untold(self) -> dict[bytes, bool]:
+        """What `take_changes` has yet to give: whether this worker has each name."""
+        return dict(self._changes)
+
     def take_changes(self, limit: int) -> tuple[list[bytes], list[bytes]]:
         """Names that came and names that went since the last call, at most `limit` together."""
         part = dict(islice(self._changes.items(), limit))
@@ -217,8 +221,9 @@ class PrefixCache:
         if self._store is not None:
             self._store.put(entries)
         for name, _ in entries:
-            if self._store is None or name not in self._store:
-                self._changes[name] = False
+            stored = self._store is not None and name in self._store
+            if not stored or name in self._changes:  # it may have been lost, and put again
+                self._changes[name] = stored
 
     def _lost(self, name: bytes) -> None:
         if name not in self._cached:

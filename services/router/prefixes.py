@@ -143,10 +143,9 @@ class Prefixes:
     def _told(self, worker: Worker, names: Sequence[bytes], count: int) -> None:
         if count:
             self._believe(worker, names[:count])
-        view = self._views.get(worker.identity.incarnation, {})
-        old = time.monotonic() - _UNTOLD_S
+        view, old = self._views.get(worker.identity.incarnation), time.monotonic() - _UNTOLD_S
         for name in names[count : count + 1]:  # a chain ends with its first missing block
-            if view.get(name, old) < old:
+            if view is not None and view.get(name, old) < old:
                 del view[name]
 
     def forget_lost(self) -> None:

@@ -176,8 +176,12 @@ class FakeWorker(
             max_context_tokens=self.max_context,
             vocab_size=VOCAB,
             load=worker_pb2.Load(
-                slots=self.slots, free_slots=self.slots - self.used_slots - self.behaviour.foreign_slots
+                slots=self.slots,
+                free_slots=self.slots - self.used_slots - self.behaviour.foreign_slots,
+                blocks=1000,
+                block_tokens=16,
             ),
+            cache_dtype="float32",
             draining=self.behaviour.draining,
         )
 

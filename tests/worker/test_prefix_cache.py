@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from baton.engine.host_blocks import HostBlocks
 from baton.engine.host_prefixes import HostPrefixes
@@ -41,6 +42,11 @@ def ask(turned: Turned, prompt: list[int], most: int = 4) -> tuple[list[int], in
 
 def audit(turned: Turned) -> PrefixAudit:
     return turned.ask(audit=AuditCommand()).audit.prefixes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +92,8 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
 ) -> None:
     """32 blocks on the device and five prompts of ten: each evicts what came before."""
     block_bytes = truth.ask(audit=AuditCommand()).audit.block_bytes[0]
-    turned = Turned(
-        tmp_path,
-        chunk_tokens=chunk,
-        prefix_host_mb=1,
-        **({"prefix_disk_dir": str(tmp_path / "disk")} if disk else {}),
-    )
+    folder = str(tmp_path / "disk") if disk else None
+    turned = Turned(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
     store = turned.engine._parts.prefixes._store  # type: ignore[union-attr]
     assert isinstance(store, HostPrefixes)
     if disk:  # hardly more than a prompt needs: what comes behind pushes it on to the disk

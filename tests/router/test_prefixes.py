@@ -1,0 +1,166 @@
+"""Whom a prompt is sent to because of what is cached there, and that nothing waits to know."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from baton.block_hash import BlockHasher, seed_of
+from baton.errors import BatonError, ErrorKind
+from baton.state import Memory, State
+from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
+from baton.v1.worker_pb2 import DescribeResponse, Load
+from services.router.directory import Directory
+from services.router.placement import Placement
+from services.router.prefixes import Prefixes
+from services.router.worker import Peer, Worker
+from tests.router.conftest import SiteMaker, ids_request, until
+
+BLOCK, SECRET = 4, "a secret of sixteen"
+PROMPT = list(range(1, 22))  # five full blocks; the last token has to be computed
+
+
+def worker(number: int, *, fingerprint: bytes = b"same", role: str = "PREFILL", blocks: int = 100) -> Worker:
+    described = DescribeResponse(
+        identity=WorkerIdentity(
+            name=f"w{number}", incarnation=bytes([number]) * 16, role=WorkerRole.Value(f"WORKER_ROLE_{role}")
+        ),
+        fingerprint=fingerprint,
+        cache_dtype="float32",
+        load=Load(slots=8, free_slots=8, blocks=blocks, block_tokens=BLOCK),
+    )
+    found = Worker(cast("Peer", None), described, lambda: None)
+    found.following = True
+    return found
+
+
+class Workers(Directory):
+    """Those of a test, without any process."""
+
+    def __init__(self, workers: list[Worker]) -> None:
+        self.mine = workers
+
+    @property
+    def workers(self) -> list[Worker]:
+        return self.mine
+
+
+def names(count: int, *, tenant: str = "") -> tuple[bytes, ...]:
+    seed = seed_of(SECRET.encode(), tenant=tenant, model=b"same", adapter="", cache_dtype="float32")
+    return BlockHasher(seed, BLOCK).hashes(PROMPT)[:count]
+
+
+async def test_what_was_sent_is_believed_to_be_there() -> None:
+    one, two = worker(1), worker(2)
+    prefixes = Prefixes(SECRET, lambda: [one, two])
+    prompt = await prefixes.name(PROMPT)
+    assert prompt.of(one) == names(5)
+    assert prefixes.cached_tokens(one, prompt) == 0
+    prefixes.sent(one, await prefixes.name(PROMPT[:14]))
+    assert (prefixes.cached_tokens(one, prompt), prefixes.cached_tokens(two, prompt)) == (12, 0)
+    assert prefixes.cached_tokens(one, await prefixes.name(PROMPT[:12])) == 8  # one token is always computed
+    assert prefixes.cached_tokens(one, await prefixes.name([9, *PROMPT])) == 0
+
+
+async def test_no_tenant_and_no_other_model_shares_and_without_a_secret_nobody_does() -> None:
+    one, other = worker(1), worker(2, fingerprint=b"other")
+    prefixes = Prefixes(SECRET, lambda: [one, other])
+    prompt = await prefixes.name(PROMPT, "a")
+    assert not set(prompt.of(one)) & set(prompt.of(other))
+    prefixes.sent(one, prompt)
+    assert prefixes.cached_tokens(one, await prefixes.name(PROMPT, "a")) == 20
+    assert prefixes.cached_tokens(one, await prefixes.name(PROMPT, "b")) == 0
+    nobody = Prefixes("", lambda: [one])
+    nobody.sent(one, await nobody.name(PROMPT))
+    assert nobody.cached_tokens(one, await nobody.name(PROMPT)) == 0
+
+
+async def test_no_more_is_believed_than_a_worker_has_room_for_and_nothing_of_the_dead() -> None:
+    one = worker(1, blocks=3)
+    live = [one]
+    prefixes = Prefixes(SECRET, lambda: live)
+    prompt = await prefixes.name(PROMPT)
+    prefixes.sent(one, prompt)
+    assert prefixes.cached_tokens(one, prompt) == 3 * BLOCK
+    live.clear()
+    prefixes.forget_lost()
+    assert prefixes.cached_tokens(one, prompt) == 0
+
+
+async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> None:
+    one, two, decode = worker(1), worker(2), worker(3, role="DECODE")
+    prefixes = Prefixes(SECRET, lambda: [one, two, decode])
+    prompt = await prefixes.name(PROMPT)
+    prefixes.sent(two, prompt)
+
+    def pick() -> tuple[str, int]:
+        placed = Placement(Workers([one, two, decode]), prefill_ahead_tokens=1000).pick(
+            len(PROMPT), 5, lambda at: prefixes.cached_tokens(at, prompt)
+        )
+        assert placed is not None
+        queued = placed.prefill.queued_tokens
+        placed.release()
+        return placed.prefill.name, queued
+
+    assert pick() == ("w2", 1)  # of 21 tokens, 20 are there
+    two.queued_tokens = 19
+    assert pick()[0] == "w2"
+    two.queued_tokens = 21
+    assert pick() == ("w1", 21)
+
+
+async def test_a_worker_that_does_both_is_chosen_for_what_it_has() -> None:
+    one, two = worker(1, role="BOTH"), worker(2, role="BOTH")
+    placement = Placement(Workers([one, two]), prefill_ahead_tokens=1000)
+    two.claimed_slots = 3
+    claim = placement.pick(21, 5, lambda at: 20 if at is two else 0)
+    assert claim is not None
+    assert claim.decode is two
+    two.queued_tokens = 20
+    other = placement.pick(21, 5, lambda at: 20 if at is two else 0)
+    assert other is not None
+    assert other.decode is one
+
+
+async def test_the_index_corrects_the_view_beside_the_way() -> None:
+    state = State.in_memory(Memory())
+    one, two = worker(1), worker(2)
+    await state.prefix_index.apply(two.identity.incarnation.hex(), names(3), [], fresh=True)
+    prefixes = Prefixes(SECRET, lambda: [one, two], state)
+    prompt = await prefixes.name(PROMPT)
+    assert prefixes.cached_tokens(two, prompt) == 0  # nobody has waited
+    await until(lambda: prefixes.cached_tokens(two, prompt) == 12)
+    prefixes.sent(one, prompt)
+    await prefixes.name(PROMPT)
+    await asyncio.sleep(0.05)
+    assert prefixes.cached_tokens(one, prompt) == 20  # too young for the index to know better
+    await prefixes.close()
+    await state.close()
+
+
+async def test_an_index_that_is_away_costs_nothing() -> None:
+    memory = Memory()
+    state = State.in_memory(memory)
+    memory.away = True
+    with pytest.raises(BatonError) as refused:
+        await state.prefix_index.longest_prefix(names(1), ["x"])
+    assert refused.value.kind is ErrorKind.UNAVAILABLE
+    one = worker(1)
+    prefixes = Prefixes(SECRET, lambda: [one], state)
+    prompt = await prefixes.name(PROMPT)
+    prefixes.sent(one, prompt)
+    await asyncio.sleep(0.02)
+    assert prefixes.cached_tokens(one, prompt) == 20
+    await prefixes.close()
+    await state.close(0.1)
+
+
+async def test_prompts_that_begin_alike_go_where_the_first_went(site: SiteMaker) -> None:
+    async with site(prefill=3, decode=1, prefix_secret=SECRET) as here:
+        last = [await here.generate(ids_request([*range(32), n])) for n in range(6)]
+        assert len({answer[-1].trace.prefill_worker for answer in last}) == 1
+        others = [await here.generate(ids_request([n + 40] * 33)) for n in range(6)]
+        assert all(answer[-1].usage.cached_tokens == 0 for answer in others)
+        await here.quiet()
