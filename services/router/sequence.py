@@ -79,7 +79,7 @@ class Sequence:
         """`accept` for prefill's token."""
         if attempt == self.attempt and not self.prompt_told:
             return self._fail("a token came before all of the prompt's logprobs")
-        if attempt == self.attempt and not self.emitted:
+        if attempt == self.attempt and first.number == 0:
             self.cached_tokens = min(first.cached_tokens, self._prompt_length)
         logprobs = (first.logprobs,) if first.HasField("logprobs") else ()
         self.accept(attempt, first.number, (first.token_id,), first.finish_reason, logprobs)

@@ -65,6 +65,45 @@ async def test_tokens_are_the_same_from_every_tier_in_any_cut(setting: Setting, 
     await prove(setting, 12, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "workers", [pytest.param(TWO_AND_TWO, marks=pytest.mark.slow), ("--both", "2")], ids=str
+)
+async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
+    workers: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Each turn is the one before, its answer and a few words more; then another conversation."""
+    block = 5
+    FAMILIES[0].make(tmp_path, seed=11)
+    draw = random.Random(3)
+    both = workers == ("--both", "2")
+    with baton_up(tmp_path, *Setting(workers, block, 17).flags) as cluster:
+        async with cluster.stub() as stub:
+
+            async def converse() -> list[tuple[list[int], Answer]]:
+                turns: list[tuple[list[int], Answer]] = []
+                said: list[int] = []
+                for _ in range(4):
+                    said = said + [draw.randrange(VOCAB_SIZE) for _ in range(13)]
+                    answer = await cluster.generate(
+                        stub, said, temperature=0.0, max_tokens=9, ignore_eos=True
+                    )
+                    turns.append((said, answer))
+                    said = said + answer.token_ids
+                    await asyncio.sleep(0.05)  # its slot's last word is on its way to the engine
+                return turns
+
+            conversations = [await converse(), await converse()]
+            await assert_all_free(cluster, stub, within_s=5)
+    reference = load_reference(tmp_path)
+    for turns in conversations:
+        for prompt, answer in turns:
+            greedy_matches(reference, prompt, answer.token_ids)
+        for (before, said), (_, answer) in itertools.pairwise(turns):
+            known = len(before) + (len(said.token_ids) - 1 if both else 0)
+            assert usage_of(answer).cached_tokens == known // block * block
+        assert len({one.last.trace.prefill_worker for _, one in turns if one.last}) == 1
+
+
 async def prove(setting: Setting, blocks: int, folder: Path) -> None:
     """A device with room for a few prompts, a host with room for a few more, a disk for all of them."""
     FAMILIES[0].make(folder, seed=11)

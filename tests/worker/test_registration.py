@@ -12,6 +12,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.state import State
 from baton.state.embedded import EmbeddedServer
+from baton.v1.engine_pb2 import PrefixesEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.common.config import StateConfig, WorkerConfig
@@ -80,6 +81,32 @@ async def test_from_its_first_word_to_its_last(server: EmbeddedServer) -> None:
     await until(draining)
     await worker.leave()
     assert (await reader.registry.listing()).entries == ()
+    await reader.close()
+
+
+async def test_what_it_caches_is_in_the_index_for_as_long_as_it_lives(server: EmbeddedServer) -> None:
+    reader = await State.open(server.url, namespace="ours")
+    worker, served = registration(server.url), Served()
+    enter(worker, served)
+    me = served.describe().identity.incarnation
+    one, two, three = (bytes([number]) * 16 for number in range(3))
+
+    async def known() -> int:
+        return (await reader.prefix_index.longest_prefix([one, two, three], [me.hex()])).get(me.hex(), 0)
+
+    async def becomes(count: int) -> None:
+        async with asyncio.timeout(5):
+            while await known() != count:  # noqa: ASYNC110 (Redis tells nobody)
+                await asyncio.sleep(0.02)
+
+    worker.tell_prefixes(me, PrefixesEvent(added=[one, two, three]))
+    await becomes(3)
+    worker.tell_prefixes(me, PrefixesEvent(removed=[two]))
+    await becomes(1)
+    worker.tell_prefixes(me, PrefixesEvent(added=[two], removed=[three]))
+    await becomes(2)
+    await worker.leave()
+    assert await known() == 0
     await reader.close()
 
 
