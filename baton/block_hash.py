@@ -34,12 +34,10 @@ class BlockHasher:
         self.block_tokens = block_tokens
         self._pack = struct.Struct(f"<{block_tokens}I").pack
 
-    def hashes(self, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
-        """One hash a full block, in order. `known`: those of the first blocks, if they were made before."""
-        size = self.block_tokens
-        found = list(known[: len(token_ids) // size])
-        last = found[-1] if found else self.seed
-        for start in range(len(found) * size, len(token_ids) - size + 1, size):
+    def hashes(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
+        """One hash a full block, in order."""
+        size, last, found = self.block_tokens, self.seed, []
+        for start in range(0, len(token_ids) - size + 1, size):
             last = _hash(last, self._pack(*token_ids[start : start + size]))
             found.append(last)
         return tuple(found)

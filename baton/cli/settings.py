@@ -70,6 +70,7 @@ FLAGS = (
     Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: by memory)"),
     Flag("--max-context-tokens", "engine.max_context_tokens", "N", "longest prompt and output together"),
     Flag("--kernel-cache", "engine.kernel_cache", "DIR", "compiled kernels (default: Triton's own folder)"),
+    Flag("--prefix-secret", "prefix_secret", "SECRET", "names cached blocks (default: a random one)"),
     Flag("--log-level", "log_level", "debug|info|warning|error", "of every process"),
 )
 
@@ -164,7 +165,7 @@ def first_line(error: ValidationError) -> str:
         return str(first["ctx"]["error"])
     flag = next((flag.name for flag in FLAGS if flag.path == path), None)
     place = f"{path} ({flag})" if flag else path
-    if path.startswith("state"):  # it may hold a password
+    if path.startswith(("state", "prefix_secret")):  # it may hold a password
         return f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}"
     return f"{place} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}"
 

@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", default="0", help="0: any free port, told in the ready line on stdout")
     parser.add_argument("--metrics-port", default="0", help="0: any free port, told in the ready line")
-    settings.add_flags(parser, only=("engine.", "state."))
+    settings.add_flags(parser, only=("engine.", "state.", "prefix_secret"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,6 +66,7 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
             served_model_name=common.served_model_name,
             engine=common.engine,
             state=state,
+            prefix_secret=common.prefix_secret or "",
         )
     except ValidationError as error:
         raise settings.invalid(settings.first_line(error)) from None

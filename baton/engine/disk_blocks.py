@@ -22,8 +22,10 @@ from baton.block_hash import HASH_BYTES
 _MAGIC = b"BATONKV1"
 _OWNER = "owner"
 _DIGEST_BYTES = 32
+# Jobs that may wait, and about what their blocks may take of the host's memory.
 _QUEUE = 64
-_CLOSE_S = 5.0
+_QUEUE_BYTES = 128 * 10**6
+_CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class DiskBlocks:
         # Least recently used first; what is being written among them.
         self._names: OrderedDict[bytes, None] = OrderedDict()
         self._reading: set[bytes] = set()
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(_QUEUE)
+        self._most_jobs = max(4, min(_QUEUE, _QUEUE_BYTES // block_bytes))
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(self._most_jobs)
         self._done: deque[Came] = deque()
         self.dropped = 0
         self.corrupt = 0
@@ -77,9 +80,14 @@ class DiskBlocks:
         return set(self._names)
 
     @property
+    def room(self) -> int:
+        """Blocks that it may hold."""
+        return self._most
+
+    @property
     def takes(self) -> bool:
         """Whether a block would be written now."""
-        return self._most > 0 and self._jobs.qsize() <= _QUEUE - 2
+        return self._most > 0 and self._jobs.qsize() <= self._most_jobs - 2
 
     def offer(self, name: bytes, data: bytes) -> list[bytes]:
         """Has a block written if `takes`; the names of those that had to go for it, its own if it is not."""
@@ -128,7 +136,7 @@ class DiskBlocks:
 
     def _take_over(self) -> None:
         """Keeps what an owner of the same key left here, the youngest as far as there is room."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner, mark = self._folder / _OWNER, hashlib.blake2b(self._key, digest_size=HASH_BYTES).hexdigest()
         mine = owner.is_file() and owner.read_text(encoding="ascii", errors="replace") == mark
         size = len(_MAGIC) + _DIGEST_BYTES + self._block_bytes

@@ -10,12 +10,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
 
+from baton.engine.blocks import BlockTables
 from baton.engine.cache import KVCache
 from baton.engine.cached_blocks import Entry
 from baton.engine.disk_blocks import DiskBlocks
 from baton.engine.host_blocks import HostBlocks, Saved
 from baton.engine.prefix_cache import Stored
+
+# How many of the oldest blocks are looked at for one that the disk has not got yet.
+_AHEAD = 256
 
 
 class HostPrefixes:
@@ -75,11 +80,11 @@ class HostPrefixes:
             coming = True
         return here, coming
 
-    def load(self, names: Sequence[bytes], blocks: Sequence[tuple[int, ...]]) -> list[str]:
+    def load(self, names: Sequence[bytes], tables: BlockTables) -> list[str]:
         """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
         saved = [self._saved[name].places for name in names]
-        places = tuple(sum(group, ()) for group in zip(*saved, strict=True))
-        self._host.load(Saved(places), tuple(zip(*blocks, strict=True))).wait()
+        places = tuple(tuple(place for (place,) in group) for group in zip(*saved, strict=True))
+        self._host.load(Saved(places), tables).wait()
         tiers = ["disk" if name in self._from_disk else "host" for name in names]
         self._from_disk.difference_update(names)
         for name in names:
@@ -88,16 +93,18 @@ class HostPrefixes:
 
     def poll(self) -> bool:
         """Takes in what the disk has read; False where that was nothing."""
-        came = self._disk.poll() if self._disk is not None else []
+        if self._disk is None:
+            return False
+        came = self._disk.poll()
         for one in came:
             if one.data is None:
                 if one.name not in self:
                     self.on_lost(one.name)
-            elif one.name not in self._saved and self._room:
+            elif one.name in self._disk and one.name not in self._saved and self._room:
                 self._make_room(1)
                 self._saved[one.name] = self._host.save_bytes(one.data)
                 self._from_disk.add(one.name)
-        return bool(came)
+        return self._write_ahead(self._disk) or bool(came)
 
     def close(self) -> None:
         """Lets the disk finish what it has been given."""
@@ -108,15 +115,26 @@ class HostPrefixes:
         while self._host.free < count:
             name, saved = self._saved.popitem(last=False)
             self._from_disk.discard(name)
-            gone = [name] if self._disk is None else self._to_disk(self._disk, name, saved)
+            if self._disk is None:
+                self.on_lost(name)
+            else:
+                self._to_disk(self._disk, name, saved)
             self._host.release(saved)
-            for one in gone:
-                if one not in self:
-                    self.on_lost(one)
 
-    def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> list[bytes]:
-        """Names that are on the disk no more, or never came there."""
-        if name not in disk and not disk.takes:
-            disk.dropped += 1
-            return [name]
-        return disk.offer(name, b"" if name in disk else self._host.bytes_of(saved))
+    def _write_ahead(self, disk: DiskBlocks) -> bool:
+        """Once memory is nearly full, one of the oldest goes to the disk each turn, before its place is wanted:
+        blocks are given up in batches that no disk keeps up with. False where none is due."""
+        if len(self._saved) <= self._room * 3 // 4 or not disk.takes:
+            return False
+        oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))
+        due = next(((name, saved) for name, saved in oldest if name not in disk), None)
+        if due is not None:
+            self._to_disk(disk, *due)
+        return due is not None
+
+    def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> None:
+        """Offers a block; tells of those that went for it, or of itself."""
+        copy = name not in disk and disk.takes
+        for one in disk.offer(name, self._host.bytes_of(saved) if copy else b""):
+            if one not in self:
+                self.on_lost(one)

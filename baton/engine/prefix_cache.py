@@ -25,7 +25,6 @@ from baton.engine.cached_blocks import Entry
 from baton.engine.sequence import Sequence
 
 DEVICE = "device"
-TIERS = (DEVICE, "host", "disk")
 # The longest that a prompt waits for blocks that are being read from a disk; then they are computed.
 PATIENCE_S = 0.25
 
@@ -58,8 +57,8 @@ class BlockStore(Protocol):
     def ready(self, names: Run[bytes]) -> tuple[int, bool]:
         """How many of the first `names` can be loaded now, and whether more will be soon."""
 
-    def load(self, names: Run[bytes], blocks: Run[tuple[int, ...]]) -> list[str]:
-        """Copies what is ready into blocks, one a cache group each; the tier that each came from."""
+    def load(self, names: Run[bytes], tables: BlockTables) -> list[str]:
+        """Copies what is ready into blocks, as many of every cache group; the tier that each came from."""
 
     def poll(self) -> bool:
         """Takes in what has been read or written meanwhile; False where that was nothing."""
@@ -140,25 +139,22 @@ class PrefixCache:
 
     def computed(self, sequence: Sequence) -> None:
         """Names the blocks that have become full."""
-        if sequence.blocks is not None:
-            full = sequence.computed // self._pools.layout.groups[0].block_tokens
-            self.keep(sequence.hashes[:full], sequence.blocks, sequence.named)
-            sequence.named = max(sequence.named, min(full, len(sequence.hashes)))
+        full = min(len(sequence.hashes), sequence.computed // self._pools.layout.groups[0].block_tokens)
+        if sequence.blocks is not None and full > sequence.named:
+            tables = tuple(table[sequence.named : full] for table in sequence.blocks)
+            self._keep(sequence.hashes[sequence.named : full], tables)
+            sequence.named = full
 
-    def keep_finished(
-        self, token_ids: Run[int], tables: BlockTables, known: Run[bytes] = (), tenant: str = ""
-    ) -> None:
+    def keep_finished(self, token_ids: Run[int], tables: BlockTables, tenant: str = "") -> None:
         """Names the full blocks of a sequence that has ended, while its owner still holds them. `token_ids`:
-        those that have KV; `known`: the names of its first blocks."""
-        self.keep(self._hasher_of(tenant).hashes(token_ids, known), tables, 0)
+        those that have KV."""
+        self._keep(self._hasher_of(tenant).hashes(token_ids), tables)
 
-    def keep(self, names: Run[bytes], tables: BlockTables, start: int) -> None:
-        """Names the blocks from ordinal `start` on; one whose name another has stays without."""
-        for ordinal, blocks in enumerate(zip(*tables, strict=False)):
-            if ordinal >= len(names):
-                return
-            if ordinal >= start and self._cached.add(names[ordinal], blocks):
-                self._changes[names[ordinal]] = True
+    def _keep(self, names: Run[bytes], tables: BlockTables) -> None:
+        """Names blocks; one whose name another has stays without."""
+        for name, *blocks in zip(names, *tables, strict=False):
+            if self._cached.add(name, tuple(blocks)):
+                self._changes[name] = True
 
     def untold(self) -> dict[bytes, bool]:
         """What `take_changes` has yet to give: whether this worker has each name."""
@@ -205,9 +201,9 @@ class PrefixCache:
             return 0
         count, _ = self._store.ready(names)  # to make room for these blocks may have cost some of them
         if count:
-            blocks = [tuple(table[start + i] for table in tables) for i in range(count)]
-            self.hit_blocks.update(self._store.load(names[:count], blocks))
-            self.keep(tuple(bytes(0) for _ in range(start)) + tuple(names[:count]), tables, start)
+            filled = tuple(table[start : start + count] for table in tables)
+            self.hit_blocks.update(self._store.load(names[:count], filled))
+            self._keep(names[:count], filled)
         return count
 
     def _count(self, sequence: Sequence, blocks: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import takewhile
@@ -52,7 +52,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The names of a prompt's blocks, for every kind of worker there is; at least one token is left out."""
+    """The names of a prompt's blocks, for each kind of worker; at least one token is left out."""
 
     names: dict[Kind, tuple[bytes, ...]] = field(default_factory=dict)
 
@@ -76,10 +76,12 @@ class Prefixes:
         self._asking: set[asyncio.Task[None]] = set()
 
     async def name(self, token_ids: Sequence[int], tenant: str = "") -> Prompt:
-        """Hashes a prompt's blocks, once; long ones off the loop. Has the index asked about them."""
+        """Hashes a prompt's blocks, once; long ones off the loop. Has the index asked about them. Where there
+        is one worker of a kind there is nothing to choose, and nothing is done."""
         prompt = Prompt()
         if self._secret:
-            for kind in dict.fromkeys(filter(None, map(Kind.of, self._workers()))):
+            kinds = Counter(filter(None, map(Kind.of, self._workers())))
+            for kind in (kind for kind, count in kinds.items() if count > 1):
                 hasher, usable = self._hasher(kind, tenant), token_ids[:-1]
                 if len(usable) > _LONG_TOKENS:
                     prompt.names[kind] = await asyncio.to_thread(hasher.hashes, usable)

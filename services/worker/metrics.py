@@ -31,7 +31,7 @@ def _links(audit: Audit, sending: bool) -> list[LinkAudit]:
 SLOTS = Family("baton_worker_slots", "Sequences that can be decoded at once.")
 FREE_SLOTS = Family("baton_worker_free_slots", "Slots that no sequence or ticket holds.")
 BLOCKS = Family("baton_worker_blocks", "KV blocks.")
-FREE_BLOCKS = Family("baton_worker_free_blocks", "KV blocks that nobody holds.")
+FREE_BLOCKS = Family("baton_worker_free_blocks", "KV blocks that nobody holds, idle cached ones among them.")
 PINNED = Family("baton_worker_pinned_blocks", "KV blocks that a transfer still reads.")
 TICKETS = Family("baton_worker_live_tickets", "Promises that have not ended, running sequences among them.")
 TOMBSTONES = Family("baton_worker_tombstones", "Cancelled attempts that would still be refused.")

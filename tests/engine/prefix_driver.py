@@ -87,9 +87,9 @@ class FakeStore:
         self._asked.update(name for name in behind if name in self.held)
         return here, any(name in self._asked for name in behind)
 
-    def load(self, names: Run[bytes], blocks: Run[tuple[int, ...]]) -> list[str]:
-        for name, place in zip(names, blocks, strict=True):
-            self._memory.write(place, self.held[name])
+    def load(self, names: Run[bytes], tables: BlockTables) -> list[str]:
+        for name, *blocks in zip(names, *tables, strict=True):
+            self._memory.write(tuple(blocks), self.held[name])
         return ["host"] * len(names)
 
     def poll(self) -> bool:

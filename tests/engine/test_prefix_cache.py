@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.prefix_driver import Driver
+from baton.engine.blocks import OutOfBlocksError
+from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from tests.engine.prefix_driver import BLOCK, Driver
 
 
 @pytest.mark.parametrize(("groups", "store"), [(1, 10), (2, 10), (1, 0)])
@@ -45,3 +48,62 @@ def test_any_worker_agrees_with_the_model(
     for _ in range(steps):
         driver.step()
     driver.run_out()
+
+
+def test_a_block_that_a_transfer_reads_is_not_evicted() -> None:
+    """Its sequence has ended, and every block is wanted."""
+    driver = Driver(0, blocks=4, store=0)
+    pools = driver.pools
+    tables = pools.allocate(3 * BLOCK)
+    for number, block in enumerate(tables[0]):
+        driver.memory.write((block,), str(number))
+    driver.cache.keep_finished(range(3 * BLOCK), tables)
+    pinned = tables[0][1]
+    pools.pools[0].pin(pinned)
+    pools.release(tables)
+    assert pools.available() == (3,)
+    with pytest.raises(OutOfBlocksError):
+        pools.allocate(4 * BLOCK)
+    others = pools.allocate(3 * BLOCK)
+    assert pinned not in others[0]
+    assert len(pools.cached) == 1
+    pools.pools[0].unpin(pinned)
+    assert pools.available() == (1,)
+    assert pools.allocate(BLOCK) == ((pinned,),)
+    assert len(pools.cached) == 0
+
+
+def test_a_chunk_starts_behind_what_is_cached() -> None:
+    driver = Driver(0, blocks=20, store=0)
+    scheduler = PrefillScheduler(driver.pools, StepBounds(5), max_sequences=4, prefixes=driver.cache)
+    starts = []
+    for length in (10, 11, 12, 13):
+        one = prompt(driver, length)
+        scheduler.add(one)
+        chunks = []
+        while one.computed < one.length:
+            chunks += scheduler.schedule()
+            scheduler.computed(chunks[-1])
+        assert sum(chunk.count for chunk in chunks) == length - one.cached
+        starts.append(chunks[0].start)
+        scheduler.remove(one)
+    assert starts == [0, 9, 9, 12]
+    assert driver.pools.free == driver.pools.total
+
+
+def test_who_is_lent_blocks_starts_beside_those_that_wait_for_some() -> None:
+    """Else neither would ever go on: the blocks that one waits for are given back by the other."""
+    driver = Driver(0, blocks=6, store=0)
+    scheduler = PrefillScheduler(driver.pools, StepBounds(100), max_sequences=4, prefixes=driver.cache)
+    borrower, waiting = prompt(driver, 12), prompt(driver, 8)
+    borrower.blocks, borrower.borrowed = driver.pools.allocate(12), True
+    borrower.lend = lambda prefix: prefix
+    scheduler.add(waiting)
+    scheduler.add(borrower)
+    assert [chunk.sequence for chunk in scheduler.schedule()] == [borrower]
+
+
+def prompt(driver: Driver, length: int) -> Sequence:
+    one = Sequence(tuple(range(length)), length, SamplingParams(), Limits(max_tokens=4))
+    driver.cache.name(one)
+    return one

@@ -66,20 +66,22 @@ async def test_what_was_sent_is_believed_to_be_there() -> None:
 
 async def test_no_tenant_and_no_other_model_shares_and_without_a_secret_nobody_does() -> None:
     one, other = worker(1), worker(2, fingerprint=b"other")
-    prefixes = Prefixes(SECRET, lambda: [one, other])
+    all_there = [one, other, worker(3), worker(4, fingerprint=b"other")]
+    prefixes = Prefixes(SECRET, lambda: all_there)
     prompt = await prefixes.name(PROMPT, "a")
     assert not set(prompt.of(one)) & set(prompt.of(other))
     prefixes.sent(one, prompt)
     assert prefixes.cached_tokens(one, await prefixes.name(PROMPT, "a")) == 20
     assert prefixes.cached_tokens(one, await prefixes.name(PROMPT, "b")) == 0
-    nobody = Prefixes("", lambda: [one])
+    nobody = Prefixes("", lambda: all_there)
     nobody.sent(one, await nobody.name(PROMPT))
     assert nobody.cached_tokens(one, await nobody.name(PROMPT)) == 0
 
 
 async def test_no_more_is_believed_than_a_worker_has_room_for_and_nothing_of_the_dead() -> None:
     one = worker(1, blocks=3)
-    live = [one]
+    twin = worker(2)  # a lone worker is not asked about
+    live = [one, twin]
     prefixes = Prefixes(SECRET, lambda: live)
     prompt = await prefixes.name(PROMPT)
     prefixes.sent(one, prompt)
@@ -148,7 +150,7 @@ async def test_an_index_that_is_away_costs_nothing() -> None:
         await state.prefix_index.longest_prefix(names(1), ["x"])
     assert refused.value.kind is ErrorKind.UNAVAILABLE
     one = worker(1)
-    prefixes = Prefixes(SECRET, lambda: [one], state)
+    prefixes = Prefixes(SECRET, lambda: [one, worker(2)], state)
     prompt = await prefixes.name(PROMPT)
     prefixes.sent(one, prompt)
     await asyncio.sleep(0.02)
