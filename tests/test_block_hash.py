@@ -25,9 +25,7 @@ def test_only_full_blocks_have_names_and_a_name_stands_for_all_before_it() -> No
     assert hasher().hashes(range(3)) == ()
 
 
-@given(
-    st.lists(st.integers(0, 2**32 - 1), max_size=40), st.lists(st.integers(0, 2**32 - 1), max_size=40)
-)
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.lists(st.integers(0, 2**32 - 1), max_size=40))
 def test_two_sequences_share_the_names_of_their_common_blocks_alone(one: list[int], other: list[int]) -> None:
     common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
     common = min(len(one), len(other)) if common is None else common

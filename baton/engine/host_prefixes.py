@@ -122,7 +122,7 @@ class HostPrefixes:
             self._host.release(saved)
 
     def _write_ahead(self, disk: DiskBlocks) -> bool:
-        """Once memory is nearly full, one of the oldest goes to the disk each turn, before its place is wanted:
+        """Once memory is nearly full, one of the oldest goes to the disk a turn, before its place is wanted:
         blocks are given up in batches that no disk keeps up with. False where none is due."""
         if len(self._saved) <= self._room * 3 // 4 or not disk.takes:
             return False
