@@ -10,7 +10,9 @@ from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
 
 
-def prefill_loop(model: LoadedModel, engine: EngineConfig, prefixes: PrefixCache | None) -> PrefillLoop:
+def prefill_loop(
+    model: LoadedModel, engine: EngineConfig, prefixes: PrefixCache | None = None
+) -> PrefillLoop:
     bounds = StepBounds(engine.chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3)
     scheduler = PrefillScheduler(
         model.pools,
