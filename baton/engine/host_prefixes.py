@@ -21,6 +21,8 @@ from baton.engine.prefix_cache import Stored
 
 # How many of the oldest blocks are looked at for one that the disk has not got yet.
 _AHEAD = 256
+# What is copied for the disk in a turn of the loop, if it is more than one block.
+_AHEAD_BYTES = 8 * 10**6
 
 
 class HostPrefixes:
@@ -30,6 +32,8 @@ class HostPrefixes:
         self._host = HostBlocks(cache, budget)
         self._disk = disk
         self._room = self._host.free
+        block_bytes = sum(group.block_bytes for group in cache.layout.groups)
+        self._ahead_a_turn = max(1, _AHEAD_BYTES // block_bytes)
         # Least recently used first.
         self._saved: OrderedDict[bytes, Saved] = OrderedDict()
         # Those of them that a disk gave and nobody has taken yet.
@@ -112,8 +116,8 @@ class HostPrefixes:
             self._disk.close()
 
     def _make_room(self, count: int) -> None:
-        while self._host.free < count:
-            name, saved = self._saved.popitem(last=False)
+        victims = [self._saved.popitem(last=False) for _ in range(count - self._host.free)]
+        for name, saved in reversed(victims):  # if the disk takes not all, then what the others hang on
             self._from_disk.discard(name)
             if self._disk is None:
                 self.on_lost(name)
@@ -122,15 +126,17 @@ class HostPrefixes:
             self._host.release(saved)
 
     def _write_ahead(self, disk: DiskBlocks) -> bool:
-        """Once memory is nearly full, one of the oldest goes to the disk a turn, before its place is wanted:
+        """Once memory is nearly full, some of the oldest go to the disk each turn, ahead of need:
         blocks are given up in batches that no disk keeps up with. False where none is due."""
-        if len(self._saved) <= self._room * 3 // 4 or not disk.takes:
+        if len(self._saved) <= self._room * 3 // 4:
             return False
         oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))
-        due = next(((name, saved) for name, saved in oldest if name not in disk), None)
-        if due is not None:
-            self._to_disk(disk, *due)
-        return due is not None
+        due = [(name, saved) for name, saved in oldest if name not in disk][: self._ahead_a_turn]
+        written = 0
+        while written < len(due) and disk.takes:
+            self._to_disk(disk, *due[written])
+            written += 1
+        return written > 0
 
     def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> None:
         """Offers a block; tells of those that went for it, or of itself."""
