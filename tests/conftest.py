@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
 E2E = "tests/e2e/"
+# Of these, what may run beside a cluster of another test: nothing in them is due at a time.
+PATIENT = tuple(
+    f"{E2E}test_{name}.py" for name in ("bad_commands", "bench_cluster", "bench_transfer", "demo")
+)
 
 # Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.
 if not torch.cuda.is_available():
@@ -21,11 +25,12 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """All of e2e in one, so that no two clusters meet on the cores; elsewhere the tests of a file."""
+    """All of e2e but the patient in one, so that no two clusters meet on the cores; else the tests of a file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return E2E if nodeid.startswith(E2E) else nodeid.partition("::")[0]
+            file = nodeid.partition("::")[0]
+            return E2E if file.startswith(E2E) and file not in PATIENT else file
 
     return ByFile(config, log)
