@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """All of e2e but the patient in one, so that no two clusters meet on the cores; else the tests of a file."""
+    """All of e2e but the patient in one, so that no two clusters meet on the cores; else tests by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):  # type: ignore[misc]
