@@ -17,7 +17,7 @@ from typing import IO
 from redis.exceptions import RedisError
 
 from baton.errors import BatonError, ErrorKind
-from baton.parent_death import die_with_parent
+from baton.parent_death import tied
 from baton.state.connect import make_client, parse_url
 
 READY_S = 10.0
@@ -76,14 +76,12 @@ class EmbeddedServer:
     ) -> EmbeddedServer:
         with tempfile.TemporaryDirectory(prefix="baton-redis-") as folder, tempfile.TemporaryFile() as log:
             process = await asyncio.create_subprocess_exec(
-                str(_binary()),
-                "-",
+                *tied([str(_binary()), "-"]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 cwd=folder,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
             )
             server = cls(process, port, password)
             try:

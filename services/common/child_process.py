@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind
-from baton.parent_death import die_with_parent
+from baton.parent_death import tied
 
 _READY_LINE_BYTES = 64 * 1024
 _UNREAD_BYTES = 1024 * 1024
@@ -197,21 +197,6 @@ class Child:
 
 
 def _spawn(command: Sequence[str]) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
     return subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=lambda: _die_with(parent),
+        tied(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
-
-
-def _die_with(parent: int) -> None:
-    """Runs in the child between fork and exec: the kernel kills it when our thread ends."""
-    try:
-        die_with_parent()
-    except OSError:
-        os._exit(126)
-    if os.getppid() != parent:  # the parent died before the kernel was told
-        os._exit(126)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from baton.device.matrix_library import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.engine.shared_rings import SharedRings
+from baton.parent_death import tied
 from services.common.config import WorkerConfig
 from services.common.engine_channel import FrontEnd
 from services.worker.launch import EngineLaunch
@@ -65,7 +66,7 @@ def _spawn(
         memory_fd=memory.fd,
     )
     process = subprocess.Popen(
-        ENGINE_PROGRAM,
+        tied(ENGINE_PROGRAM),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's parent listens to the front there, and to nobody else
         pass_fds=(channel.fileno(), memory.fd),

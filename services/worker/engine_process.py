@@ -33,7 +33,6 @@ from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import SlotPool
 from baton.errors import BatonError, ErrorKind
-from baton.parent_death import die_with_parent
 from baton.v1.engine_pb2 import (
     DoneEvent,
     EngineCommand,
@@ -203,8 +202,9 @@ class Engine:
         slots = SlotPool(engine.slots)
         rings = SharedRings(engine.slots, engine.max_logprobs)
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
-        state = SlotState(engine.slots, widths, model.config.vocab_size, model.device)
         serves = self._config.role != "prefill"
+        # As wide as the vocabulary: one that admits nobody has no slots to speak of.
+        state = SlotState(engine.slots if serves else 1, widths, model.config.vocab_size, model.device)
         with capture_told(model.device):
             loop = decode_loop(
                 model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves
@@ -297,7 +297,6 @@ def _failed(error: BatonError) -> FailedEvent:
 def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     """Runs an engine until its front stops it; the exit code is for the front's log only."""
     launch = EngineLaunch.model_validate_json(sys.stdin.read())
-    die_with_parent()
     # A signal to the whole process group is the front's to answer: it drains, then tells us to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
