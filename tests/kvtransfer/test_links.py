@@ -79,7 +79,8 @@ def test_everything_heard_before_the_break_still_counts() -> None:
 @pytest.mark.parametrize("incarnation", [1, 2])
 def test_a_new_link_of_the_same_sender_fences_the_old_one(link_peers: LinkPeers, incarnation: int) -> None:
     peers = link_peers(SHAPE)
-    peers.send(1, [list(range(20))], [list(range(20))])
+    peers.expect(1, [list(range(20))])
+    peers.push_all(peers.begin(1, [20]), [list(range(20))])  # uncommitted: it cannot end before the new link
     peers.run_until(lambda: len(peers.sink.scattered) >= 3)
     again = make_sender(
         SHAPE, peers.source, link_peers.woken.set, peers.sender._clock, link_peers.connector,
