@@ -27,6 +27,14 @@ def seed_of(secret: bytes, *, tenant: str, model: bytes, adapter: str, cache_dty
 class BlockHasher:
     """Names the full blocks of token sequences; what is left behind the last full block has no name."""
 
+    @classmethod
+    def of_cache(
+        cls, secret: bytes, *, tenant: str, fingerprint: bytes, cache_dtype: str, block_tokens: int
+    ) -> BlockHasher:
+        """A tenant's, for a worker's cache: what router and worker must agree on to the bit."""
+        seed = seed_of(secret, tenant=tenant, model=fingerprint, adapter="", cache_dtype=cache_dtype)
+        return cls(seed, block_tokens)
+
     def __init__(self, seed: bytes, block_tokens: int) -> None:
         if block_tokens < 1:
             raise ValueError("a block holds at least one token")

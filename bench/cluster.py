@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import platform
 import random
@@ -47,6 +46,7 @@ from baton.v1.router_pb2 import AuditClusterRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.wakeups import batch_wakeups
 from bench.bare_engine import BareDecode, BarePrefill
+from bench.case_output import show
 from bench.clients import Call, Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, load, write_model
 from bench.machine import Usage
@@ -200,15 +200,6 @@ async def run(arguments: argparse.Namespace) -> None:
                     show(report(arguments, count, await bench.case(count)), arguments.json)
         finally:
             await cluster.stop(20)
-
-
-def show(case: dict[str, object], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(case), flush=True)
-        return
-    for key, value in case.items():
-        print(f"{key:24} {value}")
-    print()
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ With --json one object a case goes to stdout; progress goes to stderr.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -26,6 +25,7 @@ from statistics import median
 
 import grpc
 
+from bench.case_output import show
 from bench.transfer_ends import (
     BLOCK_BYTES,
     TRANSFER,
@@ -72,15 +72,6 @@ def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, flo
         "device": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": {"grpc": grpc.__version__, "python": platform.python_version()},
     }
-
-
-def show(case: dict[str, object], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(case), flush=True)
-        return
-    for key, value in case.items():
-        print(f"{key:24} {value}")
-    print()
 
 
 def main() -> None:

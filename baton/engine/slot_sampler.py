@@ -120,8 +120,10 @@ class SlotSampler:
 
     def waits(self, generations: Tensor, positions: Tensor) -> Tensor:
         """All [slots]: whether a slot's request wants a mask for the token at that position, and has none."""
-        slots = torch.arange(positions.shape[0], device=positions.device)
         masked = (self.features & int(Feature.MASKED)) != 0
+        if not bool(masked.any()):  # every step asks
+            return masked
+        slots = torch.arange(positions.shape[0], device=positions.device)
         return masked & ~self.masks.ready(slots, generations, positions)
 
     def draw(

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from baton.block_hash import BlockHasher, seed_of
+from baton.block_hash import BlockHasher
 from baton.errors import BatonError
 
 if TYPE_CHECKING:
@@ -109,10 +109,13 @@ class Prefixes:
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     def _make_hasher(self, kind: Kind, tenant: str) -> BlockHasher:
-        seed = seed_of(
-            self._secret, tenant=tenant, model=kind.fingerprint, adapter="", cache_dtype=kind.cache_dtype
+        return BlockHasher.of_cache(
+            self._secret,
+            tenant=tenant,
+            fingerprint=kind.fingerprint,
+            cache_dtype=kind.cache_dtype,
+            block_tokens=kind.block_tokens,
         )
-        return BlockHasher(seed, kind.block_tokens)
 
     def _believe(self, worker: Worker, names: Sequence[bytes]) -> None:
         view = self._views.setdefault(worker.identity.incarnation, OrderedDict())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from baton.block_hash import BlockHasher, seed_of
+from baton.block_hash import BlockHasher
 from baton.engine.disk_blocks import DiskBlocks
 from baton.engine.host_prefixes import HostPrefixes
 from baton.engine.prefix_cache import PrefixCache
@@ -30,14 +30,13 @@ def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], No
 
     @lru_cache(_TENANTS)
     def hasher_of(tenant: str) -> BlockHasher:
-        seed = seed_of(
+        return BlockHasher.of_cache(
             secret,
             tenant=tenant,
-            model=model.fingerprint,
-            adapter="",
+            fingerprint=model.fingerprint,
             cache_dtype=model.layout.cache_dtype,
+            block_tokens=model.layout.groups[0].block_tokens,
         )
-        return BlockHasher(seed, model.layout.groups[0].block_tokens)
 
     return PrefixCache(model.pools, hasher_of, _store(model, config, hasher_of("").seed, wake))
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -88,14 +89,15 @@ def remotes() -> Iterator[Callable[..., Remote]]:
         yield start
 
 
-class Survivor:
+class Survivor(ABC):
     """What both sides share: a loop that is turned until something holds."""
 
     def __init__(self) -> None:
         self.woken = threading.Event()
 
+    @abstractmethod
     def poll(self) -> None:
-        raise NotImplementedError
+        """One turn of the loop."""
 
     def until(self, holds: Callable[[], bool], within_s: float, what: Callable[[], object] = str) -> float:
         """Turns the loop until it holds; how long that took."""
