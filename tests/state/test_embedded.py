@@ -33,12 +33,10 @@ asyncio.run(main())
 """
 
 
-def _folders() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("baton-redis-")}
-
-
-async def test_it_answers_only_to_its_password_and_only_here() -> None:
-    before = _folders()
+async def test_it_answers_only_to_its_password_and_only_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     server = await EmbeddedServer.start()
     try:
         assert urlsplit(server.url).hostname == "127.0.0.1"
@@ -51,7 +49,7 @@ async def test_it_answers_only_to_its_password_and_only_here() -> None:
         for told in ("cmdline", "environ"):
             assert server.password.encode() not in _proc(server.pid, told)
         assert _listens_on(server.pid, server.port) == {"0100007F"}  # 127.0.0.1, little endian
-        assert _folders() == before
+        assert not os.listdir(tmp_path)
     finally:
         await server.stop()
     assert not _runs(server.pid)
