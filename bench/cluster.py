@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import os
 import platform
@@ -42,16 +41,14 @@ import torch
 import uvloop
 
 from baton.cli.local_cluster import LocalCluster, Programs
-from baton.v1.router_pb2 import AuditClusterRequest
-from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.wakeups import batch_wakeups
 from bench.bare_engine import BareDecode, BarePrefill
 from bench.case_output import show
 from bench.clients import Call, Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, load, write_model
 from bench.machine import Usage
+from bench.processes import cluster_processes, put_on
 from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
-from services.common.process_tree import descendants
 
 MODEL = "fake"
 PROMPT = 32
@@ -149,29 +146,12 @@ class Bench:
         return ttft, BareDecode(model, streams, PROMPT, _BARE_STEPS + 2).tpot(_BARE_STEPS)
 
     async def _processes(self) -> dict[str, int]:
-        """The pids of this cluster's processes, and of the clients."""
-        router = [pid for pid in descendants(os.getpid()) if b"services.router" in _command(pid)]
-        pids = {"clients": os.getpid(), "router": router[0]}
-        audit = await RouterServiceStub(self._channel).AuditCluster(AuditClusterRequest())
-        for worker in audit.workers:
-            role = worker.identity.name.partition("-")[0]
-            pids |= {f"{role}_front": worker.audit.front_pid, f"{role}_engine": worker.audit.engine_pid}
-        self._spread(pids)
-        return pids
-
-    def _spread(self, pids: dict[str, int]) -> None:
-        """The router's threads on the first core, prefill's anywhere, all others' on the rest."""
-        rest = self._cores[1:]
+        """Spread: the router on the first core, prefill anywhere, all others on the rest."""
+        pids = await cluster_processes(self._channel)
         places = {"router": self._cores[:1], "prefill_front": self._cores, "prefill_engine": self._cores}
         for name, pid in pids.items():
-            mine = places.get(name, rest)
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(ProcessLookupError):  # it has ended
-                    os.sched_setaffinity(int(thread), mine or self._cores)
-
-
-def _command(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
+            put_on(places.get(name, self._cores[1:]) or self._cores, pid)
+        return pids
 
 
 async def run(arguments: argparse.Namespace) -> None:

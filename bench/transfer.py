@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
     parser.add_argument("--rounds", type=int, default=5, help="transfers of each size, and raw ones")
     parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="with streams: time of one engine step")
+    parser.add_argument("--step-ms", type=float, default=10.0, help="with streams: time of one engine step")
     parser.add_argument("--output-len", type=int, default=200, help="with streams: tokens of each request")
     parser.add_argument("--pace", type=float, default=0.0, help="with streams: GB/s on average at most")
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 import grpc
 import numpy as np
 
+from baton.device.heap import keep_freed_memory
 from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -85,6 +86,7 @@ class SendingEnd:
     """A sender whose one transfer at a time is driven to its end."""
 
     def __init__(self, blocks: int, fingerprint: bytes = FINGERPRINT) -> None:
+        keep_freed_memory()
         self._woken = threading.Event()
         self._sender = Sender(
             identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[BLOCK_BYTES],
@@ -218,6 +220,7 @@ def _raw_server() -> tuple[grpc.Server, str]:
 
 def main() -> None:
     """A receiver that takes what stdin announces; ends with its stdin."""
+    keep_freed_memory()
     wakeup = Wakeup()
     blocks = int(sys.argv[1])
     receiver = Receiver(

@@ -38,6 +38,7 @@ from baton.v1.types_pb2 import Attempt
 from baton.wakeups import batch_wakeups
 from bench.clients import Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, write_model
+from bench.processes import cluster_processes, put_on
 from bench.transfer_ends import BLOCK_BYTES, SendingEnd, blocks_for, raw_seconds, receiver_process
 from kvtransfer.frames import WithdrawReason
 from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
@@ -64,6 +65,7 @@ async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, d
         bench = _Bench(arguments, channel, await _decode_worker(channel))
         raw = {size: await asyncio.to_thread(_raw, size, arguments.rounds) for size in sizes}
         await Clients(channel, MODEL, _PROMPT, _WARM_TOKENS).run(arguments.streams, 1)  # links and caches
+        await _spread(channel)
         gc.collect()
         gc.freeze()  # what is collected from now on is what the clients receive
         alone = await bench.run(None)
@@ -104,6 +106,16 @@ async def _cluster(streams: int, megabytes: int, step_ms: float) -> AsyncIterato
                 yield channel
         finally:
             await cluster.stop(20)
+
+
+async def _spread(channel: grpc.aio.Channel) -> None:
+    """Clients and router on the first core, and with us the sender, which is our child; prefill anywhere; the
+    decode worker, of which neither takes anything then, on the rest."""
+    cores = sorted(os.sched_getaffinity(0))
+    ours, any_core = cores[:1], cores
+    places = {"clients": ours, "router": ours, "prefill_front": any_core, "prefill_engine": any_core}
+    for name, pid in (await cluster_processes(channel)).items():
+        put_on(places.get(name, cores[1:]) or cores, pid)
 
 
 async def _decode_worker(channel: grpc.aio.Channel) -> WorkerAudit:

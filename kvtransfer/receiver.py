@@ -124,6 +124,7 @@ class Receiver:
     def forget(self, transfer_id: int) -> None:
         """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent."""
         incoming = self._incoming.pop(transfer_id, None)
+        self._events = [event for event in self._events if event.transfer_id != transfer_id]
         if incoming is None:
             return
         if incoming.link is not None:
@@ -140,6 +141,12 @@ class Receiver:
 
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
+        self.land(max_pieces)
+        events, self._events = self._events, []
+        return events
+
+    def land(self, max_pieces: int) -> None:
+        """The same, but what there is to tell waits for the next `poll`."""
         self._take_calls()
         budget = max_pieces
         speaking = deque(self._links)
@@ -156,8 +163,6 @@ class Receiver:
             self._wake()
         # The next poll starts with another link, so that none of them is always last.
         self._links = self._links[1:] + self._links[:1]
-        events, self._events = self._events, []
-        return events
 
     @property
     def links(self) -> list[LinkAudit]:

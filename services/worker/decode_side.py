@@ -203,6 +203,11 @@ class DecodeSide:
     def state_of(self, key: AttemptKey) -> TicketState.ValueType:
         return self._book.state(key)
 
+    def land(self, max_pieces: int) -> None:
+        """The part of `poll` that no step minds: pieces go where no slot looks yet."""
+        if self._receiver is not None:
+            self._receiver.land(max_pieces)
+
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where there was some."""
         if self._receiver is None:

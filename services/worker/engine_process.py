@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import torch
 
+from baton.device.heap import keep_freed_memory
 from baton.device.kernel_cache import keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
@@ -65,8 +66,9 @@ _COMMANDS_A_TURN = 64
 _PIECES_A_TURN = 16
 _PIECE_BYTES_A_TURN = 8 << 20
 _PREFIXES_AN_EVENT = 512
-# What a decode step is interrupted for: neither touches anything that the step reads.
+# What a decode step is interrupted for: none of it touches anything that the step reads.
 _MEANWHILE = frozenset({"reserve", "slot_ended"})
+_PIECES_MEANWHILE = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 
@@ -144,6 +146,7 @@ class Engine:
     def _meanwhile(self) -> None:
         """Between two layers of a decode step. Commands keep their order: what may not be handled now holds
         up what came behind it."""
+        self._parts.decode.land(_PIECES_MEANWHILE)
         self._receive()
         while self._commands and self._commands[0].WhichOneof("command") in _MEANWHILE:
             self._handle(self._commands.popleft())
@@ -297,6 +300,7 @@ def _failed(error: BatonError) -> FailedEvent:
 def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     """Runs an engine until its front stops it; the exit code is for the front's log only."""
     launch = EngineLaunch.model_validate_json(sys.stdin.read())
+    keep_freed_memory()
     # A signal to the whole process group is the front's to answer: it drains, then tells us to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.events import Committed
+from kvtransfer.events import Arrived, Committed
 from kvtransfer.frames import Credit, FrameError, WithdrawReason, encode
 from kvtransfer.opening import open_request
 from kvtransfer.receiver import MAX_LINKS
@@ -73,6 +73,28 @@ def test_everything_heard_before_the_break_still_counts() -> None:
     peers.run_until(lambda: any(isinstance(event, Committed) for event in peers.received))
     assert peers.equal([[1]], [[1]])
     assert not peers.withdrawn()
+    peers.close()
+
+
+def test_what_landed_is_told_by_the_next_poll_unless_it_was_forgotten() -> None:
+    peers = Memory().peers
+    for transfer in (1, 2):
+        peers.send(transfer, [[transfer]], [[transfer]])
+
+    def both_are_here() -> bool:
+        peers.sender.poll(4)
+        peers.receiver.land(4)
+        return peers.equal([[1, 2]], [[1, 2]]) and all(
+            link.live_transfers == 0 for link in peers.receiver.links
+        )
+
+    while not both_are_here():
+        assert not peers.received
+    peers.forget(1)
+    told = peers.receiver.poll(4)
+    assert [(type(event), event.transfer_id) for event in told] == [(Arrived, 2), (Committed, 2)]
+    peers.receiver.acknowledge(2)
+    peers.run_until(lambda: peers.acknowledged() == [2])
     peers.close()
 
 
