@@ -12,13 +12,15 @@ wrong of that, too, has `lied`. `search`: a server that takes one request after 
 M/D/1, and a limit of 100 ms to the first token; the goodput found in real time beside the formula's.
 
 A server takes about as much CPU as one process of the generator, so two free cores are the least; to see the
-generator grow with its processes, give it as many servers (they share one port), and cores for all (--pin).
+generator grow with its processes, give it as many servers (they share one port), and cores for all (--pin);
+or, on two cores, each of its processes a part of one (--core-share 0.3).
 With --json one object a case goes to stdout; progress goes to stderr.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -30,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.core_share import core_share
 from bench.highest_rate import highest
 from bench.machine import spread_out
 from tests.loadgen.fake_server import Behaviour
@@ -148,6 +151,7 @@ class Limit:
             beyond=(),
             servers=arguments.servers,
             pin=arguments.pin,
+            share=arguments.core_share,
         )
 
 
@@ -202,6 +206,7 @@ def _run(
     servers: int = 1,
     *,
     pin: bool = False,
+    share: float | None = None,
 ) -> Truth:
     flags = ["--rate", f"{rate:g}", "--duration", f"{seconds:g}", "--input-len", "16", "--timeout", "60"]
     flags += ["--output-len", str(output_len), "--processes", str(processes)]
@@ -211,8 +216,10 @@ def _run(
         flags += ["--cpus", ",".join(map(str, cpus[servers:]))]
     if servers > 1:
         flags += ["--connections", str(4 * servers)]  # which server one goes to is drawn
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
+    with contextlib.ExitStack() as held:
+        path = Path(held.enter_context(tempfile.TemporaryDirectory()))
+        if share is not None:
+            held.enter_context(core_share(share, "loadgen.generator.worker"))
         found = measure(
             lambda one: served(one, path, servers, cpus[:servers]),
             behaviour,
@@ -240,6 +247,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tries", type=int, default=2, help="of limit, at each rate")
     parser.add_argument(
         "--pin", action="store_true", help="a processor for each server and process of the generator"
+    )
+    parser.add_argument(
+        "--core-share", type=float, metavar="0.3", help="of limit: no more of a core for each process of it"
     )
     parser.add_argument("--budget", type=float, default=480.0, help="of search, in seconds")
     parser.add_argument("--max-lag-ms", type=float, default=5.0, help="of search; more on a busy machine")
