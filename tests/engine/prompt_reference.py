@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.gpu.attention_items import Heads
-from baton.engine.kernels.gpu.prompt_items import Span
+from baton.engine.prompt_plan import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class PromptCase:
             keys, values = (plane.repeat_interleave(group, 0) for plane in run)
             for row in range(span.rows):
                 at = span.position + row
-                first = span.begin if self.heads.window is None else max(span.begin, at - self.heads.window + 1)
+                first = max(span.begin, at + 1 - (self.heads.window or at + 1))
                 last = min(span.end, at + 1)
                 query = self.qkv[span.row + row].view(-1, dim)[:heads].double().cpu()
                 scores = torch.einsum("hd,htd->ht", query, keys[:, first:last]) * self.heads.scale

@@ -14,10 +14,11 @@ from baton.engine.kernels.gpu.absorb_attention import absorb_attention
 from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.gather_prefix import gather_prefix
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
-from baton.engine.kernels.gpu.prompt_items import PromptTuning, Span, item_lines
+from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
 from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
 from baton.engine.kernels.rms_norm import rms_norm
 from baton.engine.kernels.rotary import apply_rope
+from baton.engine.prompt_plan import Span
 from tests.engine.prompt_reference import PromptCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -187,7 +187,10 @@ def prompt_attention(
     do not fit.
     """
     rows, width = qkv.shape[0], heads.heads * heads.dim
-    if tuple(qkv.shape) != (rows, width + 2 * heads.kv_heads * heads.dim) or tuple(out.shape) != (rows, width):
+    if tuple(qkv.shape) != (rows, width + 2 * heads.kv_heads * heads.dim) or tuple(out.shape) != (
+        rows,
+        width,
+    ):
         raise ValueError(f"qkv {tuple(qkv.shape)} and out {tuple(out.shape)} do not fit {heads}")
     if not (qkv.is_contiguous() and out.is_contiguous() and items.is_contiguous()):
         raise ValueError("qkv, out and items must be contiguous")

@@ -1,5 +1,4 @@
-"""What prompt attention works on: runs of one sequence's rows with the keys that they attend to; how a GPU
-cuts them; and the checks that its launchers share."""
+"""What prompt attention works on: the list of items, how a GPU cuts it, and the checks launchers share."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.engine.kernels.gpu.attention_items import Heads
+from baton.engine.prompt_plan import Span
 
 # What the list says of an item, int32 each.
 ITEM_ROW = tl.constexpr(0)
@@ -22,19 +22,6 @@ ITEM_BEGIN = tl.constexpr(3)
 ITEM_END = tl.constexpr(4)
 ITEM_TABLE = tl.constexpr(5)
 ITEM_WIDTH = tl.constexpr(8)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows `row` to `row + rows` of a pass, of the sequence whose line of the block tables is `table`. The
-    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself."""
-
-    row: int
-    rows: int
-    position: int
-    begin: int
-    end: int
-    table: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +37,12 @@ class PromptTuning:
     def of(cls, heads: Heads, dtype: torch.dtype, rows: int) -> PromptTuning:
         """By arithmetic, not yet by measurement: as large as registers allow, smaller where few rows would
         leave much of the chip idle."""
-        wide = heads.dim > 128
         if dtype == torch.float32:
-            return cls(queries=32 if wide else 64, tile=32, warps=4, stages=2)
+            return cls(queries=16, tile=32, warps=4, stages=2)
+        if heads.dim > 128:
+            return cls(queries=64, tile=32, warps=4, stages=2)
         few = rows * heads.heads < 2 * 132 * 128
-        if wide or few:
-            return cls(queries=64, tile=64, warps=4, stages=2 if wide else 3)
-        return cls()
+        return cls(queries=64, warps=4, stages=2) if few else cls()
 
     def rows(self, heads: Heads) -> int:
         """Rows of an item, at most."""

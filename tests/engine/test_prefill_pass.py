@@ -1,0 +1,132 @@
+"""The prefill pass by kernels against the plain-torch decoder: every family's features, chunkings, edges."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.engine.prompt_plan import AttentionPlan, CallShape, plan_attention
+from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) -> None:
+    both = BothPasses(tmp_path, family, device=DEVICE)
+    both.check(
+        [(0, 0, 5), (1, 0, 16), (2, 0, 16), (3, 0, 21)],  # short; two alike; the last is padded
+        [(0, 5, 1), (2, 16, 9), (3, 21, 25)],
+        [(1, 16, 3), (3, 46, 40)],  # pieces of prefix, and what they leave
+    )
+
+
+@pytest.mark.parametrize("start", [15, 16, 17, 31, 32, 33, 47, 48, 49])
+def test_prefixes_around_every_edge(tmp_path: Path, start: int) -> None:
+    both = BothPasses(tmp_path, lengths=(80, 80), device=DEVICE)
+    both.check([(0, 0, start)], [(0, start, 8), (1, 0, 7)], [(0, start + 8, 15)])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 8, 9, 15, 16, 17, 64])
+def test_chunks_around_every_edge(tmp_path: Path, rows: int) -> None:
+    both = BothPasses(tmp_path, lengths=(rows + 30, 80), device=DEVICE)
+    both.check([(1, 0, 3), (0, 0, rows)], [(0, rows, 1), (1, 3, 20)])
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32, 5])
+def test_blocks_of_any_size_without_a_library(tmp_path: Path, block_tokens: int) -> None:
+    both = BothPasses(tmp_path, rule=None, block_tokens=block_tokens, lengths=(80, 80), device=DEVICE)
+    both.check([(0, 0, 33), (1, 0, 1)], [(0, 33, 31), (1, 1, 20)])
+
+
+def test_random_packings(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    both = BothPasses(tmp_path, lengths=(60, 45, 70, 33), most_rows=64, device=DEVICE)
+    done = [0, 0, 0, 0]
+    while any(done[n] < sequence.length for n, sequence in enumerate(both.sequences)):
+        chunks, room = [], 64
+        for number in draw.sample(range(4), 4):
+            left = both.sequences[number].length - done[number]
+            count = min(left, room, draw.choice((0, 1, 7, 8, 16, 23, 40)))
+            if count:
+                chunks.append((number, done[number], count))
+                done[number] += count
+                room -= count
+        if chunks:
+            both.check(chunks)
+
+
+def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
+    """Padding is not what an earlier pass has left, nor another sequence's rows."""
+    both = BothPasses(tmp_path, lengths=(32, 32), device=DEVICE)
+    both.kernels._qkv.fill_(torch.nan)
+    both.check([(0, 0, 13)])
+
+
+def test_a_pass_too_large_is_refused(tmp_path: Path) -> None:
+    both = BothPasses(tmp_path, lengths=(20,), most_rows=8, device=DEVICE)
+    with pytest.raises(ValueError, match="a pass of 9 rows"):
+        both.run([(0, 0, 9)])
+
+
+def plan(*chunks: tuple[int, int]) -> AttentionPlan:
+    return plan_attention(chunks, SMALL_RULE, set(SMALL_RULE.shapes(128)).__contains__)
+
+
+def test_the_library_gets_what_is_long_enough() -> None:
+    assert [call.batch for call in plan((0, 64), (0, 64)).causal] == [2]
+    assert plan((0, 64), (0, 64)).alone is not None
+    assert plan((0, 63), (0, 3)).causal == []  # cannot be padded: another's rows are behind it
+    assert plan((0, 3), (0, 63)).causal[0].rows == 64
+    assert plan((0, 5)).spans != []
+    assert plan((15, 30)).causal == []
+    behind = plan((50, 30))
+    assert [(call.first, call.keys, call.rows, call.real) for call in behind.prefix] == [
+        (0, 32, 16, 16),
+        (0, 32, 16, 14),
+        (32, 16, 16, 16),
+        (32, 16, 16, 14),
+    ]
+    assert [(span.begin, span.end) for span in behind.spans] == [(48, 50)]
+    assert behind.causal[0].joins
+
+
+def test_only_shapes_that_are_ready_are_called_for() -> None:
+    def ready(shape: CallShape) -> bool:
+        return shape.causal
+
+    assert plan_attention([(48, 16)], SMALL_RULE, ready).prefix == []
+    assert plan_attention([(48, 16)], SMALL_RULE, ready).causal == []
+    assert len(plan_attention([(48, 16)], SMALL_RULE, lambda shape: True).prefix) == 2
+    assert plan_attention([(0, 64)], SMALL_RULE, lambda shape: False).causal == []
+    assert plan_attention([(0, 64)], None, lambda shape: True).causal == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_row_sees_every_key_once(seed: int) -> None:
+    draw = random.Random(seed)
+    chunks = [(draw.choice((0, 0, 15, 16, 40, 100)), draw.choice((1, 7, 8, 9, 24, 24, 31))) for _ in range(5)]
+    found = plan(*chunks)
+    seen: dict[int, list[int]] = {}
+    for span in found.spans:
+        for row in range(span.rows):
+            keys = range(span.begin, min(span.end, span.position + row + 1))
+            seen.setdefault(span.row + row, []).extend(keys)
+    first_rows = {sum(rows for _, rows in chunks[:n]): start for n, (start, _) in enumerate(chunks)}
+    for call in found.causal:
+        for number in range(call.batch):
+            row = call.row + number * call.rows
+            for offset in range(call.real):
+                start = first_rows[row]
+                seen.setdefault(row + offset, []).extend(range(start, start + offset + 1))
+    for piece in found.prefix:
+        for row in range(piece.row, piece.row + piece.real):
+            seen.setdefault(row, []).extend(range(piece.first, piece.first + piece.keys))
+    row = 0
+    for start, rows in chunks:
+        for offset in range(rows):
+            assert sorted(seen[row]) == list(range(start + offset + 1))
+            row += 1
