@@ -9,7 +9,8 @@ to the device in one copy, and nothing waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from collections.abc import Sequence as Run
 from itertools import chain
 
 import numpy as np
@@ -28,6 +29,7 @@ from baton.engine.prefill_scheduler import Chunk
 from baton.engine.products import EPILOGUES, Library, Scratch, run_product
 from baton.engine.prompt_attention import PlannedRows, PromptAttention
 from baton.engine.prompt_plan import LibraryRule, plan_attention
+from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # Kernels are compiled anew where a stride is a multiple of 16 in one call and not in the next.
 _TABLE_WIDTH = 16
@@ -35,8 +37,8 @@ _Ints = npt.NDArray[np.int32]
 
 
 class PrefillPass:
-    """Buffers for up to `most_rows` rows, and the launches that fill them. Kernels are compiled, and the
-    attention library's plans built, as they are first needed and here: seconds at most."""
+    """Buffers for up to `most_rows` rows, and the launches that fill them. The attention library's plans are
+    built here: a part of a second each, for a few dozen."""
 
     def __init__(
         self,
@@ -69,7 +71,20 @@ class PrefillPass:
         )
         self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule)
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+    def warm(self) -> None:
+        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
+        rule, most = self._attention.rule, self.most_rows
+        # One token more than pieces of a prefix take: the kernels' part is joined to the library's.
+        behind = 1 if rule is None else rule.least_prefix + 1
+        few = 1 if rule is None else min(rule.step, most)
+        for start, rows in ((0, 1), (1, most), (behind, few), (behind, most)):
+            sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
+            sequence.blocks = tuple(
+                (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
+            )
+            self.logits(self.forward([Chunk(sequence, start, rows)])[-1:])
+
+    def forward(self, chunks: Run[Chunk]) -> Tensor:
         """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
         rows packed in the chunks' order; a view of a buffer, good until the next pass. ValueError where
         there are more rows than the pass is for."""
@@ -108,7 +123,7 @@ class PrefillPass:
     def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
         run_product(out, x, linear, EPILOGUES[name], norm, Library(), self._scratch)
 
-    def _put(self, chunks: Sequence[Chunk], rows: int) -> tuple[list[Tensor], list[PlannedRows]]:
+    def _put(self, chunks: Run[Chunk], rows: int) -> tuple[list[Tensor], list[PlannedRows]]:
         """Tokens, positions and sequences of the rows, and each cache group's plan, on the device."""
         runs = [(chunk.start, chunk.count) for chunk in chunks]
         lines = [
@@ -131,12 +146,12 @@ class PrefillPass:
         return put[:3], list(planned)
 
 
-def _tokens(chunks: Sequence[Chunk]) -> Iterator[int]:
+def _tokens(chunks: Run[Chunk]) -> Iterator[int]:
     runs = (chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count] for chunk in chunks)
     return chain.from_iterable(runs)
 
 
-def _table(chunks: Sequence[Chunk], group: int) -> _Ints:
+def _table(chunks: Run[Chunk], group: int) -> _Ints:
     """The block tables, a line a chunk. Entries that no row needs are 0."""
     tables = [chunk.sequence.blocks[group] for chunk in chunks if chunk.sequence.blocks is not None]
     if len(tables) != len(chunks):

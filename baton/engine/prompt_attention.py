@@ -23,7 +23,7 @@ _LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """A pass's attention in one cache group: its plan; on the device the spans' items and the block tables."""
+    """A pass's attention in a cache group: its plan, and on the device the spans' items and block tables."""
 
     plan: AttentionPlan
     items: Tensor
