@@ -205,8 +205,13 @@ class PrefillSide:
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
         False where none were begun."""
+        self._take(self._loop.take())  # nobody waits for a token until the next step is said
         begun = self._loop.begin()
-        for result in self._loop.take():
+        self._take(self._loop.take())
+        return begun
+
+    def _take(self, results: list[ChunkResult]) -> None:
+        for result in results:
             job = self._by_sequence.get(result.chunk.sequence)
             if job is None:
                 continue  # ended by what another's result has led to
@@ -218,7 +223,6 @@ class PrefillSide:
             elif result.chunk.is_last:
                 self._end(job)
                 self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
-        return begun
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where a handoff ended."""
