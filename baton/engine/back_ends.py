@@ -79,6 +79,8 @@ def prompt_pass(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool
 
     made = PrefillPass(decoder, cache, most_rows, library_rule(decoder))
     made.warm()
+    torch.cuda.synchronize(decoder.device)
+    torch.cuda.empty_cache()  # of another stream than the steps'
     return made
 
 

@@ -97,6 +97,7 @@ class PrefillLoop:
         self.prompts_run = 0
         self.tokens_run = 0
         self.steps_ended = 0
+        self.device_s = 0.0  # what steps took of the device's time
         self._under_way: deque[_Step] = deque()
         # When all that is under way should have ended, and how long it takes to begin a step.
         self._ends_at = self._lead_s = 0.0
@@ -160,7 +161,9 @@ class PrefillLoop:
 
     def _end(self, step: _Step) -> list[ChunkResult]:
         self.steps_ended += 1
-        self.scheduler.cost.took(step.units, step.end.seconds_since(step.begun))
+        took = step.end.seconds_since(step.begun)
+        self.device_s += took
+        self.scheduler.cost.took(step.units, took)
         tokens: dict[int, tuple[int, Logprobs | None]] = {}
         if step.drawn is not None:
             told = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)

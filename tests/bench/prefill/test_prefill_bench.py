@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,7 @@ def test_every_tier_finds_the_prefix(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_kernels_run_in_it(tmp_path: Path) -> None:
     case = Case("tiny", "fp32", 1, 90, 64)
-    engine = PrefillEngine(
-        [case],
-        "cpu",
-        tmp_path,
-        make_pass=lambda decoder, cache, rows: PrefillPass(decoder, cache, rows, None),
-    )
+    engine = PrefillEngine([case], "cpu", tmp_path, make_pass=partial(PrefillPass, rule=None))
     found = engine.measure(case, 1)
     assert found["hit_tokens"] == 0
     assert found["tok_s"] > 0

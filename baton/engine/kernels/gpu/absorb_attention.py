@@ -14,7 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit(do_not_specialize=["lse_stride", "part_lse_stride"])
+# Where a row's sums begin has any alignment, and one kernel for all.
+@triton.jit(
+    do_not_specialize=["lse_stride", "part_lse_stride"], do_not_specialize_on_alignment=["lse", "part_lse"]
+)
 def _absorb(
     out,
     lse,
