@@ -173,8 +173,9 @@ class PrefillLoop:
             self.tokens_run += chunk.count
             self.prompts_run += chunk.is_last
             if self.scheduler.computed(chunk):
+                token, logprobs = tokens.get(number, (None, None))
                 of_prompt = tuple(step.of_prompts.get(number, ()))
-                results.append(ChunkResult(chunk, *tokens.get(number, (None, None)), of_prompt))
+                results.append(ChunkResult(chunk, token, logprobs, of_prompt))
         return results
 
     def _draw(self, chunks: list[Chunk], hidden: Tensor) -> _Drawn | None:

@@ -65,8 +65,8 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     if any(tier not in TIERS for tier in tiers) or any(not 0 <= share < 100 for share in shares):
         sys.exit(f"bench.prefill: tiers are {', '.join(TIERS)}, shares 0 to 99")
     return [
-        Case(arguments.shape, arguments.dtype, *prompts, arguments.chunk_tokens, share, tier)
-        for prompts in arguments.prompts
+        Case(arguments.shape, arguments.dtype, prompts, tokens, arguments.chunk_tokens, share, tier)
+        for prompts, tokens in arguments.prompts
         for share in shares
         for tier in (tiers if share else tiers[:1])
     ]

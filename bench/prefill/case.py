@@ -43,7 +43,7 @@ class Case:
         seen = (self.prefix + 1 + self.tokens) / 2 * new
         width = config["num_attention_heads"] * config["head_dim"]
         attention = 4.0 * config["num_hidden_layers"] * width * seen
-        return self.prompts * (2.0 * body * new + attention + 2.0 * head)
+        return float(self.prompts * (2.0 * body * new + attention + 2.0 * head))
 
     @property
     def blocks(self) -> int:

@@ -52,9 +52,11 @@ class BothPasses:
         block_tokens: int = 4,
         lengths: Run[int] = (128,) * 4,
         most_rows: int = 128,
+        layers: int = 1,
         device: str = "cpu",
     ) -> None:
-        (folder / "config.json").write_text(json.dumps({**CONFIG, **FAMILIES[family]}))
+        settings = {**CONFIG, "num_hidden_layers": layers, **FAMILIES[family]}
+        (folder / "config.json").write_text(json.dumps(settings))
         config = ModelConfig.load(folder)
         layout = config.layout(block_tokens, "float32")
         weights = random_weights(config, 3, torch.device(device), torch.float32)

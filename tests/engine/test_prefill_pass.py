@@ -16,27 +16,28 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) -> None:
-    both = BothPasses(tmp_path, family, device=DEVICE)
+    layers = 2 if family in ("llama", "windows") else 1
+    both = BothPasses(tmp_path, family, lengths=(20, 20, 20, 60), most_rows=48, layers=layers, device=DEVICE)
     both.check(
-        [(0, 0, 5), (1, 0, 16), (2, 0, 16), (3, 0, 21)],  # short; two alike; the last is padded
-        [(0, 5, 1), (2, 16, 9), (3, 21, 25)],
-        [(1, 16, 3), (3, 46, 40)],  # pieces of prefix, and what they leave
+        [(0, 0, 5), (1, 0, 8), (2, 0, 8), (3, 0, 13)],  # short; two alike; the last is padded
+        [(0, 5, 1), (2, 8, 9), (3, 13, 20)],
+        [(1, 8, 3), (3, 33, 20)],  # pieces of prefix, and what they leave
     )
 
 
-@pytest.mark.parametrize("start", [15, 16, 17, 31, 32, 33, 47, 48, 49])
+@pytest.mark.parametrize("start", [15, 16, 17, 33, 48, 49])
 def test_prefixes_around_every_edge(tmp_path: Path, start: int) -> None:
     both = BothPasses(tmp_path, lengths=(80, 80), device=DEVICE)
     both.check([(0, 0, start)], [(0, start, 8), (1, 0, 7)], [(0, start + 8, 15)])
 
 
-@pytest.mark.parametrize("rows", [1, 5, 6, 7, 8, 9, 15, 16, 17, 64])
+@pytest.mark.parametrize("rows", [1, 6, 7, 8, 9, 17, 64])
 def test_chunks_around_every_edge(tmp_path: Path, rows: int) -> None:
     both = BothPasses(tmp_path, lengths=(rows + 30, 80), device=DEVICE)
     both.check([(1, 0, 3), (0, 0, rows)], [(0, rows, 1), (1, 3, 20)])
 
 
-@pytest.mark.parametrize("block_tokens", [16, 32, 5])
+@pytest.mark.parametrize("block_tokens", [32, 5])
 def test_blocks_of_any_size_without_a_library(tmp_path: Path, block_tokens: int) -> None:
     both = BothPasses(tmp_path, rule=None, block_tokens=block_tokens, lengths=(80, 80), device=DEVICE)
     both.check([(0, 0, 33), (1, 0, 1)], [(0, 33, 31), (1, 1, 20)])
@@ -64,6 +65,13 @@ def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
     both = BothPasses(tmp_path, lengths=(32, 32), device=DEVICE)
     both.kernels._qkv.fill_(torch.nan)
     both.check([(0, 0, 13)])
+
+
+def test_warming_up_writes_scratch_alone(tmp_path: Path) -> None:
+    both = BothPasses(tmp_path, lengths=(20,), most_rows=12, device=DEVICE)
+    both.kernels.warm()
+    assert all(not group[1:].any() for group in both.caches[1].groups)
+    both.check([(0, 0, 12)])
 
 
 def test_a_pass_too_large_is_refused(tmp_path: Path) -> None:
