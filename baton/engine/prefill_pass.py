@@ -137,7 +137,7 @@ class PrefillPass:
             plan = plan_attention(runs, rule, self._attention.has)
             spanned = sum(span.rows for span in plan.spans)
             tuning = self._tuning or PromptTuning.of(heads, self._decoder.dtype, spanned)
-            lines += [_table(chunks, number), item_lines(plan.spans, tuning.rows(heads), heads.window)]
+            lines += [block_lines(chunks, number), item_lines(plan.spans, tuning.rows(heads), heads.window)]
             plans.append(plan)
             tunings.append(tuning)
         put = put_ints(lines, self._decoder.device)
@@ -151,7 +151,7 @@ def _tokens(chunks: Run[Chunk]) -> Iterator[int]:
     return chain.from_iterable(runs)
 
 
-def _table(chunks: Run[Chunk], group: int) -> _Ints:
+def block_lines(chunks: Run[Chunk], group: int) -> _Ints:
     """The block tables, a line a chunk. Entries that no row needs are 0."""
     tables = [chunk.sequence.blocks[group] for chunk in chunks if chunk.sequence.blocks is not None]
     if len(tables) != len(chunks):

@@ -11,9 +11,11 @@ import pytest
 
 from baton.engine.prefill_pass import PrefillPass
 from bench.prefill.__main__ import _parser, cases_of, run_all
+from bench.prefill.attention import Bench
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.kinds import budget, kind_of
+from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
 
 
 def arguments(*texts: str) -> argparse.Namespace:
@@ -62,6 +64,15 @@ def test_every_tier_finds_the_prefix(tmp_path: Path, capsys: pytest.CaptureFixtu
         *((50, tier, 3 * 64) for tier in TIERS),
     ]
     assert all(case["tok_s"] > 0 and case["ms"] >= case["device_ms"] > 0 for case in cases)
+
+
+def test_attention_alone_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.prefill.attention.tunings", lambda: [SMALL_TUNING])
+    bench = Bench("tiny", "fp32", 50, 13, "cpu", SMALL_RULE)
+    paged, library = bench.measure()
+    assert (paged["rows"], library["start"]) == (13, 50)
+    assert library["plan_s"] >= 0
+    assert paged["us"] > 0
 
 
 def test_the_kernels_run_in_it(tmp_path: Path) -> None:
