@@ -77,7 +77,7 @@ def prompt_pass(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool
     from baton.engine.prefill_pass import PrefillPass
     from baton.engine.prompt_attention import library_rule
 
-    made = PrefillPass(decoder, cache, most_rows, library_rule(decoder))
+    made = PrefillPass(decoder, cache, most_rows, library_rule(decoder, most_rows))
     made.warm()
     torch.cuda.synchronize(decoder.device)
     torch.cuda.empty_cache()  # of another stream than the steps'

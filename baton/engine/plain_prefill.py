@@ -16,6 +16,9 @@ from baton.engine.prefill_scheduler import Chunk
 class PlainPass:
     """Chunks as the decoder's rows."""
 
+    grain = 1
+    refused = 0
+
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self._decoder = decoder
         self._cache = cache

@@ -35,7 +35,14 @@ _POLL_S = 0.0002
 
 
 class PromptPass(Protocol):
-    """A model's forward pass over chunks of prompts."""
+    """A model's forward pass over chunks of prompts. Those that end at multiples of `grain` cost it least.
+
+    `refused`: shapes of attention that the vendor's library would not take; passes are right without, but
+    slower.
+    """
+
+    grain: int
+    refused: int
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         """Writes keys and values into the sequences' blocks → [N, hidden] after the final norm, rows packed

@@ -55,6 +55,7 @@ class PrefillPass:
         self._cache = cache
         self._tuning = tuning
         self._padding = 0 if rule is None else rule.step
+        self.grain = 1 if rule is None else rule.step
         query_width = config.num_heads * config.head_dim
         qkv_width = query_width + 2 * config.num_kv_heads * config.head_dim
 
@@ -62,7 +63,7 @@ class PrefillPass:
             return torch.zeros(rows, width, dtype=kind, device=device)
 
         self._hidden = buffer(config.hidden_size)
-        self._qkv = buffer(qkv_width, most_rows + self._padding)
+        self._qkv = buffer(qkv_width, most_rows + (0 if rule is None else rule.slack(most_rows)))
         self._inner = buffer(config.intermediate_size)
         half = config.head_dim // 2
         self._rotary = buffer(half, kind=torch.float32), buffer(half, kind=torch.float32)
@@ -70,13 +71,14 @@ class PrefillPass:
             most_rows, config.hidden_size, config.intermediate_size, (0, 0), device, dtype
         )
         self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule)
+        self.refused = self._attention.refused
 
     def warm(self) -> None:
         """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
         rule, most = self._attention.rule, self.most_rows
         # One token more than pieces of a prefix take: the kernels' part is joined to the library's.
         behind = 1 if rule is None else rule.least_prefix + 1
-        few = 1 if rule is None else min(rule.step, most)
+        few = 1 if rule is None else min(rule.least_rows, most)
         for start, rows in ((0, 1), (1, most), (behind, few), (behind, most)):
             sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
             sequence.blocks = tuple(

@@ -43,11 +43,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over."""
+    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `grain`: chunks
+    that are longer, and not their sequence's last, end at a multiple of it."""
 
     tokens: int
     seconds: float = 0.025
     age_cap_s: float = 2.0
+    grain: int = 1
 
 
 class PrefillScheduler:
@@ -188,6 +190,7 @@ class _Step:
     def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
         self._cost = cost
         self._tokens = bounds.tokens
+        self._grain = bounds.grain
         self._units = max(cost.units_within(bounds.seconds), LEAST_UNITS)
         self._given: dict[Sequence, int] = {}
 
@@ -203,6 +206,8 @@ class _Step:
         if not self._given:
             affordable = max(affordable, 1)  # whatever it costs, a step gets on
         count = min(sequence.length - start, math.ceil(self._tokens * share), affordable)
+        if self._grain < count < sequence.length - start:
+            count -= (start + count) % self._grain
         if count > 0:
             self._given[sequence] = has + count
             self._tokens -= count

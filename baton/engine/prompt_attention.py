@@ -34,8 +34,8 @@ class PlannedRows:
 class PromptAttention:
     """Owns the buffers that attention of up to `most_rows` rows needs, and the library's shapes.
 
-    `qkv` [most rows + padding, (heads + 2 kv heads) · dim] is the caller's: passes have their product in its
-    first rows, and zeros for as many rows behind as `rule.step` where a plan pads.
+    `qkv` [most rows + rule.slack, (heads + 2 kv heads) · dim] is the caller's: passes have their product in
+    its first rows, and `rule.step` rows of zeros behind them.
     """
 
     def __init__(
@@ -63,9 +63,10 @@ class PromptAttention:
         self._gathered = torch.zeros(
             2, config.num_kv_heads, keys, config.head_dim, dtype=dtype, device=device
         )
-        self._ready: set[CallShape] = set()
-        if rule is not None:
-            self._ready = {shape for shape in rule.shapes(most_rows) if self._prepare(shape)}
+        shapes = list(rule.shapes(most_rows)) if rule is not None else []
+        self._ready = {shape for shape in shapes if self._prepare(shape)}
+        # Shapes that the library would not take: the paged kernel does, slower.
+        self.refused = len(shapes) - len(self._ready)
 
     def has(self, shape: CallShape) -> bool:
         """Whether the library may be called with it."""
@@ -150,7 +151,7 @@ class PromptAttention:
         return True
 
 
-def library_rule(decoder: Decoder) -> LibraryRule | None:
+def library_rule(decoder: Decoder, most_rows: int) -> LibraryRule | None:
     """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
     fits = decoder.dtype in _LIBRARY_DTYPES and decoder.config.head_dim % 8 == 0
-    return LibraryRule() if fits and decoder.device.type == "cuda" else None
+    return LibraryRule.of(most_rows) if fits and decoder.device.type == "cuda" else None

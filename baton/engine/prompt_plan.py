@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 # (first position, rows) of a chunk.
 Run = tuple[int, int]
@@ -34,20 +34,35 @@ class CallShape:
 class LibraryRule:
     """Which shapes are made ready, and from when they pay.
 
-    A causal call has a multiple of `step` rows. A call over a piece of prefix has one of `row_sizes` rows
-    and one of `key_sizes` keys, both falling, the last row size being `step`. `least_rows`: of a chunk;
-    `least_prefix`: tokens.
+    A causal call has a multiple of `step` rows. A call over a piece of prefix has `step` rows times one of
+    `row_steps` and one of `key_sizes` keys, the largest first. `least_rows`: of a chunk; `least_prefix`:
+    tokens before it.
     """
 
-    step: int = 512
+    step: int = 256
     least_rows: int = 384
     least_prefix: int = 4096
-    row_sizes: tuple[int, ...] = (8192, 4096, 2048, 1024, 512)
+    row_steps: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     key_sizes: tuple[int, ...] = (16384, 8192, 4096, 2048)
+
+    @classmethod
+    def of(cls, most_rows: int) -> LibraryRule:
+        """For passes of so many rows: fewer than a hundred shapes."""
+        return cls(step=256 if most_rows <= 4096 else 512)
 
     def padded(self, rows: int) -> int:
         """`rows` up to a multiple of the step."""
         return -(-rows // self.step) * self.step
+
+    def row_size(self, rows: int) -> int:
+        """What a call over a piece of prefix has for `rows` rows; 0: they are too many."""
+        sizes = (steps * self.step for steps in self.row_steps)
+        return next((size for size in sizes if size >= rows), 0)
+
+    def slack(self, most_rows: int) -> int:
+        """Rows behind `most_rows` that calls may read."""
+        gaps = (b - a for a, b in pairwise((0, *self.row_steps)) if a * self.step < most_rows)
+        return max(gaps, default=1) * self.step
 
     def shapes(self, most_rows: int) -> Iterator[CallShape]:
         """All that passes of up to `most_rows` rows may call for."""
@@ -58,8 +73,8 @@ class LibraryRule:
         while most // batch >= self.step and most % (batch * self.step) == 0:
             yield CallShape(batch, most // batch, most // batch, True)
             batch *= 2
-        for rows in self.row_sizes:
-            if rows <= most:
+        for rows in (steps * self.step for steps in self.row_steps):
+            if rows <= self.row_size(most_rows):
                 yield from (CallShape(1, rows, keys, False) for keys in self.key_sizes)
 
 
@@ -163,7 +178,7 @@ def _plan_chunk(
     calls = _prefix_calls(row, rows, start, index, rule)
     if any(not has(CallShape(1, call.rows, call.keys, False)) for call in calls):
         calls = []
-    done = sum({call.first: call.keys for call in calls}.values())
+    done = sum(call.keys for call in calls)
     if start and not calls:  # a prefix that is not worth a call: nor is the diagonal beside it
         own = False
     end = start if own else start + rows
@@ -175,20 +190,13 @@ def _plan_chunk(
 
 
 def _prefix_calls(row: int, rows: int, start: int, table: int, rule: LibraryRule) -> list[PrefixCall]:
-    """All pieces of a prefix of `start` tokens but what is left below the smallest, each with all rows."""
-    if start < rule.least_prefix:
-        return []
-    calls = []
-    for first, keys in _pieces(start, rule.key_sizes):
-        for offset, size in _pieces(rule.padded(rows), rule.row_sizes):
-            calls.append(PrefixCall(row + offset, size, min(size, rows - offset), table, first, keys))
+    """All pieces of a prefix of `start` tokens, the largest first; less than the smallest is left."""
+    calls: list[PrefixCall] = []
+    size, first = rule.row_size(rows), 0
+    if start < rule.least_prefix or not size:
+        return calls
+    for keys in rule.key_sizes:
+        while start - first >= keys:
+            calls.append(PrefixCall(row, size, rows, table, first, keys))
+            first += keys
     return calls
-
-
-def _pieces(total: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(first, size) of the pieces of `total`, the largest first; less than the smallest is left."""
-    first = 0
-    for size in sizes:
-        while total - first >= size:
-            yield first, size
-            first += size

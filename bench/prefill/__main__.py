@@ -81,7 +81,8 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> N
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     engine = PrefillEngine(cases, arguments.device, folder, exact=arguments.numerics == "exact")
-    print(f"bench.prefill: kernels and plans ready in {engine.ready_s:.1f} s", file=sys.stderr)
+    refused = f", {engine.prompt_pass.refused} shapes refused" if engine.prompt_pass.refused else ""
+    print(f"bench.prefill: kernels and plans ready in {engine.ready_s:.1f} s{refused}", file=sys.stderr)
     on_gpu = arguments.device == "cuda"
     around: dict[str, object] = {
         "numerics": arguments.numerics,

@@ -82,7 +82,7 @@ class Bench:
         config = {**SHAPES[shape].config, "num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256}
         self.start, self.rows = start, rows
         self.decoder = random_decoder(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
-        self.rule = rule or LibraryRule()
+        self.rule = rule or LibraryRule.of(rows)
         blocks = -(-(start + rows) // _BLOCK_TOKENS)
         self.cache = KVCache(self.decoder.layout, 1 + blocks, device)
         self.cache.groups[0].normal_()
@@ -91,7 +91,7 @@ class Bench:
         c = self.decoder.config
         width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         kind = getattr(torch, torch_dtype(dtype))
-        self.qkv = torch.zeros(rows + self.rule.step, width, dtype=kind, device=device)
+        self.qkv = torch.zeros(rows + self.rule.slack(rows), width, dtype=kind, device=device)
         self.qkv[:rows].normal_()
 
     def measure(self) -> list[dict[str, Any]]:

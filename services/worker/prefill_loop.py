@@ -9,7 +9,10 @@ from baton.engine.prefill_cost import PrefillCost, half_context
 from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache import PrefixCache
 from services.common.config import EngineConfig
+from services.common.logs import get_log
 from services.worker.loaded_model import LoadedModel
+
+log = get_log(__name__)
 
 
 def prefill_loop(
@@ -17,7 +20,13 @@ def prefill_loop(
 ) -> PrefillLoop:
     """`serves`: False where no prompt will ever come, and nothing need be compiled."""
     chunk_tokens = engine.chunk_tokens_on(model.device.type)
-    bounds = StepBounds(chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3)
+    exact = model.exact or not serves
+    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact)
+    if prompts.refused:
+        log.warning("attention_library_refuses", shapes=prompts.refused)
+    bounds = StepBounds(
+        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
+    )
     scheduler = PrefillScheduler(
         model.pools,
         bounds,
@@ -25,6 +34,4 @@ def prefill_loop(
         cost=PrefillCost(half_context(model.config)),
         prefixes=prefixes,
     )
-    exact = model.exact or not serves
-    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact)
     return PrefillLoop(prompts, scheduler, lane_of(model.device))

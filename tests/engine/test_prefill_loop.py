@@ -62,6 +62,8 @@ class NumberedPass:
     """The token behind a row at position p is p modulo the vocabulary."""
 
     lane: SlowLane
+    grain: int = 1
+    refused: int = 0
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         positions = [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.count)]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from baton.device.attention_library import AttentionLibrary
 from baton.engine.prompt_plan import AttentionPlan, CallShape, plan_attention
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
 
@@ -67,6 +70,20 @@ def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
     both.check([(0, 0, 13)])
 
 
+def test_a_library_that_refuses_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = AttentionLibrary.attend
+
+    def choosy(self: AttentionLibrary, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> Any:
+        if not causal:
+            raise RuntimeError("no engine for this graph")
+        return attend(self, query, key, value, causal=causal)
+
+    monkeypatch.setattr(AttentionLibrary, "attend", choosy)
+    both = BothPasses(tmp_path, lengths=(80,), most_rows=40, device=DEVICE)
+    assert both.kernels.refused == sum(1 for shape in SMALL_RULE.shapes(40) if not shape.causal)
+    both.check([(0, 0, 40)], [(0, 40, 20)])
+
+
 def test_warming_up_writes_scratch_alone(tmp_path: Path) -> None:
     both = BothPasses(tmp_path, lengths=(20,), most_rows=12, device=DEVICE)
     both.kernels.warm()
@@ -93,10 +110,8 @@ def test_the_library_gets_what_is_long_enough() -> None:
     assert plan((15, 30)).causal == []
     behind = plan((50, 30))
     assert [(call.first, call.keys, call.rows, call.real) for call in behind.prefix] == [
-        (0, 32, 16, 16),
-        (0, 32, 16, 14),
-        (32, 16, 16, 16),
-        (32, 16, 16, 14),
+        (0, 32, 32, 30),
+        (32, 16, 32, 30),
     ]
     assert [(span.begin, span.end) for span in behind.spans] == [(48, 50)]
     assert behind.causal[0].joins
@@ -109,6 +124,7 @@ def test_only_shapes_that_are_ready_are_called_for() -> None:
     assert plan_attention([(48, 16)], SMALL_RULE, ready).prefix == []
     assert plan_attention([(48, 16)], SMALL_RULE, ready).causal == []
     assert len(plan_attention([(48, 16)], SMALL_RULE, lambda shape: True).prefix) == 2
+    assert plan_attention([(48, 8 * 64 + 1)], SMALL_RULE, lambda shape: True).prefix == []
     assert plan_attention([(0, 64)], SMALL_RULE, lambda shape: False).causal == []
     assert plan_attention([(0, 64)], None, lambda shape: True).causal == []
 
