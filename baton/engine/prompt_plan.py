@@ -47,8 +47,11 @@ class LibraryRule:
 
     @classmethod
     def of(cls, most_rows: int) -> LibraryRule:
-        """For passes of so many rows: fewer than a hundred shapes."""
-        return cls(step=256 if most_rows <= 4096 else 512)
+        """For passes of so many rows: a step that makes fewer than a hundred shapes."""
+        step = 256
+        while most_rows > 16 * step:
+            step *= 2
+        return cls(step=step)
 
     def padded(self, rows: int) -> int:
         """`rows` up to a multiple of the step."""

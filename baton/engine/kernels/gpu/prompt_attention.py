@@ -186,18 +186,7 @@ def prompt_attention(
     float32: takes the natural logarithm of each row's sum of exponentials. Raises ValueError for shapes that
     do not fit.
     """
-    rows, width = qkv.shape[0], heads.heads * heads.dim
-    if tuple(qkv.shape) != (rows, width + 2 * heads.kv_heads * heads.dim) or tuple(out.shape) != (
-        rows,
-        width,
-    ):
-        raise ValueError(f"qkv {tuple(qkv.shape)} and out {tuple(out.shape)} do not fit {heads}")
-    if not (qkv.is_contiguous() and out.is_contiguous() and items.is_contiguous()):
-        raise ValueError("qkv, out and items must be contiguous")
-    if lse is not None and (lse.shape[0] != heads.heads or lse.shape[1] < rows or lse.stride(1) != 1):
-        raise ValueError(f"lse is {tuple(lse.shape)}, expected {heads.heads} rows of {rows}")
-    check_cache(cache, qkv, heads)
-    check_table(tables)
+    _check(out, qkv, cache, tables, items, heads, lse)
     if not items.shape[0]:
         return
     group = heads.heads // heads.kv_heads
@@ -229,3 +218,23 @@ def prompt_attention(
         STAGES=tuning.stages,
         num_warps=tuning.warps,
     )
+
+
+def _check(
+    out: Tensor,
+    qkv: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    items: Tensor,
+    heads: Heads,
+    lse: Tensor | None,
+) -> None:
+    rows, width = out.shape
+    if width != heads.heads * heads.dim or tuple(qkv.shape) != (rows, width + 2 * heads.kv_heads * heads.dim):
+        raise ValueError(f"qkv {tuple(qkv.shape)} and out {tuple(out.shape)} do not fit {heads}")
+    if not (qkv.is_contiguous() and out.is_contiguous() and items.is_contiguous()):
+        raise ValueError("qkv, out and items must be contiguous")
+    if lse is not None and (lse.shape[0] != heads.heads or lse.shape[1] < rows or lse.stride(1) != 1):
+        raise ValueError(f"lse is {tuple(lse.shape)}, expected {heads.heads} rows of {rows}")
+    check_cache(cache, qkv, heads)
+    check_table(tables)
