@@ -44,7 +44,6 @@ class PromptAttention:
         config = decoder.config
         self._cache = cache
         self._qkv = qkv
-        self._most_rows = most_rows
         self.rule = rule
         self.heads = [
             Heads(
@@ -77,30 +76,24 @@ class PromptAttention:
         group, plan = self._cache.groups[layer.group], planned.plan
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
-            found, _ = self._causal(plan.alone)
-            by_row = found.transpose(1, 2)
-            if by_row.is_contiguous():
-                return by_row.reshape(-1, out.shape[1])[:rows]
+            found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
+            return found.transpose(1, 2).reshape(-1, out.shape[1])[:rows]
         prompt_attention(
             out, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
             self.heads[layer.group], planned.tuning, sums if plan.prefix else None,
         )  # fmt: skip
         for causal in plan.causal:
             self._take(causal, out, sums)
-        gathered = None
         for call in plan.prefix:
-            if (call.table, call.first) != gathered:
-                gather_prefix(
-                    self._gathered, group, layer.index, planned.tables[call.table], call.first, call.keys
-                )
-                gathered = call.table, call.first
+            table = planned.tables[call.table]
+            gather_prefix(self._gathered, group, layer.index, table, call.first, call.keys)
             found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
             self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
         return out
 
     def _take(self, call: CausalCall, out: Tensor, sums: Tensor) -> None:
         """Writes a causal call's rows, or joins them to what a span has written."""
-        found, their_sums = self._causal(call)
+        found, their_sums = self._over_own(call.row, call.batch, call.rows)
         for number in range(call.batch):
             first = call.row + number * call.rows
             part, part_sums = found[number][:, : call.real], their_sums[number][:, : call.real]
@@ -115,10 +108,7 @@ class PromptAttention:
         rows = slice(first, first + part.shape[1])
         absorb_attention(out[rows], sums[:, rows], part, part_sums)
 
-    def _causal(self, call: CausalCall) -> tuple[Tensor, Tensor]:
-        return self._attend_own(call.row, call.batch, call.rows)
-
-    def _attend_own(self, row: int, batch: int, rows: int) -> tuple[Tensor, Tensor]:
+    def _over_own(self, row: int, batch: int, rows: int) -> tuple[Tensor, Tensor]:
         heads = self.heads[0]
         query = self._heads_of(row, batch, rows, 0, heads.heads)
         key = self._heads_of(row, batch, rows, heads.heads, heads.kv_heads)
@@ -143,7 +133,7 @@ class PromptAttention:
         """Runs a call like those to come; False where the library refuses it."""
         try:
             if shape.causal:
-                self._attend_own(0, shape.batch, shape.rows)
+                self._over_own(0, shape.batch, shape.rows)
             else:
                 self._over_prefix(0, shape.rows, shape.keys)
         except RuntimeError:
