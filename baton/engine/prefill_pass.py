@@ -76,10 +76,11 @@ class PrefillPass:
     def warm(self) -> None:
         """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
         rule, most = self._attention.rule, self.most_rows
-        # One token more than pieces of a prefix take: the kernels' part is joined to the library's.
-        behind = 1 if rule is None else rule.least_prefix + 1
-        few = 1 if rule is None else min(rule.least_rows, most)
-        for start, rows in ((0, 1), (1, most), (behind, few), (behind, most)):
+        runs = [(0, 1), (1, most)]
+        if rule is not None and most >= rule.least_rows:
+            # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
+            runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
+        for start, rows in runs:
             sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
             sequence.blocks = tuple(
                 (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups

@@ -36,12 +36,14 @@ class LibraryRule:
 
     A causal call has a multiple of `step` rows. A call over a piece of prefix has `step` rows times one of
     `row_steps` and one of `key_sizes` keys, the largest first. `least_rows`: of a chunk; `least_prefix`:
-    tokens before it.
+    tokens before it; `least_pairs`: their product, below which gathering and joining cost more than the
+    library saves.
     """
 
     step: int = 256
     least_rows: int = 384
     least_prefix: int = 4096
+    least_pairs: int = 1 << 23
     row_steps: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     key_sizes: tuple[int, ...] = (16384, 8192, 4096, 2048)
 
@@ -52,6 +54,10 @@ class LibraryRule:
         while most_rows > 16 * step:
             step *= 2
         return cls(step=step)
+
+    def least_start(self, rows: int) -> int:
+        """From how many tokens on a prefix is worth a call for so many rows."""
+        return max(self.least_prefix, -(-self.least_pairs // rows))
 
     def padded(self, rows: int) -> int:
         """`rows` up to a multiple of the step."""
@@ -196,7 +202,7 @@ def _prefix_calls(row: int, rows: int, start: int, table: int, rule: LibraryRule
     """All pieces of a prefix of `start` tokens, the largest first; less than the smallest is left."""
     calls: list[PrefixCall] = []
     size, first = rule.row_size(rows), 0
-    if start < rule.least_prefix or not size:
+    if start < rule.least_start(rows) or not size:
         return calls
     for keys in rule.key_sizes:
         while start - first >= keys:

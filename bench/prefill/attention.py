@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from baton.device.matrix_library import ENVIRONMENT
@@ -82,7 +83,8 @@ class Bench:
         config = {**SHAPES[shape].config, "num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256}
         self.start, self.rows = start, rows
         self.decoder = random_decoder(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
-        self.rule = rule or LibraryRule.of(rows)
+        # Whatever the rule thinks worth it: that is to be found out.
+        self.rule = rule or replace(LibraryRule.of(rows), least_rows=1, least_prefix=2048, least_pairs=1)
         blocks = -(-(start + rows) // _BLOCK_TOKENS)
         self.cache = KVCache(self.decoder.layout, 1 + blocks, device)
         self.cache.groups[0].normal_()

@@ -118,6 +118,15 @@ def test_the_library_gets_what_is_long_enough() -> None:
     assert behind.causal[0].joins
 
 
+def test_a_prefix_is_worth_a_call_by_its_rows() -> None:
+    rule = LibraryRule.of(2048)
+    for rows, least in ((384, 21846), (2048, 4096)):
+        assert rule.least_start(rows) == least
+        assert plan_attention([(least, rows)], rule, lambda shape: True).prefix != []
+        below = plan_attention([(least - 1, rows)], rule, lambda shape: True)
+        assert (below.prefix, below.causal, len(below.spans)) == ([], [], 1)
+
+
 def test_only_shapes_that_are_ready_are_called_for() -> None:
     def ready(shape: CallShape) -> bool:
         return shape.causal
