@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from baton.device.lane import HostLane, Moment
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder
+from baton.engine.prefill_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
+from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
 from tests.worker.turned import Turned, prefill, reserve
 
 TURNS = 3
@@ -75,13 +79,19 @@ def run(folder: Path) -> tuple[list[int], list[int]]:
     return found
 
 
-def test_the_tokens_are_the_same(
+def test_the_tokens_are_the_same_by_the_kernels_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     expected = run(tmp_path / "plain")
     assert len(expected[0]) == 4
     request.getfixturevalue("late")
     assert run(tmp_path / "late") == expected
+
+    def by_kernels(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool) -> PrefillPass:
+        return PrefillPass(decoder, cache, most_rows, SMALL_RULE, SMALL_TUNING)
+
+    monkeypatch.setattr("services.worker.prefill_loop.prompt_pass", by_kernels)
+    assert run(tmp_path / "kernels") == expected
 
 
 @pytest.mark.usefixtures("late")
