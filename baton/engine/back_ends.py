@@ -1,4 +1,5 @@
-"""Which back end runs a decode loop: graphs on a GPU, plain torch on a CPU and for float64 anywhere."""
+"""Which back end runs a decode loop: graphs on a GPU, plain torch on a CPU and for float64 anywhere; and
+which runs prompts: kernels on a GPU, but plain torch in mode `exact`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.cache import KVCache
 from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder
+from baton.engine.plain_prefill import PlainPass
+from baton.engine.prefill import PromptPass
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.torch_decode import TorchDecodeLoop
@@ -64,6 +67,21 @@ def graph_loop(
         rings.writer(memory),
         pass_options(decoder, exact=exact),
     )
+
+
+def prompt_pass(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool) -> PromptPass:
+    """The prefill pass for this decoder's device and dtype, of up to `most_rows` rows. On a GPU this compiles
+    kernels and lets the attention library build its plans: seconds."""
+    if decoder.device.type != "cuda" or decoder.dtype == torch.float64 or exact:
+        return PlainPass(decoder, cache)
+    from baton.engine.prefill_pass import PrefillPass
+    from baton.engine.prompt_attention import library_rule
+
+    made = PrefillPass(decoder, cache, most_rows, library_rule(decoder, most_rows))
+    made.warm()
+    torch.cuda.synchronize(decoder.device)
+    torch.cuda.empty_cache()  # of another stream than the steps'
+    return made
 
 
 def pass_options(decoder: Decoder, *, exact: bool) -> PassOptions:

@@ -1,18 +1,55 @@
-"""The prefill step: schedule, run, sample what is complete."""
+"""The prefill step: schedule, run, sample what is complete.
+
+    begin ─▶ under way ─▶ take: the chunks' results
+
+On a CPU a step has ended when it was begun. A GPU is given the next step before it has ended the one that
+runs, so that it never waits for the host: whatever a step's chunks lead to happens once their event has come.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Run
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder, Rows
+from baton.device.lane import Lane, Moment
+from baton.device.upload import put_values
 from baton.engine.logprob_records import Logprobs
-from baton.engine.prefill_sampling import draw_first, prompt_logprobs
+from baton.engine.prefill_sampling import draw_first, first_logprobs, prompt_logprobs
 from baton.engine.prefill_scheduler import Chunk, PrefillScheduler
-from baton.engine.sequence import Sequence
+
+# Steps begun and not ended, on a GPU: one runs, one waits.
+_AHEAD = 2
+# The next step is begun so many times earlier than the last took to begin: none too early, since who comes
+# meanwhile waits for both.
+_MARGIN = 2.0
+_LEAST_LEAD_S = 0.002
+# How often `finish` looks.
+_POLL_S = 0.0002
+
+
+class PromptPass(Protocol):
+    """A model's forward pass over chunks of prompts. Those that end at multiples of `grain` cost it least.
+
+    `refused`: shapes of attention that the vendor's library would not take; passes are right without, but
+    slower.
+    """
+
+    grain: int
+    refused: int
+
+    def forward(self, chunks: Run[Chunk]) -> Tensor:
+        """Writes keys and values into the sequences' blocks → [N, hidden] after the final norm, rows packed
+        in the chunks' order; good until the next pass."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, hidden] → [M, vocab] in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,92 +66,147 @@ class ChunkResult:
     prompt_logprobs: tuple[Logprobs, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The first tokens of the chunks `of`, numbered in the step; there once the step has ended."""
+
+    of: list[int]
+    tokens: Tensor
+    logprobs: list[Logprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was begun."""
+
+    chunks: list[Chunk]
+    units: float
+    drawn: _Drawn | None
+    of_prompts: dict[int, list[Logprobs]]
+    begun: Moment
+    end: Moment
+
+
 class PrefillLoop:
     """Runs the chunks that the scheduler picks, packed into one batch a step."""
 
-    def __init__(self, decoder: Decoder, cache: KVCache, scheduler: PrefillScheduler) -> None:
-        self._decoder = decoder
-        self._cache = cache
+    def __init__(
+        self,
+        prompt_pass: PromptPass,
+        scheduler: PrefillScheduler,
+        lane: Lane,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pass = prompt_pass
+        self._lane = lane
+        self._clock = clock
         self.scheduler = scheduler
         self.prompts_run = 0
         self.tokens_run = 0
-        # Of the steps since the host last knew that all was computed.
-        self._units_since = self._seconds_since = 0.0
+        self.steps_ended = 0
+        self.device_s = 0.0  # what steps took of the device's time
+        self._under_way: deque[_Step] = deque()
+        # When all that is under way should have ended, and how long it takes to begin a step.
+        self._ends_at = self._lead_s = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has not ended, so that `take` will have results."""
+        return bool(self._under_way)
 
     def step(self) -> list[ChunkResult]:
-        """Computes the next chunks; empty when there is nothing to do."""
+        """Begins a step where one is due, and takes what has ended; on a CPU, the same step."""
+        self.begin()
+        return self.take()
+
+    def finish(self) -> list[ChunkResult]:
+        """Steps until there is nothing left to compute, and waits for all of it."""
+        results = []
+        while self.begin() or self._under_way:
+            if self._under_way and not self._under_way[0].end.ended():
+                time.sleep(_POLL_S)
+            results += self.take()
+        return results
+
+    def begin(self) -> bool:
+        """Says the next chunks to the device; False where there are none, or not yet."""
+        if not self._is_due():
+            return False
         chunks = self.scheduler.schedule()
         if not chunks:
-            return []
-        begun = time.perf_counter()
-        hidden = self._decoder.forward(self._rows(chunks), self._cache)
-        results = self._results(chunks, hidden)
-        self._measure(chunks, results, time.perf_counter() - begun)
-        for chunk in chunks:
-            self.scheduler.computed(chunk)
+            return False
+        now = self._clock()
+        with torch.inference_mode(), self._lane.work():
+            begun = self._lane.moment()
+            hidden = self._pass.forward(chunks)
+            drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
+            end = self._lane.moment()
+        units = sum(self.scheduler.cost.of(chunk.start, chunk.count) for chunk in chunks)
+        if self._lane.runs_ahead:
+            for chunk in chunks:
+                self.scheduler.begun(chunk)
+            self._lead_s = max(_LEAST_LEAD_S, (self._clock() - now) * _MARGIN)
+            self._ends_at = max(now, self._ends_at) + self.scheduler.cost.seconds_of(units)
+        self._under_way.append(_Step(chunks, units, drawn, of_prompts, begun, end))
+        return True
+
+    def take(self) -> list[ChunkResult]:
+        """The results of all steps that have ended since, those of sequences that were removed excepted."""
+        results = []
+        while self._under_way and self._under_way[0].end.ended():
+            results += self._end(self._under_way.popleft())
+            # What is left runs from now on, however long it was thought to wait.
+            left = sum(step.units for step in self._under_way)
+            self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
+        return results
+
+    def _is_due(self) -> bool:
+        """Whether a step may be begun: at once where none is under way, else before that one ends."""
+        if not self._under_way:
+            return True
+        return len(self._under_way) < _AHEAD and self._clock() >= self._ends_at - self._lead_s
+
+    def _end(self, step: _Step) -> list[ChunkResult]:
+        self.steps_ended += 1
+        took = step.end.seconds_since(step.begun)
+        self.device_s += took
+        self.scheduler.cost.took(step.units, took)
+        tokens: dict[int, tuple[int, Logprobs | None]] = {}
+        if step.drawn is not None:
+            told = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)
+            tokens = dict(zip(step.drawn.of, told, strict=True))
+        results = []
+        for number, chunk in enumerate(step.chunks):
             self.tokens_run += chunk.count
             self.prompts_run += chunk.is_last
+            if self.scheduler.computed(chunk):
+                token, logprobs = tokens.get(number, (None, None))
+                of_prompt = tuple(step.of_prompts.get(number, ()))
+                results.append(ChunkResult(chunk, token, logprobs, of_prompt))
         return results
 
-    def _measure(self, chunks: list[Chunk], results: list[ChunkResult], seconds: float) -> None:
-        """Tells the scheduler how long chunks take. A GPU computes while the host goes on, until a token is
-        read; with that token all steps before have ended too."""
-        cost = self.scheduler.cost
-        self._seconds_since += seconds
-        self._units_since += sum(cost.of(chunk.start, chunk.count) for chunk in chunks)
-        read = any(result.token is not None for result in results)
-        if read or self._cache.groups[0].device.type == "cpu":
-            cost.took(self._units_since, self._seconds_since)
-            self._units_since = self._seconds_since = 0.0
-
-    def _rows(self, chunks: list[Chunk]) -> Rows:
-        device = self._cache.groups[0].device
-        tokens = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.count]]
-        positions = [p for c in chunks for p in range(c.start, c.start + c.count)]
-        starts = [0]
-        for chunk in chunks:
-            starts.append(starts[-1] + chunk.count)
-        return Rows(
-            token_ids=torch.tensor(tokens, dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
-            query_start=starts,
-            block_tables=_block_tables([chunk.sequence for chunk in chunks], device),
-        )
-
-    def _results(self, chunks: list[Chunk], hidden: torch.Tensor) -> list[ChunkResult]:
-        """hidden [N, hidden] of the chunks' rows, packed in their order."""
-        drawn = self._draw(chunks, hidden)
-        results, start = [], 0
-        for index, chunk in enumerate(chunks):
-            token, logprobs = drawn.get(index, (None, None))
-            of_prompt: list[Logprobs] = []
-            if chunk.sequence.prompt_logprobs:
-                rows = hidden[start : start + chunk.count]
-                of_prompt = prompt_logprobs(rows, self._decoder.logits, chunk.sequence, chunk.start)
-            results.append(ChunkResult(chunk, token, logprobs, tuple(of_prompt)))
-            start += chunk.count
-        return results
-
-    def _draw(self, chunks: list[Chunk], hidden: torch.Tensor) -> dict[int, tuple[int, Logprobs | None]]:
-        """The first token of every sequence whose last chunk this was, by index in `chunks`."""
+    def _draw(self, chunks: list[Chunk], hidden: Tensor) -> _Drawn | None:
+        """The first token of every sequence whose last chunk this is. hidden [N, hidden]: the rows."""
         last_rows, lasts, row = [], [], -1
-        for index, chunk in enumerate(chunks):
+        for number, chunk in enumerate(chunks):
             row += chunk.count
             if chunk.is_last and chunk.sequence.draws:
                 last_rows.append(row)
-                lasts.append(index)
+                lasts.append(number)
         if not lasts:
-            return {}
-        logits = self._decoder.logits(hidden[torch.tensor(last_rows, device=hidden.device)])
-        drawn = draw_first(logits, [chunks[index].sequence for index in lasts])
-        return dict(zip(lasts, drawn, strict=True))
+            return None
+        logits = self._pass.logits(hidden[put_values(last_rows, torch.int64, hidden.device)])
+        sequences = [chunks[number].sequence for number in lasts]
+        tokens = draw_first(logits, sequences)
+        logprobs = first_logprobs(logits, tokens, sequences)
+        return _Drawn(lasts, self._lane.to_host(tokens), logprobs)
 
-
-def _block_tables(sequences: list[Sequence], device: torch.device) -> tuple[torch.Tensor, ...]:
-    tables = []
-    held = [sequence.blocks for sequence in sequences if sequence.blocks is not None]
-    for group in zip(*held, strict=True):
-        width = max(len(blocks) for blocks in group)
-        padded = [list(blocks) + [0] * (width - len(blocks)) for blocks in group]
-        tables.append(torch.tensor(padded, dtype=torch.int64, device=device))
-    return tuple(tables)
+    def _of_prompts(self, chunks: list[Chunk], hidden: Tensor) -> dict[int, list[Logprobs]]:
+        """Logprobs of the prompts' own tokens, where asked for, by the chunk's number. Waits for them."""
+        found, row = {}, 0
+        for number, chunk in enumerate(chunks):
+            if chunk.sequence.prompt_logprobs:
+                rows = hidden[row : row + chunk.count]
+                found[number] = prompt_logprobs(rows, self._pass.logits, chunk.sequence, chunk.start)
+            row += chunk.count
+        return found

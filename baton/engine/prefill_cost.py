@@ -50,6 +50,10 @@ class PrefillCost:
         pace = median(self._paces) if self._paces else 0.0
         return seconds / pace if pace > 0 else math.inf
 
+    def seconds_of(self, units: float) -> float:
+        """How long they should take; 0 before anything was measured."""
+        return units * median(self._paces) if self._paces else 0.0
+
     def took(self, units: float, seconds: float) -> None:
         """Work of `units` took so long."""
         if units > 0:

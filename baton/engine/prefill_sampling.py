@@ -1,4 +1,7 @@
-"""Draws first tokens: the same sampler as the decode step's, its arrays made anew from the sequences."""
+"""Draws first tokens: the same sampler as the decode step's, its arrays made anew from the sequences.
+
+Nothing here waits for the device but what few requests ask for: logprobs, penalties, stop ids held back.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from baton.device.upload import put_values
 from baton.engine.logit_edits import Bias, HeldStops, LogitEdits, Penalties
 from baton.engine.logprob_records import Logprobs
 from baton.engine.logprobs import logprobs_of
-from baton.engine.sampling import Sampling, sample
+from baton.engine.sampling import Filters, Sampling, sample
 from baton.engine.sequence import SamplingParams, Sequence
 from baton.engine.slot_sampler import TokenCounts
 
@@ -18,17 +22,23 @@ from baton.engine.slot_sampler import TokenCounts
 _POSITIONS_AT_ONCE = 64
 
 
-def draw_first(logits: Tensor, sequences: list[Sequence]) -> list[tuple[int, Logprobs | None]]:
-    """logits [B, V] of each sequence's last position → its next token, and logprobs where asked for."""
-    positions = torch.tensor([s.length for s in sequences], dtype=torch.int64, device=logits.device)
-    tokens = sample(logits, _sampling(sequences, logits.device), positions, _edits(sequences, logits))
+def draw_first(logits: Tensor, sequences: list[Sequence]) -> Tensor:
+    """logits [B, V] of each sequence's last position → its next token, [B] int64 on the device."""
+    device = logits.device
+    positions = put_values([s.length for s in sequences], torch.int64, device)
+    edits, filters = _edits(sequences, logits), _filters(sequences, logits.shape[1], device)
+    return sample(logits, _sampling(sequences, device), positions, edits, filters)
+
+
+def first_logprobs(logits: Tensor, tokens: Tensor, sequences: list[Sequence]) -> list[Logprobs | None]:
+    """The logprobs of `tokens` [B], where a sequence asked for them."""
     logprobs: list[Logprobs | None] = [None] * len(sequences)
     asked = [row for row, s in enumerate(sequences) if s.sampling.logprobs is not None]
     if asked:
         counts = [sequences[row].sampling.logprobs or 0 for row in asked]
         for row, its in zip(asked, logprobs_of(logits, tokens, asked, counts).all(), strict=True):
             logprobs[row] = its
-    return list(zip(tokens.tolist(), logprobs, strict=True))
+    return logprobs
 
 
 def prompt_logprobs(
@@ -53,11 +63,23 @@ def _sampling(sequences: list[Sequence], device: torch.device) -> Sampling:
     params = [sequence.sampling for sequence in sequences]
     signed = [p.seed - (1 << 64) if p.seed >= 1 << 63 else p.seed for p in params]
     return Sampling(
-        temperature=torch.tensor([p.temperature for p in params], dtype=torch.float32, device=device),
-        top_k=torch.tensor([p.top_k for p in params], dtype=torch.int64, device=device),
-        top_p=torch.tensor([p.top_p for p in params], dtype=torch.float32, device=device),
-        seed=torch.tensor(signed, dtype=torch.int64, device=device),
-        min_p=torch.tensor([p.min_p for p in params], dtype=torch.float32, device=device),
+        temperature=put_values([p.temperature for p in params], torch.float32, device),
+        top_k=put_values([p.top_k for p in params], torch.int64, device),
+        top_p=put_values([p.top_p for p in params], torch.float32, device),
+        seed=put_values(signed, torch.int64, device),
+        min_p=put_values([p.min_p for p in params], torch.float32, device),
+    )
+
+
+def _filters(sequences: list[Sequence], vocab_size: int, device: torch.device) -> Filters:
+    params = [sequence.sampling for sequence in sequences]
+    drawing = [row for row, p in enumerate(params) if p.temperature > 0]
+    drawn = [params[row] for row in drawing]
+    ranked = [place for place, p in enumerate(drawn) if 0 < p.top_k < vocab_size or p.top_p < 1]
+    return Filters(
+        drawing=put_values(drawing, torch.int64, device),
+        ranked=put_values(ranked, torch.int64, device),
+        by_min_p=any(p.min_p > 0 for p in drawn),
     )
 
 
@@ -79,9 +101,9 @@ def _bias(rows: list[int], sequences: list[Sequence], device: torch.device) -> B
     width = max(len(mine) for mine in entries)
     padded = [mine + [(0, 0.0)] * (width - len(mine)) for mine in entries]
     return Bias(
-        rows=torch.tensor(rows, device=device),
-        ids=torch.tensor([[token for token, _ in mine] for mine in padded], device=device),
-        values=torch.tensor([[value for _, value in mine] for mine in padded], device=device),
+        rows=put_values(rows, torch.int64, device),
+        ids=put_values([[token for token, _ in mine] for mine in padded], torch.int64, device),
+        values=put_values([[value for _, value in mine] for mine in padded], torch.float32, device),
     )
 
 

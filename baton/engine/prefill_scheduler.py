@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from baton.engine.blocks import BlockPools, OutOfBlocksError
+from baton.engine.blocks import BlockPool, BlockPools, OutOfBlocksError
 from baton.engine.prefill_cost import PrefillCost
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.sequence import Sequence
@@ -43,11 +43,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over."""
+    """`tokens` and `seconds` of one step; `age_cap_s`: how long a prompt may be passed over. `grain`: chunks
+    that are longer, and not their sequence's last, end at a multiple of it."""
 
     tokens: int
     seconds: float = 0.025
     age_cap_s: float = 2.0
+    grain: int = 1
 
 
 class PrefillScheduler:
@@ -92,8 +94,11 @@ class PrefillScheduler:
         self._sequences[sequence] = self._clock()
 
     def schedule(self) -> list[Chunk]:
-        """The next step's chunks; the caller computes all of them, then calls `computed`."""
-        waiting = [sequence for sequence in self._sequences if sequence.computed < sequence.length]
+        """The next step's chunks; the caller computes all of them, then calls `computed`.
+
+        Who has them computed ahead calls `begun` first, and gets the chunks behind them the next time.
+        """
+        waiting = [sequence for sequence in self._sequences if sequence.reached < sequence.length]
         runnable = self._with_blocks(waiting)
         step = _Step(self.cost, self._bounds)
         aged = self._aged(runnable)
@@ -103,10 +108,33 @@ class PrefillScheduler:
             step.give(sequence)
         return step.chunks
 
-    def computed(self, chunk: Chunk) -> None:
-        chunk.sequence.computed = chunk.start + chunk.count
+    def begun(self, chunk: Chunk) -> None:
+        """The chunk will be computed: until then the blocks that it writes are pinned, whoever frees them."""
+        chunk.sequence.begun = chunk.start + chunk.count
+        for pool, block in self._written(chunk):
+            pool.pin(block)
+
+    def computed(self, chunk: Chunk) -> bool:
+        """The chunk's tokens have KV; False where its sequence has been removed meanwhile."""
+        sequence = chunk.sequence
+        if sequence.begun:
+            for pool, block in self._written(chunk):
+                pool.unpin(block)
+        if sequence not in self._sequences:
+            return False
+        sequence.computed = chunk.start + chunk.count
         if self._prefixes is not None:
-            self._prefixes.computed(chunk.sequence)
+            self._prefixes.computed(sequence)
+        return True
+
+    def _written(self, chunk: Chunk) -> Iterator[tuple[BlockPool, int]]:
+        assert chunk.sequence.blocks is not None
+        for pool, group, table in zip(
+            self._pools.pools, self._pools.layout.groups, chunk.sequence.blocks, strict=True
+        ):
+            first = chunk.start // group.block_tokens
+            for block in table[first : group.blocks_for(chunk.start + chunk.count)]:
+                yield pool, block
 
     def remove(self, sequence: Sequence) -> None:
         """Forgets a sequence and frees its blocks, borrowed ones excepted; idempotent."""
@@ -118,7 +146,7 @@ class PrefillScheduler:
 
     def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
         """Those that have started or can, the shortest remaining first."""
-        short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.computed)
+        short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
         aged = self._aged(waiting)
         may_start = True
         if aged is not None:
@@ -162,21 +190,24 @@ class _Step:
     def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
         self._cost = cost
         self._tokens = bounds.tokens
+        self._grain = bounds.grain
         self._units = max(cost.units_within(bounds.seconds), LEAST_UNITS)
         self._given: dict[Sequence, int] = {}
 
     @property
     def chunks(self) -> list[Chunk]:
-        return [Chunk(sequence, sequence.computed, count) for sequence, count in self._given.items()]
+        return [Chunk(sequence, sequence.reached, count) for sequence, count in self._given.items()]
 
     def give(self, sequence: Sequence, share: float = 1.0) -> None:
         """Gives a sequence what is left of the step, or a share of it, beside what it has already."""
         has = self._given.get(sequence, 0)
-        start = sequence.computed + has
+        start = sequence.reached + has
         affordable = self._cost.tokens_within(start, self._units * share)
         if not self._given:
             affordable = max(affordable, 1)  # whatever it costs, a step gets on
         count = min(sequence.length - start, math.ceil(self._tokens * share), affordable)
+        if self._grain < count < sequence.length - start:
+            count -= (start + count) % self._grain
         if count > 0:
             self._given[sequence] = has + count
             self._tokens -= count

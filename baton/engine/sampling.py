@@ -46,21 +46,52 @@ class Sampling:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which rows of a batch need what.
+
+    `drawing` int64: those with a temperature. `ranked` int64: of these, by their place among them, those
+    with top-k or top-p. `by_min_p`: whether any of them has min-p.
+    """
+
+    drawing: Tensor
+    ranked: Tensor
+    by_min_p: bool
+
+    @classmethod
+    def of(cls, sampling: Sampling, vocab_size: int) -> Filters:
+        """Looks at the parameters, and so waits for their device; who has them on the host need not."""
+        drawing = torch.nonzero(sampling.temperature > 0).flatten()
+        mine = sampling.at(drawing)
+        ranked = _ranked_rows(mine.top_k, mine.top_p, vocab_size)
+        return cls(drawing, ranked, bool((mine.min_p > 0).any()))
+
+
 @torch.inference_mode()
-def sample(logits: Tensor, sampling: Sampling, positions: Tensor, edits: LogitEdits = NO_EDITS) -> Tensor:
-    """logits [B, V]; positions [B] int64, each the index in its sequence of the token drawn → [B] int64."""
+def sample(
+    logits: Tensor,
+    sampling: Sampling,
+    positions: Tensor,
+    edits: LogitEdits = NO_EDITS,
+    filters: Filters | None = None,
+) -> Tensor:
+    """logits [B, V]; positions [B] int64, each the index in its sequence of the token drawn → [B] int64.
+
+    `filters`: of `sampling`, where the caller knows them.
+    """
     logits = edits.applied(logits)
     tokens = logits.argmax(-1)
-    drawing = torch.nonzero(sampling.temperature > 0).flatten()
+    filters = filters or Filters.of(sampling, logits.shape[1])
+    drawing = filters.drawing
     if drawing.numel():
-        tokens[drawing] = _draw(logits[drawing].double(), sampling.at(drawing), positions[drawing])
+        tokens[drawing] = _draw(logits[drawing].double(), sampling.at(drawing), positions[drawing], filters)
     return tokens
 
 
-def _draw(logits: Tensor, sampling: Sampling, positions: Tensor) -> Tensor:
+def _draw(logits: Tensor, sampling: Sampling, positions: Tensor, filters: Filters) -> Tensor:
     """logits [B, V] float64, which keeps tiny probabilities apart → [B] int64."""
     scaled = logits / sampling.temperature.double()[:, None]
-    kept = filtered(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
+    kept = _filtered(scaled, sampling, filters)
     return (kept + gumbel(sampling.seed, positions, logits.shape[1])).argmax(-1)
 
 
@@ -71,13 +102,25 @@ def filtered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     probabilities reach p, at least one; min-p those at least that share of the likeliest. A token equal
     to the last one kept is kept as well.
     """
-    ranked = torch.nonzero(((top_k > 0) & (top_k < logits.shape[1])) | (top_p < 1)).flatten()
+    seed = torch.zeros_like(top_k)
+    sampling = Sampling(torch.ones_like(top_p), top_k, top_p, seed, min_p)
+    return _filtered(logits, sampling, Filters.of(sampling, logits.shape[1]))
+
+
+def _filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
+    """`filtered` of rows that all draw."""
+    ranked = filters.ranked
     if ranked.numel():
-        logits = logits.index_copy(0, ranked, _ranked(logits[ranked], top_k[ranked], top_p[ranked]))
-    if bool((min_p > 0).any()):
+        kept = _ranked(logits[ranked], sampling.top_k[ranked], sampling.top_p[ranked])
+        logits = logits.index_copy(0, ranked, kept)
+    if filters.by_min_p:
         share = (logits - logits.amax(-1, keepdim=True)).exp()
-        logits = logits.masked_fill(share < min_p.double()[:, None], -torch.inf)
+        logits = logits.masked_fill(share < sampling.min_p.double()[:, None], -torch.inf)
     return logits
+
+
+def _ranked_rows(top_k: Tensor, top_p: Tensor, vocab_size: int) -> Tensor:
+    return torch.nonzero(((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)).flatten()
 
 
 def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

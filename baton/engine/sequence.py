@@ -69,6 +69,8 @@ class Sequence:
     # them, and gives all that are lent from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None
     computed: int = field(default=0, init=False)
+    # Of a device that is told ahead: tokens whose chunks it was told, those that have ended included.
+    begun: int = field(default=0, init=False)
     # Tokens whose KV was found, and how many of the blocks have been named or looked at for that.
     cached: int = field(default=0, init=False)
     named: int = field(default=0, init=False)
@@ -79,6 +81,11 @@ class Sequence:
     @property
     def length(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def reached(self) -> int:
+        """Tokens that no further chunk need compute: they have KV, or will."""
+        return max(self.computed, self.begun)
 
     @property
     def first_number(self) -> int:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, Room
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
-from bench.shapes import torch_dtype, with_positions
+from bench.random_model import random_decoder
 
 if TYPE_CHECKING:
-    import torch
-
     from baton.engine.slots import Grant
     from services.worker.loaded_model import LoadedModel
 
@@ -59,7 +54,7 @@ class DecodeEngine:
         from baton.engine.slots import SlotPool
 
         begun = time.perf_counter()
-        self.decoder = random_decoder(case, room, device)
+        self.decoder = random_decoder(case.model, case.dtype, room.tokens + 1, BLOCK_TOKENS, device)
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
         self.model = _model(self.decoder, case, room)
@@ -171,35 +166,6 @@ def first_logprobs() -> Any:
     from baton.engine.logprob_records import Logprobs
 
     return Logprobs(-1.0, tuple((token, -1.0 - token) for token in range(5)))
-
-
-def random_decoder(case: Case, room: Room, device: str) -> Any:
-    """Weights drawn by the device's own generator: of no meaning, but of the right size."""
-    import torch
-
-    from baton.engine.decoder import Decoder
-    from baton.engine.model_config import ModelConfig
-    from baton.engine.weights import weight_shapes
-
-    kind, place = getattr(torch, torch_dtype(case.dtype)), torch.device(device)
-    with tempfile.TemporaryDirectory() as folder:
-        shape = with_positions(case.model, room.tokens + 1)
-        (Path(folder) / "config.json").write_text(json.dumps(shape.config))
-        config = ModelConfig.load(folder)
-    layout = config.layout(BLOCK_TOKENS, torch_dtype(case.dtype))
-
-    def random(name: str, size: tuple[int, ...]) -> torch.Tensor:
-        if name.endswith("norm.weight"):
-            return torch.ones(size, device=place, dtype=kind)
-        return torch.randn(size, device=place, dtype=kind).mul_(size[-1] ** -0.5)
-
-    weights = {name: random(name, size) for name, size in weight_shapes(config).items()}
-    decoder = Decoder(config, weights, layout, place, kind)
-    del weights
-    if place.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    return decoder
 
 
 def _allocated(device: str) -> int:

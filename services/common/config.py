@@ -65,7 +65,9 @@ class EngineConfig(StrictModel):
     )
     kv_blocks: int | None = Field(None, ge=2, description="KV blocks a cache group has; unset: by memory")
     slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
-    chunk_tokens: int = Field(256, ge=1, description="prompt tokens one prefill step computes at most")
+    chunk_tokens: int | None = Field(
+        None, ge=1, description="prompt tokens one prefill step computes at most; unset: 256, on a GPU 2048"
+    )
     prefill_step_ms: float = Field(25.0, gt=0, description="expected length of a prefill step, at most")
     prefill_age_cap_ms: float = Field(
         2000.0, ge=0, description="a prompt that is here so long gets an eighth of every step"
@@ -104,6 +106,10 @@ class EngineConfig(StrictModel):
     def block_tokens_on(self, device: str) -> int:
         """Tokens of a KV block on a device of this type (`cuda` or `cpu`)."""
         return self.block_tokens or (64 if device == "cuda" else 16)
+
+    def chunk_tokens_on(self, device: str) -> int:
+        """Tokens of a prefill step, at most, on a device of this type."""
+        return self.chunk_tokens or (2048 if device == "cuda" else 256)
 
 
 class TransferConfig(StrictModel):

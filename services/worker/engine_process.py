@@ -71,6 +71,8 @@ _MEANWHILE = frozenset({"reserve", "slot_ended"})
 _PIECES_MEANWHILE = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
+# While a GPU computes a prefill step: how late its end is seen at most.
+_UNDER_WAY_S = 0.0002
 
 log = get_log(__name__)
 
@@ -105,8 +107,14 @@ class Engine:
         selector.register(self._wakeup, selectors.EVENT_READ)
         while not self._stopping:
             if not self._turn():
-                selector.select(_RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S)
+                selector.select(self._patience())
         self.close()
+
+    def _patience(self) -> float:
+        """How long a turn with nothing to do may wait for the next."""
+        if self._parts.prefill.loop.under_way:
+            return _UNDER_WAY_S
+        return _RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S
 
     def close(self) -> None:
         self._parts.sender.close()
@@ -125,7 +133,9 @@ class Engine:
         parts.decode.expire()
         stored = parts.prefixes is not None and parts.prefixes.poll()
         linked = parts.decode.poll(self._pieces) | parts.prefill.poll(self._pieces)
+        steps = parts.prefill.loop.steps_ended
         prefilled = parts.prefill_clock.timed(parts.prefill.step)
+        prefilled |= parts.prefill.loop.steps_ended > steps
         parts.decode.growth.step()
         decoded = parts.decode_clock.timed(parts.decode_loop.step)
         self._tell_prefixes()
@@ -208,11 +218,12 @@ class Engine:
         serves = self._config.role != "prefill"
         # As wide as the vocabulary: one that admits nobody has no slots to speak of.
         state = SlotState(engine.slots if serves else 1, widths, model.config.vocab_size, model.device)
+        prefixes = prefix_cache(model, self._config, self._wakeup.set)
         with capture_told(model.device):
             loop = decode_loop(
                 model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves
             )
-        prefixes = prefix_cache(model, self._config, self._wakeup.set)
+            prompts = prefill_loop(model, engine, prefixes, serves=self._config.role != "decode")
         decode = DecodeSide(
             model,
             loop,
@@ -234,11 +245,10 @@ class Engine:
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
         )
-        prompts = prefill_loop(model, engine, prefixes)
         prefill = PrefillSide(model, prompts, self._identity, sender, local, self._emit, prefixes)
         decode.before_free = prefill.cancel
         clocks = (
-            StepClock(lambda: prompts.tokens_run),
+            StepClock(lambda: prompts.tokens_run, ended=lambda: prompts.steps_ended),
             StepClock(lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps),
         )
         return Parts(model, slots, prefill, decode, loop, sender, None, *clocks, prefixes)

@@ -39,7 +39,7 @@ def other_bytes(config: ModelConfig, engine: EngineConfig) -> int:
     """What a worker may take on a GPU beside weights and KV blocks."""
     logits = engine.slots * config.vocab_size * _LOGIT_COPIES_BYTES
     widest = 2 * config.intermediate_size + 4 * config.hidden_size
-    return _BASE_BYTES + logits + engine.chunk_tokens * widest * _ROW_COPIES_BYTES
+    return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
 
 
 def kv_blocks(

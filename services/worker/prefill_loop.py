@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from baton.device.lane import lane_of
+from baton.engine.back_ends import prompt_pass
 from baton.engine.prefill import PrefillLoop
 from baton.engine.prefill_cost import PrefillCost, half_context
 from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache import PrefixCache
 from services.common.config import EngineConfig
+from services.common.logs import get_log
 from services.worker.loaded_model import LoadedModel
+
+log = get_log(__name__)
 
 
 def prefill_loop(
-    model: LoadedModel, engine: EngineConfig, prefixes: PrefixCache | None = None
+    model: LoadedModel, engine: EngineConfig, prefixes: PrefixCache | None = None, *, serves: bool = True
 ) -> PrefillLoop:
-    bounds = StepBounds(engine.chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3)
+    """`serves`: False where no prompt will ever come, and nothing need be compiled."""
+    chunk_tokens = engine.chunk_tokens_on(model.device.type)
+    exact = model.exact or not serves
+    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact)
+    if prompts.refused:
+        log.warning("attention_library_refuses", shapes=prompts.refused)
+    bounds = StepBounds(
+        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
+    )
     scheduler = PrefillScheduler(
         model.pools,
         bounds,
@@ -21,4 +34,4 @@ def prefill_loop(
         cost=PrefillCost(half_context(model.config)),
         prefixes=prefixes,
     )
-    return PrefillLoop(model.decoder, model.cache, scheduler)
+    return PrefillLoop(prompts, scheduler, lane_of(model.device))

@@ -203,10 +203,18 @@ class PrefillSide:
                 job.handoff.withdraw(WithdrawReason.ABORTED)
 
     def step(self) -> bool:
-        """Computes the next chunks, pushes what they finished, tells first tokens; False when idle."""
-        results = self._loop.step()
+        """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
+        False where none were begun."""
+        self._take(self._loop.take())  # nobody waits for a token until the next step is said
+        begun = self._loop.begin()
+        self._take(self._loop.take())
+        return begun
+
+    def _take(self, results: list[ChunkResult]) -> None:
         for result in results:
-            job = self._by_sequence[result.chunk.sequence]
+            job = self._by_sequence.get(result.chunk.sequence)
+            if job is None:
+                continue  # ended by what another's result has led to
             self._tell_prompt(job, result)
             if job.handoff is not None:
                 self._push(job, job.handoff)
@@ -215,7 +223,6 @@ class PrefillSide:
             elif result.chunk.is_last:
                 self._end(job)
                 self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
-        return bool(results)
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where a handoff ended."""

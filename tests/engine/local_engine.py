@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from baton.device.lane import lane_of
 from baton.device.shared_memory import SharedMemory
 from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
 from baton.engine.cache import KVCache
@@ -20,6 +20,7 @@ from baton.engine.decoder import Decoder
 from baton.engine.logprob_records import Logprobs
 from baton.engine.model_config import ModelConfig
 from baton.engine.output_ring import Finish
+from baton.engine.plain_prefill import PlainPass
 from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
@@ -122,7 +123,7 @@ class LocalEngine:
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
-        self.prefill = PrefillLoop(decoder, cache, self.scheduler)
+        self.prefill = PrefillLoop(PlainPass(decoder, cache), self.scheduler, lane_of(decoder.device))
         rings = SharedRings(slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
@@ -166,8 +167,7 @@ class LocalEngine:
             sequence.borrowed = True
             self.scheduler.add(sequence)
             begun.append((start, sequence))
-        results = itertools.chain.from_iterable(iter(self.prefill.step, []))
-        last = {id(result.chunk.sequence): result for result in results}
+        last = {id(result.chunk.sequence): result for result in self.prefill.finish()}
         return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
 
     def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:

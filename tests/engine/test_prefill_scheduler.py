@@ -90,6 +90,21 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
     assert pools.free == pools.total
 
 
+def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
+    _, scheduler = make(1000, StepBounds(100, grain=32))
+    one = sequence(300)
+    scheduler.add(one)
+    ends = []
+    while scheduler.queued_tokens:
+        (chunk,) = scheduler.schedule()
+        scheduler.computed(chunk)
+        ends.append(one.computed)
+    assert ends == [96, 192, 288, 300]
+    _, scheduler = make(1000, StepBounds(20, grain=32))
+    scheduler.add(sequence(300))
+    assert scheduler.schedule()[0].count == 20
+
+
 def test_the_shortest_remaining_comes_first_and_a_long_one_gets_the_rest() -> None:
     _, scheduler = make(1000, StepBounds(100))
     long, short = sequence(1000), sequence(30)

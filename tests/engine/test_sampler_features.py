@@ -22,8 +22,9 @@ from transformers import (
 )
 
 from baton.engine.logit_edits import Bias, HeldStops, LogitEdits, Penalties
+from baton.engine.logprob_records import Logprobs
 from baton.engine.logprobs import likeliest, logprobs_of
-from baton.engine.prefill_sampling import draw_first
+from baton.engine.prefill_sampling import draw_first, first_logprobs
 from baton.engine.sampling import Sampling, filtered, sample
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.slot_sampler import TokenCounts
@@ -53,6 +54,11 @@ def random_logits(rows: int, seed: int) -> Tensor:
     return logits
 
 
+def drawn(logits: Tensor, sequences: list[Sequence]) -> list[tuple[int, Logprobs | None]]:
+    tokens = draw_first(logits, sequences)
+    return list(zip(tokens.tolist(), first_logprobs(logits, tokens, sequences), strict=True))
+
+
 @pytest.mark.parametrize("feature", [*FEATURES, "combined"])
 def test_tokens_equal_plain_python_in_mixed_batches_and_alone(feature: str) -> None:
     rng = random.Random(feature)
@@ -64,12 +70,12 @@ def test_tokens_equal_plain_python_in_mixed_batches_and_alone(feature: str) -> N
         plain = [random_sequence(rng, frozenset()) for _ in range(3)]
         sequences = rng.sample(sequences + plain, len(sequences) + len(plain))
         logits = random_logits(len(sequences), batch)
-        together = draw_first(logits, sequences)
+        together = drawn(logits, sequences)
         for row, sequence in enumerate(sequences):
             raw, (prompt, output) = logits[row].tolist(), split(sequence)
             params, limits = sequence.sampling, sequence.limits
             assert together[row][0] == naive_token(raw, params, limits, prompt, output), params
-            assert draw_first(logits[row : row + 1], [sequence]) == [together[row]]
+            assert drawn(logits[row : row + 1], [sequence]) == [together[row]]
             told = together[row][1]
             if params.logprobs is None:
                 assert told is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from dataclasses import dataclass
@@ -156,7 +155,7 @@ def test_prompt_logprobs_equal_the_reference(
     sequence = Sequence(token_ids, length, params, Limits(max_tokens), prompt_logprobs=True)
     engine.scheduler.add(neighbour)
     engine.scheduler.add(sequence)
-    results = list(itertools.chain.from_iterable(iter(engine.prefill.step, [])))
+    results = engine.prefill.finish()
     assert not any(r.prompt_logprobs for r in results if r.chunk.sequence is neighbour)
     mine = [result for result in results if result.chunk.sequence is sequence]
     assert [result.token is None for result in mine[-2:]] == [True, max_tokens == 0]

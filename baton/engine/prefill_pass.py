@@ -1,0 +1,172 @@
+"""A prefill step's forward pass by the GPU kernels: chunks of any lengths packed into one run of rows.
+
+    embed ─▶ ( norm ─ qkv ─ q, k, v: norm, rotary, cache ─ attention ─ output + residual
+               norm ─ gate, up ─ silu · ─ down + residual ) a layer ─▶ norm
+
+Products are the vendor library's, with the residual added within. All that the host knows of the rows goes
+to the device in one copy, and nothing waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Run
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from baton.device.upload import put_ints
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder, Layer, Linear
+from baton.engine.kernels.gpu.gemv import Norm
+from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
+from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
+from baton.engine.kernels.gpu.row_ops import embed, norm_rows
+from baton.engine.prefill_scheduler import Chunk
+from baton.engine.products import EPILOGUES, Library, Scratch, run_product
+from baton.engine.prompt_attention import PlannedRows, PromptAttention
+from baton.engine.prompt_plan import LibraryRule, plan_attention
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+
+# Kernels are compiled anew where a stride is a multiple of 16 in one call and not in the next.
+_TABLE_WIDTH = 16
+_Ints = npt.NDArray[np.int32]
+
+
+class PrefillPass:
+    """Buffers for up to `most_rows` rows, and the launches that fill them. The attention library's plans are
+    built here: a part of a second each, for a few dozen."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        most_rows: int,
+        rule: LibraryRule | None,
+        tuning: PromptTuning | None = None,
+    ) -> None:
+        """`rule`: what the library takes of attention; `tuning` None: by the rows."""
+        config, device, dtype = decoder.config, decoder.device, decoder.dtype
+        self.most_rows = most_rows
+        self._decoder = decoder
+        self._cache = cache
+        self._tuning = tuning
+        self._padding = 0 if rule is None else rule.step
+        self.grain = 1 if rule is None else rule.step
+        query_width = config.num_heads * config.head_dim
+        qkv_width = query_width + 2 * config.num_kv_heads * config.head_dim
+
+        def buffer(width: int, rows: int = most_rows, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(rows, width, dtype=kind, device=device)
+
+        self._hidden = buffer(config.hidden_size)
+        self._qkv = buffer(qkv_width, most_rows + (0 if rule is None else rule.slack(most_rows)))
+        self._inner = buffer(config.intermediate_size)
+        half = config.head_dim // 2
+        self._rotary = buffer(half, kind=torch.float32), buffer(half, kind=torch.float32)
+        self._scratch = Scratch.empty(
+            most_rows, config.hidden_size, config.intermediate_size, (0, 0), device, dtype
+        )
+        self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule)
+        self.refused = self._attention.refused
+
+    def warm(self) -> None:
+        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
+        rule, most = self._attention.rule, self.most_rows
+        runs = [(0, 1), (1, most)]
+        if rule is not None and most >= rule.least_rows:
+            # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
+            runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
+        for start, rows in runs:
+            sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
+            sequence.blocks = tuple(
+                (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
+            )
+            self.logits(self.forward([Chunk(sequence, start, rows)])[-1:])
+
+    def forward(self, chunks: Run[Chunk]) -> Tensor:
+        """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
+        rows packed in the chunks' order; a view of a buffer, good until the next pass. ValueError where
+        there are more rows than the pass is for."""
+        rows = sum(chunk.count for chunk in chunks)
+        if not 0 < rows <= self.most_rows:
+            raise ValueError(f"a pass of {rows} rows, made for {self.most_rows}")
+        (token, position, sequence), groups = self._put(chunks, rows)
+        decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
+        hidden, qkv, inner = self._hidden[:rows], self._qkv[:rows], self._inner[:rows]
+        rotary = self._rotary[0][:rows], self._rotary[1][:rows]
+        # What stands behind the rows is padding that others' keys must not be.
+        self._qkv[rows : rows + self._padding].zero_()
+        embed(
+            hidden, rotary, token, position,
+            decoder.embedding, decoder.rope.frequencies, decoder.rope.scale,
+        )  # fmt: skip
+        for layer in decoder.layers:
+            planned, heads = groups[layer.group], self._attention.heads[layer.group]
+            self._product("qkv", qkv, hidden, layer.qkv, Norm(layer.attention_norm, eps))
+            prompt_qkv(
+                qkv, self._cache.groups[layer.group], layer.index, planned.tables, sequence, position,
+                rotary, heads, _norms(layer),
+            )  # fmt: skip
+            attended = self._attention.run(layer, rows, planned)
+            self._product("output", hidden, attended, layer.output)
+            self._product("gate_up", inner, hidden, layer.gate_up, Norm(layer.mlp_norm, eps))
+            self._product("down", hidden, inner, layer.down)
+        normed = self._scratch.normed[: hidden.numel()].view(hidden.shape)
+        norm_rows(normed, hidden, decoder.norm, eps)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype."""
+        return torch.mm(hidden, self._decoder.head.t())
+
+    def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
+        run_product(out, x, linear, EPILOGUES[name], norm, Library(), self._scratch)
+
+    def _put(self, chunks: Run[Chunk], rows: int) -> tuple[list[Tensor], list[PlannedRows]]:
+        """Tokens, positions and sequences of the rows, and each cache group's plan, on the device."""
+        runs = [(chunk.start, chunk.count) for chunk in chunks]
+        lines = [
+            np.fromiter(_tokens(chunks), dtype=np.int32, count=rows),
+            np.concatenate([np.arange(start, start + count, dtype=np.int32) for start, count in runs]),
+            np.repeat(np.arange(len(chunks), dtype=np.int32), [count for _, count in runs]),
+        ]
+        plans, tunings = [], []
+        for number, heads in enumerate(self._attention.heads):
+            rule = self._attention.rule if heads.window is None else None
+            plan = plan_attention(runs, rule, self._attention.has)
+            spanned = sum(span.rows for span in plan.spans)
+            tuning = self._tuning or PromptTuning.of(heads, self._decoder.dtype, spanned)
+            lines += [block_lines(chunks, number), item_lines(plan.spans, tuning.rows(heads), heads.window)]
+            plans.append(plan)
+            tunings.append(tuning)
+        put = put_ints(lines, self._decoder.device)
+        tables, items = put[3::2], put[4::2]
+        planned = map(PlannedRows, plans, items, tables, tunings)
+        return put[:3], list(planned)
+
+
+def _tokens(chunks: Run[Chunk]) -> Iterator[int]:
+    runs = (chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count] for chunk in chunks)
+    return chain.from_iterable(runs)
+
+
+def block_lines(chunks: Run[Chunk], group: int) -> _Ints:
+    """The block tables, a line a chunk. Entries that no row needs are 0."""
+    tables = [chunk.sequence.blocks[group] for chunk in chunks if chunk.sequence.blocks is not None]
+    if len(tables) != len(chunks):
+        raise ValueError("a chunk's sequence has no blocks")
+    width = max(map(len, tables))
+    lines = np.zeros((len(tables), -(-width // _TABLE_WIDTH) * _TABLE_WIDTH), dtype=np.int32)
+    for line, table in zip(lines, tables, strict=True):
+        line[: len(table)] = table
+    return lines
+
+
+def _norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
+    if layer.query_norm is None or layer.key_norm is None:
+        return None
+    return layer.query_norm, layer.key_norm

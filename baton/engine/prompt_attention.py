@@ -1,0 +1,147 @@
+"""The attention of a prompt pass, layer by layer, as its plan says: spans by the paged kernel, calls by the
+vendor's library, joined where a row has parts of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.device.attention_library import AttentionLibrary
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder, Layer
+from baton.engine.kernels.gpu.absorb_attention import absorb_attention
+from baton.engine.kernels.gpu.attention_items import Heads
+from baton.engine.kernels.gpu.gather_prefix import gather_prefix
+from baton.engine.kernels.gpu.prompt_attention import prompt_attention
+from baton.engine.kernels.gpu.prompt_items import PromptTuning
+from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule
+
+_LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """A pass's attention in a cache group: its plan, and on the device the spans' items and block tables."""
+
+    plan: AttentionPlan
+    items: Tensor
+    tables: Tensor
+    tuning: PromptTuning
+
+
+class PromptAttention:
+    """Owns the buffers that attention of up to `most_rows` rows needs, and the library's shapes.
+
+    `qkv` [most rows + rule.slack, (heads + 2 kv heads) · dim] is the caller's: passes have their product in
+    its first rows, and `rule.step` rows of zeros behind them.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KVCache, qkv: Tensor, most_rows: int, rule: LibraryRule | None
+    ) -> None:
+        config = decoder.config
+        self._cache = cache
+        self._qkv = qkv
+        self.rule = rule
+        self.heads = [
+            Heads(
+                config.num_heads, config.num_kv_heads, config.head_dim,
+                config.attention_scale, config.rms_norm_eps, group.window,
+            )
+            for group in decoder.layout.groups
+        ]  # fmt: skip
+        device, dtype = decoder.device, decoder.dtype
+        self._attended = torch.zeros(
+            most_rows, config.num_heads * config.head_dim, dtype=dtype, device=device
+        )
+        self._sums = torch.zeros(config.num_heads, most_rows, dtype=torch.float32, device=device)
+        self._library = AttentionLibrary(config.attention_scale, device)
+        keys = rule.key_sizes[0] if rule is not None else 0
+        self._gathered = torch.zeros(
+            2, config.num_kv_heads, keys, config.head_dim, dtype=dtype, device=device
+        )
+        shapes = list(rule.shapes(most_rows)) if rule is not None else []
+        self._ready = {shape for shape in shapes if self._prepare(shape)}
+        # Shapes that the library would not take: the paged kernel does, slower.
+        self.refused = len(shapes) - len(self._ready)
+
+    def has(self, shape: CallShape) -> bool:
+        """Whether the library may be called with it."""
+        return shape in self._ready
+
+    def run(self, layer: Layer, rows: int, planned: PlannedRows) -> Tensor:
+        """→ [rows, heads · dim]. The rows' q and k must be rotated, and k and v in the cache."""
+        group, plan = self._cache.groups[layer.group], planned.plan
+        out, sums = self._attended[:rows], self._sums[:, :rows]
+        if plan.alone is not None:
+            found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
+            return found.transpose(1, 2).reshape(-1, out.shape[1])[:rows]
+        prompt_attention(
+            out, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
+            self.heads[layer.group], planned.tuning, sums if plan.prefix else None,
+        )  # fmt: skip
+        for causal in plan.causal:
+            self._take(causal, out, sums)
+        for call in plan.prefix:
+            table = planned.tables[call.table]
+            gather_prefix(self._gathered, group, layer.index, table, call.first, call.keys)
+            found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
+            self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
+        return out
+
+    def _take(self, call: CausalCall, out: Tensor, sums: Tensor) -> None:
+        """Writes a causal call's rows, or joins them to what a span has written."""
+        found, their_sums = self._over_own(call.row, call.batch, call.rows)
+        for number in range(call.batch):
+            first = call.row + number * call.rows
+            part, part_sums = found[number][:, : call.real], their_sums[number][:, : call.real]
+            if call.joins:
+                self._join(out, sums, first, part, part_sums)
+                continue
+            rows = slice(first, first + call.real)
+            out[rows].view(call.real, part.shape[0], -1).copy_(part.transpose(0, 1))
+            sums[:, rows].copy_(part_sums)
+
+    def _join(self, out: Tensor, sums: Tensor, first: int, part: Tensor, part_sums: Tensor) -> None:
+        rows = slice(first, first + part.shape[1])
+        absorb_attention(out[rows], sums[:, rows], part, part_sums)
+
+    def _over_own(self, row: int, batch: int, rows: int) -> tuple[Tensor, Tensor]:
+        heads = self.heads[0]
+        query = self._heads_of(row, batch, rows, 0, heads.heads)
+        key = self._heads_of(row, batch, rows, heads.heads, heads.kv_heads)
+        value = self._heads_of(row, batch, rows, heads.heads + heads.kv_heads, heads.kv_heads)
+        return self._library.attend(query, key, value, causal=True)
+
+    def _over_prefix(self, row: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
+        query = self._heads_of(row, 1, rows, 0, self.heads[0].heads)
+        key, value = self._gathered[:, None, :, :keys]
+        return self._library.attend(query, key, value, causal=False)
+
+    def _heads_of(self, row: int, batch: int, rows: int, first: int, count: int) -> Tensor:
+        """[batch, count, rows, dim] of the product, where it is."""
+        dim, width = self.heads[0].dim, self._qkv.shape[1]
+        if row + batch * rows > self._qkv.shape[0]:
+            raise ValueError(f"rows {row} to {row + batch * rows} of {self._qkv.shape[0]}")
+        return self._qkv.as_strided(
+            (batch, count, rows, dim), (rows * width, dim, width, 1), row * width + first * dim
+        )
+
+    def _prepare(self, shape: CallShape) -> bool:
+        """Runs a call like those to come; False where the library refuses it."""
+        try:
+            if shape.causal:
+                self._over_own(0, shape.batch, shape.rows)
+            else:
+                self._over_prefix(0, shape.rows, shape.keys)
+        except RuntimeError:
+            return False
+        return True
+
+
+def library_rule(decoder: Decoder, most_rows: int) -> LibraryRule | None:
+    """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
+    fits = decoder.dtype in _LIBRARY_DTYPES and decoder.config.head_dim % 8 == 0
+    return LibraryRule.of(most_rows) if fits and decoder.device.type == "cuda" else None

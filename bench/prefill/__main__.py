@@ -1,0 +1,101 @@
+"""Prefill of random prompts on one GPU (or a CPU): time to all first tokens, tokens a second, MFU.
+
+    python -m bench.prefill --shape llama-3.1-8b --dtype bf16 --prompts 1x1024,1x8192,8x1024,8x8192
+        [--chunk-tokens 8192] [--cached 0,50,90] [--tier device,host,disk] [--numerics exact|fast]
+        [--repeats 5] [--profile] [--device cuda|cpu] [--json]
+
+Random weights, every prompt a new one. A case is timed from its prompts' coming to the last first token on
+the host, the median of --repeats after one more; `device_ms` is what the steps took by the device's events.
+
+    --prompts NxT    N prompts of T tokens that come at once; steps of up to --chunk-tokens rows, unbounded in
+                     time (a worker's are bounded by prefill_step_ms)
+    --cached P       the first P percent of each prompt's blocks are cached: in blocks of the device, or only
+                     behind it (--tier), so that they are loaded first
+    --profile        what one more run's time goes to, by kinds of kernels; `idle` is the device's
+
+mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory that
+tensors took; peak_beside_gb: of that, what runs took beside weights, KV and standing buffers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from baton.device.matrix_library import ENVIRONMENT
+from bench.case_output import show
+from bench.prefill.case import TIERS, Case, parse_prompts
+from bench.shapes import SHAPES
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
+    with tempfile.TemporaryDirectory() as folder:
+        run_all(cases_of(arguments), arguments, Path(folder))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.prefill",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--prompts", default="1x1024,1x8192,8x1024,8x8192", type=parse_prompts)
+    parser.add_argument("--chunk-tokens", type=int, default=8192, help="rows of a step, at most")
+    parser.add_argument("--cached", default="0", help="percent of a prompt; with --tier")
+    parser.add_argument("--tier", default="device", help=f"of {','.join(TIERS)}")
+    parser.add_argument("--numerics", default="fast", choices=("exact", "fast"))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--profile", action="store_true", help="what the time goes to")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--json", action="store_true", help="one object a line, for programs")
+    return parser
+
+
+def cases_of(arguments: argparse.Namespace) -> list[Case]:
+    """Every number of prompts with every share and tier; without a share there is no tier."""
+    shares = [int(share) for share in arguments.cached.split(",")]
+    tiers = arguments.tier.split(",")
+    if any(tier not in TIERS for tier in tiers) or any(not 0 <= share < 100 for share in shares):
+        sys.exit(f"bench.prefill: tiers are {', '.join(TIERS)}, shares 0 to 99")
+    return [
+        Case(arguments.shape, arguments.dtype, prompts, tokens, arguments.chunk_tokens, share, tier)
+        for prompts, tokens in arguments.prompts
+        for share in shares
+        for tier in (tiers if share else tiers[:1])
+    ]
+
+
+def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> None:
+    """Measures cases of one shape and dtype on one engine, and prints each."""
+    import torch
+
+    from bench.prefill.engine import PrefillEngine
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    engine = PrefillEngine(cases, arguments.device, folder, exact=arguments.numerics == "exact")
+    refused = f", {engine.prompt_pass.refused} shapes refused" if engine.prompt_pass.refused else ""
+    print(f"bench.prefill: kernels and plans ready in {engine.ready_s:.1f} s{refused}", file=sys.stderr)
+    on_gpu = arguments.device == "cuda"
+    around: dict[str, object] = {
+        "numerics": arguments.numerics,
+        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+        "torch": torch.__version__,
+    }
+    for case in cases:
+        settings: dict[str, object] = {name: getattr(case, name) for name in Case.__slots__}
+        found = settings | engine.measure(case, arguments.repeats)
+        if arguments.profile:
+            found["budget_ms"] = engine.profile(case)
+        show(found | around, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""One layer's prompt attention alone, each way that there is: what the paged kernel's tuning and the
+library's rule should be.
+
+    python -m bench.prefill.attention [--shape llama-3.1-8b] [--dtype bf16] [--runs 0+8192,0+1024,7168+1024]
+        [--json]
+
+A run is start+rows: rows of one sequence behind so many cached tokens. For each: the paged kernel by every
+tuning, and the library (its prefix gathered and joined) by the rule; `plan_s`: how long the library took to
+plan its shapes, which is paid at start alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from baton.device.matrix_library import ENVIRONMENT
+from bench.case_output import show
+from bench.shapes import SHAPES, torch_dtype
+
+if TYPE_CHECKING:
+    from baton.engine.kernels.gpu.prompt_items import PromptTuning
+    from baton.engine.prompt_plan import LibraryRule
+
+_RUNS = "0+1024,0+2048,0+8192,6144+512,4096+1024,7168+1024,16384+2048,16384+8192,7168+128"
+_BLOCK_TOKENS = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.prefill.attention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--runs", default=_RUNS)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
+    for text in arguments.runs.split(","):
+        start, rows = map(int, text.split("+"))
+        bench = Bench(arguments.shape, arguments.dtype, start, rows, arguments.device)
+        for found in bench.measure():
+            show({"shape": arguments.shape, "dtype": arguments.dtype, **found}, arguments.json)
+
+
+def tunings() -> list[PromptTuning]:
+    """What is tried."""
+    from baton.engine.kernels.gpu.prompt_items import PromptTuning
+
+    return [
+        PromptTuning(queries=128, tile=64, warps=8, stages=3),
+        PromptTuning(queries=128, tile=64, warps=8, stages=2),
+        PromptTuning(queries=128, tile=64, warps=8, stages=4),
+        PromptTuning(queries=128, tile=32, warps=8, stages=4),
+        PromptTuning(queries=64, tile=64, warps=4, stages=2),
+        PromptTuning(queries=64, tile=64, warps=4, stages=3),
+        PromptTuning(queries=64, tile=32, warps=4, stages=3),
+    ]
+
+
+class Bench:
+    """One run's tensors, of random numbers: a prompt of `start + rows` tokens, blocks dealt out shuffled."""
+
+    def __init__(
+        self, shape: str, dtype: str, start: int, rows: int, device: str, rule: LibraryRule | None = None
+    ) -> None:
+        import torch
+
+        from baton.engine.cache import KVCache
+        from baton.engine.prompt_plan import LibraryRule
+        from baton.engine.sequence import Limits, SamplingParams, Sequence
+        from bench.random_model import random_decoder
+        from bench.shapes import Shape
+
+        config = {**SHAPES[shape].config, "num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256}
+        self.start, self.rows = start, rows
+        self.decoder = random_decoder(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
+        # Whatever the rule thinks worth it: that is to be found out.
+        self.rule = rule or replace(LibraryRule.of(rows), least_rows=1, least_prefix=2048, least_pairs=1)
+        blocks = -(-(start + rows) // _BLOCK_TOKENS)
+        self.cache = KVCache(self.decoder.layout, 1 + blocks, device)
+        self.cache.groups[0].normal_()
+        self.sequence = Sequence((1,) * (start + rows), start + rows, SamplingParams(), Limits(1))
+        self.sequence.blocks = (tuple((1 + torch.randperm(blocks)).tolist()),)
+        c = self.decoder.config
+        width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        kind = getattr(torch, torch_dtype(dtype))
+        self.qkv = torch.zeros(rows + self.rule.slack(rows), width, dtype=kind, device=device)
+        self.qkv[:rows].normal_()
+
+    def measure(self) -> list[dict[str, Any]]:
+        """A line for each tuning, and one for the library."""
+        found: list[dict[str, Any]] = []
+        for tuning in tunings():
+            name = f"{tuning.queries}x{tuning.tile}, {tuning.warps} warps, {tuning.stages} stages"
+            launch, _ = self.launch(None, tuning)
+            found.append({"by": f"paged {name}", **self._timed(launch)})
+        launch, plan_s = self.launch(self.rule, tunings()[0])
+        found.append({"by": "library", **self._timed(launch), "plan_s": round(plan_s, 2)})
+        return found
+
+    def launch(self, rule: LibraryRule | None, tuning: PromptTuning) -> tuple[Callable[[], None], float]:
+        """The run's attention, and the seconds that making it ready took."""
+        from baton.device.upload import put_ints
+        from baton.engine.kernels.gpu.prompt_items import item_lines
+        from baton.engine.prefill_pass import block_lines
+        from baton.engine.prefill_scheduler import Chunk
+        from baton.engine.prompt_attention import PlannedRows, PromptAttention
+        from baton.engine.prompt_plan import plan_attention
+
+        begun = time.perf_counter()
+        attention = PromptAttention(self.decoder, self.cache, self.qkv, self.rows, rule)
+        ready = time.perf_counter() - begun
+        heads = attention.heads[0]
+        plan = plan_attention([(self.start, self.rows)], rule, attention.has)
+        if rule is not None and not plan.causal and not plan.prefix:
+            print(f"{self.start}+{self.rows}: the library takes nothing of it", file=sys.stderr)
+        lines = [
+            block_lines([Chunk(self.sequence, self.start, self.rows)], 0),
+            item_lines(plan.spans, tuning.rows(heads), None),
+        ]
+        tables, items = put_ints(lines, self.decoder.device)
+        planned, layer = PlannedRows(plan, items, tables, tuning), self.decoder.layers[0]
+
+        def run() -> None:
+            attention.run(layer, self.rows, planned)
+
+        return run, ready
+
+    def _timed(self, launch: Callable[[], None]) -> dict[str, Any]:
+        c = self.decoder.config
+        seen = (self.start + (self.rows + 1) / 2) * self.rows
+        us = microseconds(launch, self.decoder.device.type)
+        tflops = 4.0 * c.num_heads * c.head_dim * seen / us / 1e6
+        return {"start": self.start, "rows": self.rows, "us": round(us, 1), "tflop_s": round(tflops, 1)}
+
+
+def microseconds(launch: Callable[[], None], device: str) -> float:
+    """Of one launch: the median of a graph's replays, on a CPU once."""
+    if device == "cuda":
+        from bench.gpu_timing import graph_us
+
+        return graph_us(launch)
+    begun = time.perf_counter()
+    launch()
+    return (time.perf_counter() - begun) * 1e6
+
+
+if __name__ == "__main__":
+    main()

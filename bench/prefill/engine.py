@@ -1,0 +1,256 @@
+"""A prefill worker's loop over random weights, with nobody to hand its blocks to."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from baton.block_hash import BlockHasher
+from baton.device.lane import lane_of
+from baton.engine.back_ends import prompt_pass
+from baton.engine.blocks import BlockPools
+from baton.engine.cache import KVCache
+from baton.engine.disk_blocks import DiskBlocks
+from baton.engine.host_prefixes import HostPrefixes
+from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill_cost import PrefillCost, half_context
+from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefix_cache import PrefixCache
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.prefill.case import BLOCK_TOKENS, Case
+from bench.prefill.kinds import budget
+from bench.random_model import random_decoder
+
+if TYPE_CHECKING:
+    from baton.engine.decoder import Decoder
+
+# A prompt waits so long for its prefix's blocks to come from a disk, and a flush for what is to go there.
+DEADLINE_S = 120.0
+_KEY = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Of all prompts of a case: seconds from their coming to the last first token, those that the device's
+    steps took, and tokens that were found."""
+
+    s: float
+    device_s: float
+    hit_tokens: int
+
+
+class PrefillEngine:
+    """Made once for a shape and dtype; each case is given a loop of its own."""
+
+    def __init__(
+        self,
+        cases: list[Case],
+        device: str,
+        folder: Path,
+        *,
+        exact: bool = False,
+        make_pass: Callable[[Decoder, KVCache, int], Any] | None = None,
+    ) -> None:
+        """`folder`: the disk tier's. `make_pass`: instead of the back end's own choice, for tests."""
+        first = cases[0]
+        longest = max(case.tokens for case in cases)
+        self._seed = 0
+        self.folder = folder
+        self.decoder = random_decoder(first.model, first.dtype, longest + 2, BLOCK_TOKENS, device)
+        # Twice, so that what is cached need not give way to those that it is for.
+        self.blocks = 2 + 2 * max(case.blocks for case in cases)
+        self.cache = KVCache(self.decoder.layout, self.blocks, device)
+        begun = time.perf_counter()
+        most = max(case.chunk_tokens for case in cases)
+        if make_pass is None:
+            self.prompt_pass = prompt_pass(self.decoder, self.cache, most, exact=exact)
+        else:
+            self.prompt_pass = make_pass(self.decoder, self.cache, most)
+        self.ready_s = time.perf_counter() - begun
+
+    def measure(self, case: Case, repeats: int) -> dict[str, Any]:
+        """The median run of `repeats`, after one that is not counted."""
+        on_gpu = self.decoder.device.type == "cuda"
+        bench = _CaseRun(self, case)
+        try:
+            bench.run()
+            held = torch.cuda.memory_allocated() if on_gpu else 0
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats()
+            runs = sorted((bench.run() for _ in range(repeats)), key=lambda run: run.s)
+            peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+        finally:
+            bench.close()
+        peaks = {"peak_gb": round(peak / 1e9, 3), "peak_beside_gb": round((peak - held) / 1e9, 3)}
+        return told(case, runs[len(runs) // 2]) | peaks
+
+    def profile(self, case: Case) -> dict[str, float]:
+        """Milliseconds of each kind of kernel in one run, and of the host's work; on a CPU nothing."""
+        if self.decoder.device.type != "cuda":
+            return {}
+        from torch.profiler import ProfilerActivity, profile
+
+        bench = _CaseRun(self, case)
+        bench.run()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            took = bench.run()
+        bench.close()
+        kernels = [(event.key, event.self_device_time_total / 1e3) for event in profiled.key_averages()]
+        found = budget(kernels)
+        busy = sum(found.values())
+        return {**found, "all kernels": round(busy, 3), "idle": round(took.s * 1e3 - busy, 3)}
+
+    def token_ids(self, count: int, seed: int) -> tuple[int, ...]:
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(torch.randint(self.decoder.config.vocab_size, (count,), generator=generator).tolist())
+
+    def fresh_seed(self) -> int:
+        self._seed += 1
+        return 10**6 + self._seed
+
+
+class _CaseRun:
+    """A loop, with its pools and prefix cache, for one case."""
+
+    def __init__(self, engine: PrefillEngine, case: Case) -> None:
+        self._engine = engine
+        self._case = case
+        decoder = engine.decoder
+        self._pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
+        self._prefixes = self._prefix_cache() if case.prefix else None
+        scheduler = PrefillScheduler(
+            self._pools,
+            StepBounds(case.chunk_tokens, seconds=1e9, grain=engine.prompt_pass.grain),
+            max_sequences=2 * case.prompts,
+            cost=PrefillCost(half_context(decoder.config)),
+            prefixes=self._prefixes,
+        )
+        self._loop = PrefillLoop(engine.prompt_pass, scheduler, lane_of(decoder.device))
+        if case.prefix:
+            self._prime()
+
+    def close(self) -> None:
+        if self._prefixes is not None:
+            self._prefixes.close()
+
+    def run(self) -> Run:
+        """New prompts, cached prefixes excepted."""
+        hits = self._prefixes.hit_tokens if self._prefixes is not None else 0
+        self._settle()
+        sequences = [self._sequence(number) for number in range(self._case.prompts)]
+        begun = time.perf_counter()
+        busy = self._compute(sequences)
+        took = time.perf_counter() - begun
+        found = (self._prefixes.hit_tokens if self._prefixes is not None else 0) - hits
+        return Run(took, busy, found)
+
+    def _compute(self, sequences: list[Sequence]) -> float:
+        """Runs them to their first tokens; seconds that the device's steps took."""
+        loop = self._loop
+        for sequence in sequences:
+            loop.scheduler.add(sequence)
+        left, before = len(sequences), loop.device_s
+        until = time.perf_counter() + DEADLINE_S
+        while left:
+            if not loop.begin() and self._prefixes is not None:
+                self._prefixes.poll()
+            left -= sum(result.token is not None for result in loop.take())
+            if time.perf_counter() > until:
+                raise TimeoutError(f"{left} prompts are not done after {DEADLINE_S} s")
+        for sequence in sequences:
+            loop.scheduler.remove(sequence)
+        return loop.device_s - before
+
+    def _sequence(self, number: int) -> Sequence:
+        case = self._case
+        prefix = self._engine.token_ids(case.prefix, 1 + number)
+        rest = self._engine.token_ids(case.tokens - case.prefix, self._engine.fresh_seed())
+        sequence = Sequence((*prefix, *rest), case.tokens, SamplingParams(), Limits(1))
+        if self._prefixes is not None:
+            self._prefixes.name(sequence)
+        return sequence
+
+    def _prefix_cache(self) -> PrefixCache:
+        decoder, case = self._engine.decoder, self._case
+        layout = decoder.layout
+        hasher = BlockHasher.of_cache(
+            _KEY,
+            tenant="",
+            fingerprint=secrets.token_bytes(32),
+            cache_dtype=layout.cache_dtype,
+            block_tokens=BLOCK_TOKENS,
+        )
+        store = None
+        if case.tier != "device":
+            block = sum(group.block_bytes for group in layout.groups)
+            disk = None
+            if case.tier == "disk":
+                room = 4 * (case.blocks + 2) * block
+                folder = self._engine.folder / secrets.token_hex(4)
+                disk = DiskBlocks(folder, _KEY, block, room, lambda: None)
+            store = HostPrefixes(self._engine.cache, (case.blocks + 2) * block * 3 // 2, disk)
+        return PrefixCache(self._pools, lambda tenant: hasher, store)
+
+    def _prime(self) -> None:
+        """Computes the prefixes once."""
+        sequences = [self._sequence(number) for number in range(self._case.prompts)]
+        self._compute(sequences)
+
+    def _settle(self) -> None:
+        """What is cached is in the case's tier and in none before it."""
+        if self._prefixes is None or self._case.tier == "device":
+            return
+        self._give_up_device()
+        if self._case.tier == "disk":  # others take the host's memory, and what was there goes to the disk
+            self._wait_for_disk()
+            others = [
+                Sequence(
+                    self._engine.token_ids(self._case.tokens, self._engine.fresh_seed()),
+                    self._case.tokens,
+                    SamplingParams(),
+                    Limits(1),
+                )
+                for _ in range(self._case.prompts)
+            ]
+            for sequence in others:
+                self._prefixes.name(sequence)
+            self._compute(others)
+            self._give_up_device()
+            self._wait_for_disk()
+
+    def _give_up_device(self) -> None:
+        self._pools.cached.evict_for(self._pools.available())
+
+    def _wait_for_disk(self) -> None:
+        """Until nothing is on its way there."""
+        assert self._prefixes is not None
+        until = time.perf_counter() + DEADLINE_S
+        quiet = 0
+        while quiet < 50:
+            quiet = 0 if self._prefixes.poll() else quiet + 1
+            time.sleep(0.002)
+            if time.perf_counter() > until:
+                raise TimeoutError("the disk does not come to rest")
+
+
+def told(case: Case, run: Run) -> dict[str, Any]:
+    """The figures of one run."""
+    from bench.prefill.case import PEAK_FLOPS
+    from bench.shapes import torch_dtype
+
+    peak = PEAK_FLOPS.get(torch_dtype(case.dtype))
+    on_gpu = torch.cuda.is_available()
+    return {
+        "ms": round(run.s * 1e3, 2),
+        "device_ms": round(run.device_s * 1e3, 2),
+        "s": round(run.s, 5),
+        "tok_s": round(case.prompts * case.tokens / run.s),
+        "mfu": round(case.flops / run.s / peak, 3) if peak and on_gpu else None,
+        "hit_tokens": run.hit_tokens,
+    }

@@ -1,0 +1,92 @@
+"""The same chunks through the plain pass and through that of the kernels, each over a cache of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Run
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder
+from baton.engine.kernels.gpu.prompt_items import PromptTuning
+from baton.engine.model_config import ModelConfig
+from baton.engine.plain_prefill import PlainPass
+from baton.engine.prefill_pass import PrefillPass
+from baton.engine.prefill_scheduler import Chunk
+from baton.engine.prompt_plan import LibraryRule
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.weights import random_weights
+from tests.engine.local_engine import CONFIG
+
+# As the true one, in small: every way to cut a chunk within a few dozen tokens.
+SMALL_RULE = LibraryRule(step=8, least_rows=6, least_prefix=16, least_pairs=1, key_sizes=(32, 16))
+SMALL_TUNING = PromptTuning(queries=32, tile=16, warps=4, stages=2)
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "biases and a tied head": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "query and key norm": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 10},
+    "windows": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}
+
+
+class BothPasses:
+    """`chunks` are given as (sequence, first position, rows), of sequences numbered from 0."""
+
+    def __init__(
+        self,
+        folder: Path,
+        family: str = "llama",
+        *,
+        rule: LibraryRule | None = SMALL_RULE,
+        block_tokens: int = 4,
+        lengths: Run[int] = (128,) * 4,
+        most_rows: int = 128,
+        layers: int = 1,
+        device: str = "cpu",
+    ) -> None:
+        settings = {**CONFIG, "num_hidden_layers": layers, **FAMILIES[family]}
+        (folder / "config.json").write_text(json.dumps(settings))
+        config = ModelConfig.load(folder)
+        layout = config.layout(block_tokens, "float32")
+        weights = random_weights(config, 3, torch.device(device), torch.float32)
+        decoder = Decoder(config, weights, layout, device, torch.float32)
+        blocks = [-(-length // block_tokens) for length in lengths]
+        self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
+        self.plain = PlainPass(decoder, self.caches[0])
+        self.kernels = PrefillPass(decoder, self.caches[1], most_rows, rule, SMALL_TUNING)
+        generator = torch.Generator().manual_seed(1)
+        self.sequences = []
+        shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in layout.groups]
+        for number, length in enumerate(lengths):
+            tokens = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+            sequence = Sequence(tuple(tokens), length, SamplingParams(), Limits(1))
+            first = sum(blocks[:number])
+            sequence.blocks = tuple(tuple(group[first : first + blocks[number]]) for group in shuffled)
+            self.sequences.append(sequence)
+
+    def run(self, chunks: Run[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
+        """→ logits [N, vocab] of the plain pass and of the kernels."""
+        pieces = [Chunk(self.sequences[number], start, count) for number, start, count in chunks]
+        return (
+            self.plain.logits(self.plain.forward(pieces)),
+            self.kernels.logits(self.kernels.forward(pieces)),
+        )
+
+    def check(self, *steps: Run[tuple[int, int, int]]) -> None:
+        """Runs one step after the other; logits and caches are the same after each."""
+        for chunks in steps:
+            plain, mine = self.run(chunks)
+            torch.testing.assert_close(mine, plain, rtol=2e-4, atol=2e-4)
+            for theirs, ours in zip(self.caches[0].groups, self.caches[1].groups, strict=True):
+                torch.testing.assert_close(ours[1:], theirs[1:], rtol=2e-4, atol=2e-4)

@@ -1,0 +1,199 @@
+"""A device that is told ahead: what a step's chunks lead to happens when it has ended, and not before."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence as Run
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from baton.device.lane import Moment
+from baton.engine.blocks import BlockPools
+from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill_cost import PrefillCost
+from baton.engine.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.layout import CacheGroup, Layout, Plane
+
+VOCAB = 11
+BLOCK = 4
+PACE = 0.001
+
+
+@dataclass
+class SlowMoment:
+    lane: SlowLane
+    at: float
+
+    def ended(self) -> bool:
+        return self.lane.now >= self.at
+
+    def seconds_since(self, earlier: Moment) -> float:
+        assert isinstance(earlier, SlowMoment)
+        assert self.ended()
+        return self.at - earlier.at
+
+
+@dataclass
+class SlowLane:
+    """A device that takes PACE seconds a row, one step after the other; its time is the test's."""
+
+    runs_ahead = True
+    now: float = 0.0
+    free_at: float = 0.0
+    rows: list[int] = field(default_factory=list)
+
+    def work(self) -> contextlib.AbstractContextManager[None]:
+        self.free_at = max(self.free_at, self.now)
+        return contextlib.nullcontext()
+
+    def moment(self) -> SlowMoment:
+        return SlowMoment(self, self.free_at)
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+
+@dataclass
+class NumberedPass:
+    """The token behind a row at position p is p modulo the vocabulary."""
+
+    lane: SlowLane
+    grain: int = 1
+    refused: int = 0
+
+    def forward(self, chunks: Run[Chunk]) -> Tensor:
+        positions = [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.count)]
+        self.lane.rows.append(len(positions))
+        self.lane.free_at += len(positions) * PACE
+        return torch.tensor(positions)[:, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(hidden[:, 0] % VOCAB, VOCAB).float()
+
+
+class Ahead:
+    """A loop over a slow device."""
+
+    def __init__(self, tokens: int, blocks: int = 200, *, measured: bool = True) -> None:
+        planes = (Plane("k", "float32", 1, 4), Plane("v", "float32", 1, 4))
+        self.pools = BlockPools(Layout((CacheGroup((0,), planes, BLOCK),)), [blocks])
+        cost = PrefillCost()
+        if measured:
+            cost.took(1, PACE)
+        bounds = StepBounds(tokens, seconds=1e6)
+        self.scheduler = PrefillScheduler(self.pools, bounds, max_sequences=64, cost=cost)
+        self.lane = SlowLane()
+        self.loop = PrefillLoop(NumberedPass(self.lane), self.scheduler, self.lane, lambda: self.lane.now)
+
+    def add(self, length: int) -> Sequence:
+        sequence = Sequence(tuple(range(length)), length, SamplingParams(), Limits(4))
+        self.scheduler.add(sequence)
+        return sequence
+
+    def check_blocks(self) -> None:
+        held = [s.blocks for s in self.scheduler.sequences if s.blocks is not None]
+        self.pools.check_integrity(held)
+
+
+def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None:
+    ahead = Ahead(tokens=100, measured=False)
+    sequence = ahead.add(400)
+    assert ahead.loop.begin()
+    assert ahead.loop.begin()
+    assert not ahead.loop.begin()
+    assert ahead.loop.take() == []
+    assert (sequence.computed, sequence.reached) == (0, 200)
+    ahead.lane.now = 0.1
+    assert [(r.chunk.start, r.chunk.count) for r in ahead.loop.take()] == [(0, 100)]
+    assert (sequence.computed, sequence.reached) == (100, 200)
+    ahead.lane.now = 0.199
+    assert ahead.loop.begin()
+    ahead.lane.now = 0.4
+    results = ahead.loop.take()
+    assert [r.token for r in results] == [None, None]
+    assert ahead.loop.begin()
+    ahead.lane.now = 0.5
+    assert [r.token for r in ahead.loop.take()] == [399 % VOCAB]
+    assert not ahead.loop.begin()
+    assert ahead.lane.rows == [100] * 4
+    assert not ahead.loop.under_way
+
+
+def test_who_comes_late_need_not_wait_for_two_steps() -> None:
+    """Once it is known how long steps take, the next is begun just before the last ends."""
+    ahead = Ahead(tokens=100)
+    ahead.add(400)
+    assert ahead.loop.begin()
+    ahead.lane.now = 0.09
+    assert not ahead.loop.begin()
+    short = ahead.add(5)
+    ahead.lane.now = 0.099
+    assert ahead.loop.begin()
+    ahead.lane.now = 0.2
+    assert short in [result.chunk.sequence for result in ahead.loop.take()]
+
+
+def test_how_long_steps_take_is_the_devices_time() -> None:
+    ahead = Ahead(tokens=100, measured=False)
+    ahead.add(300)
+    ahead.lane.now = 5.0  # nothing to do till then
+    ahead.loop.begin()
+    ahead.loop.begin()
+    ahead.lane.now = 9.0  # ended long before
+    ahead.loop.take()
+    assert abs(ahead.scheduler.cost.seconds_of(100) - 0.1) < 1e-9
+
+
+def test_blocks_that_a_step_writes_outlive_a_cancelled_sequence() -> None:
+    ahead = Ahead(tokens=40, blocks=31, measured=False)
+    sequence = ahead.add(100)
+    ahead.loop.begin()
+    ahead.scheduler.remove(sequence)
+    assert ahead.pools.pinned == 10
+    assert ahead.pools.free == ahead.pools.total - 10
+    other = ahead.add(20 * BLOCK)
+    ahead.loop.begin()
+    assert sequence.blocks is not None
+    assert other.blocks is not None
+    assert not set(other.blocks[0]) & set(sequence.blocks[0][:10])
+    ahead.lane.now = 0.04
+    assert ahead.loop.take() == []
+    assert ahead.pools.free == ahead.pools.total - 20
+    ahead.check_blocks()
+
+
+def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
+    for seed in range(20):
+        draw = random.Random(seed)
+        ahead = Ahead(tokens=draw.choice((7, 40, 100)), blocks=60, measured=draw.random() < 0.5)
+        seen: dict[Sequence, int] = {}
+        tokens: dict[Sequence, int] = {}
+        for _ in range(400):
+            if draw.random() < 0.3:
+                seen[ahead.add(draw.randint(1, 90))] = 0
+            if draw.random() < 0.1 and ahead.scheduler.sequences:
+                ahead.scheduler.remove(draw.choice(ahead.scheduler.sequences))
+            ahead.lane.now += draw.random() * 0.03
+            for result in ahead.loop.step():
+                chunk = result.chunk
+                assert chunk.start == seen[chunk.sequence]
+                seen[chunk.sequence] += chunk.count
+                assert seen[chunk.sequence] <= chunk.sequence.computed <= chunk.sequence.reached
+                if result.token is not None:
+                    tokens[chunk.sequence] = result.token
+                    ahead.scheduler.remove(chunk.sequence)
+            ahead.check_blocks()
+            if len(ahead.scheduler.sequences) > 40:
+                break
+        assert tokens
+        assert all(token == (s.length - 1) % VOCAB and seen[s] == s.length for s, token in tokens.items())
+        for sequence in ahead.scheduler.sequences:
+            ahead.scheduler.remove(sequence)
+        ahead.lane.now += 100
+        ahead.loop.take()
+        assert ahead.pools.free == ahead.pools.total
+        assert ahead.pools.pinned == 0
