@@ -56,6 +56,7 @@ class FakeDecoder(Decoder):
 
     def __init__(self, config: ModelConfig, step_s: float) -> None:
         self.config = config
+        self.device, self.dtype = torch.device("cpu"), torch.float32
         self._step_s = step_s
         self._last = 0.0
 
