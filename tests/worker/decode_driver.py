@@ -270,7 +270,8 @@ class Driver:
         try:
             reserved = self.decode.reserve(request)
         except BatonError as error:
-            assert error.kind is ErrorKind.OVERLOADED
+            if error.kind is not ErrorKind.OVERLOADED:
+                raise
             self.did["refused"] += 1
             return
         body = TicketBody.FromString(reserved.ticket.body)
