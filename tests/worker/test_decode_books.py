@@ -14,7 +14,7 @@ HOSTS = (0, 40)
 @pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_random_requests_agree_with_the_model(groups: int, host: int) -> None:
-    drive(groups, host, requests=500)
+    drive(groups, host, requests=300)
 
 
 @pytest.mark.slow
