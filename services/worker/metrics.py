@@ -87,7 +87,7 @@ LOCAL = Family("baton_worker_local_handoffs_total", "Those of them from this wor
 UNSENT = Family(
     "baton_worker_unsent_blocks_total", "KV blocks of handoffs that were here already, and were not sent."
 )
-UNSENT_BYTES = Family("baton_worker_unsent_bytes_total", "Bytes of the KV blocks that were not sent for that.")
+UNSENT_BYTES = Family("baton_worker_unsent_bytes_total", "Bytes of the KV blocks that were not sent.")
 LINKS = Family("baton_worker_links", "Open links.", ("direction",))
 CREDITS = Family(
     "baton_worker_staging_credits", "Staging pieces that may be filled; at rest all.", ("direction",)

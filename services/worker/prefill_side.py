@@ -75,7 +75,11 @@ class PrefillSide:
         local: DecodeSide | None,
         emit: Callable[[EngineEvent], None],
         prefixes: PrefixCache | None = None,
+        *,
+        names_agree: bool = True,
     ) -> None:
+        """`names_agree`: our names of blocks are also decode's, since all were told one secret."""
+        self._names_agree = names_agree
         self._model = model
         self._loop = loop
         self._identity = identity
@@ -198,11 +202,12 @@ class PrefillSide:
 
     def _check_held(self, body: TicketBody, sequence: Sequence) -> None:
         """Raises CONFLICT where what decode holds already is not the beginning of this prompt. Decode asks
-        again at the commit, and where we have no names it alone does."""
+        again at the commit, and where our names are not its own it alone does."""
         groups, held = self._model.layout.groups, body.held_counts[0]
         if list(body.held_counts) != [held] * len(groups) or held > sequence.length // groups[0].block_tokens:
             raise BatonError(ErrorKind.CONFLICT, "the ticket calls more held than full blocks of the prompt")
-        if self._prefixes is not None and sequence.hashes[held - 1] != body.held_name:
+        comparable = self._names_agree and self._prefixes is not None
+        if comparable and sequence.hashes[held - 1] != body.held_name:
             raise BatonError(ErrorKind.CONFLICT, "the blocks that decode holds are not of these tokens")
 
     def cancel(self, key: AttemptKey) -> None:

@@ -44,7 +44,7 @@ class Pair:
     """`source` computes prompts, `target` generates; both know the secret that names blocks."""
 
     def __init__(self, folder: Path, *, source: dict[str, Any] | None = None, **target: Any) -> None:
-        self.source = Turned(folder, "prefill", prefix_secret=SECRET, **(source or {}))
+        self.source = Turned(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
         self.target = Turned(folder, "decode", prefix_secret=SECRET, **target)
         self._numbers = itertools.count(1)
         self._model = self.target.engine._parts.model

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,13 +152,29 @@ def test_tenants_share_nothing(pair: Pair, truth: Turned) -> None:
     pair.assert_free()
 
 
-@pytest.mark.parametrize("names", [True, False], ids=["prefill names", "prefill has no names"])
+NAMELESS = [{"prefix_cache": False}, {"prefix_secret": ""}]
+
+
+@pytest.mark.parametrize("source", NAMELESS, ids=["no cache", "a secret of its own"])
+def test_prefill_that_cannot_compare_names_believes_the_ticket(
+    tmp_path: Path, truth: Turned, source: dict[str, Any]
+) -> None:
+    pair = Pair(tmp_path, source=source)
+    prompt = words(21)
+    for held in (0, 5):
+        tokens, asked = pair.say(prompt)
+        assert (tokens, asked.held) == (ask(truth, prompt)[0], held)
+    pair.assert_free()
+    pair.close()
+
+
+@pytest.mark.parametrize("source", [{}, *NAMELESS], ids=["prefill names", "no cache", "a secret of its own"])
 @pytest.mark.parametrize("whose", ["", "b"], ids=["another prompt's", "another tenant's"])
 def test_names_that_are_not_the_prompts_fail_the_attempt(
-    tmp_path: Path, truth: Turned, names: bool, whose: str
+    tmp_path: Path, truth: Turned, source: dict[str, Any], whose: str
 ) -> None:
     """A router that is wrong, or lies. Decode asks for itself, should prefill not be able to."""
-    pair = Pair(tmp_path, source={"prefix_cache": names})
+    pair = Pair(tmp_path, source=source)
     prompt, other = words(18, seed=1), words(18, seed=2 if not whose else 1)
     pair.say(other, tenant=whose)
     before = held_bytes(pair)
