@@ -52,9 +52,11 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The names of a prompt's full blocks, for each kind of worker."""
+    """The names of a prompt's full blocks, for each kind of worker. `choice`: whether there are two to choose
+    from; with one that prefills and one that decodes nobody asks which of them has what."""
 
     tokens: int
+    choice: bool
     names: dict[Kind, tuple[bytes, ...]] = field(default_factory=dict)
 
     def of(self, worker: Worker) -> tuple[bytes, ...]:
@@ -79,16 +81,19 @@ class Prefixes:
     async def name(self, token_ids: Sequence[int], tenant: str = "") -> Prompt:
         """Hashes a prompt's blocks, once; long ones off the loop. Has the index asked about them. One worker
         alone of its kind finds for itself what it has: for it nothing is done."""
-        prompt = Prompt(len(token_ids))
+        workers = self._workers()
+        alike = Counter((Kind.of(worker), worker.identity.role) for worker in workers)
+        prompt = Prompt(len(token_ids), choice=any(count > 1 for count in alike.values()))
         if self._secret:
-            kinds = Counter(filter(None, map(Kind.of, self._workers())))
+            kinds = Counter(filter(None, map(Kind.of, workers)))
             for kind in (kind for kind, count in kinds.items() if count > 1):
                 hasher = self._hasher(kind, tenant)
                 if len(token_ids) > _LONG_TOKENS:
                     prompt.names[kind] = await asyncio.to_thread(hasher.hashes, token_ids)
                 else:
                     prompt.names[kind] = hasher.hashes(token_ids)
-            self._ask(prompt)
+            if prompt.choice:
+                self._ask(prompt)
         return prompt
 
     def cached_tokens(self, worker: Worker, prompt: Prompt) -> int:
@@ -102,7 +107,7 @@ class Prefixes:
 
     def sent(self, worker: Worker, prompt: Prompt) -> None:
         """The worker will have computed it soon."""
-        if names := prompt.of(worker):
+        if prompt.choice and (names := prompt.of(worker)):
             self._believe(worker, names)
 
     async def close(self) -> None:
@@ -132,9 +137,6 @@ class Prefixes:
     def _ask(self, prompt: Prompt) -> None:
         names = max(prompt.names.values(), key=len, default=())
         if self._state is None or self._state.away or not names or len(self._asking) >= _MOST_QUESTIONS:
-            return
-        alike = Counter((Kind.of(worker), worker.identity.role) for worker in self._workers())
-        if max(alike.values()) == 1:  # one prefill and one decode worker: the view chooses nothing
             return
         task = asyncio.create_task(self._correct(self._state, prompt))
         self._asking.add(task)

@@ -65,6 +65,16 @@ async def test_what_was_sent_is_believed_to_be_there() -> None:
     assert prefixes.cached_tokens(one, await prefixes.name([9, *PROMPT])) == 0
 
 
+async def test_one_prefill_and_one_decode_worker_are_told_names_and_nothing_is_believed_of_them() -> None:
+    one, decode = worker(1), worker(2, role="DECODE")
+    prefixes = Prefixes(SECRET, lambda: [one, decode])
+    for exact in (PROMPT, PROMPT[:20]):  # decode takes over whole blocks up to the prompt's end
+        prompt = await prefixes.name(exact)
+        assert prompt.of(decode) == prompt.of(one) == names(5)
+        prefixes.sent(one, prompt)
+        assert prefixes.cached_tokens(one, prompt) == 0
+
+
 async def test_no_tenant_and_no_other_model_shares_and_without_a_secret_nobody_does() -> None:
     one, other = worker(1), worker(2, fingerprint=b"other")
     all_there = [one, other, worker(3), worker(4, fingerprint=b"other")]
