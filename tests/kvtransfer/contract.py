@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 
@@ -448,7 +449,8 @@ class OpeningContract:
 
     def test_tickets_no_transfer_can_be_made_of(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
-        for changes, counts in (({"transfer_address": ""}, [1]), ({}, [1, 1])):
+        bad: list[tuple[dict[str, Any], list[int]]] = [({"transfer_address": ""}, [1]), ({}, [1, 1])]
+        for changes, counts in bad:
             with pytest.raises(BatonError) as error:
                 peers.sender.begin(*peers.ticket(1, counts, **changes))
             assert error.value.kind is ErrorKind.INVALID
