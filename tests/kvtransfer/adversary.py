@@ -167,10 +167,8 @@ class Adversary:
         ticket = self._signer.sign(body)
         match trial.fault:
             case Fault.WRONG_HELD:
-                group = 0 if trial.counts[0] else 1
-                most = trial.counts[group]
-                wrong = (trial.held[group] + self._dice.randint(1, most)) % (most + 1)
-                body.held_counts[group] = wrong
+                group, most = (0, trial.counts[0]) if trial.counts[0] else (1, trial.counts[1])
+                body.held_counts[group] = (trial.held[group] + self._dice.randint(1, most)) % (most + 1)
             case Fault.FORGED_TICKET:
                 ticket.signature = self._dice.randbytes(32)
             case Fault.STOLEN_TICKET:

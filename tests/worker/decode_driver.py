@@ -7,59 +7,34 @@ step must find, in every block it reads, its own tokens. Router and prefill may 
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from baton.block_hash import BlockHasher, seed_of
-from baton.engine.blocks import BlockPools, BlockTables
+from baton.engine.blocks import BlockPools
 from baton.engine.cache import KVCache
 from baton.engine.host_blocks import HostBlocks
 from baton.engine.prefix_cache import PrefixCache
-from baton.engine.slots import Grant, SlotPool
+from baton.engine.slots import SlotPool
 from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
-from kvtransfer.events import Committed, ReceiverEvent, Withdrawn
+from kvtransfer.events import Committed, Withdrawn
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey
 from services.worker.decode_side import DecodeSide
-from services.worker.reservation import Key
+from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text
 
-BLOCK = 3
-VOCAB = 50
 SLOTS = 6
 TENANTS = ("", "a", "b")
-_BLOCK_BYTES = 48
-
-
-class Text:
-    """Tokens of somebody, and what the block that ends with the n-th of them holds."""
-
-    def __init__(self, tenant: str, tokens: Sequence[int]) -> None:
-        self.tenant = tenant
-        self.tokens = list(tokens)
-        self._full: list[bytes] = []
-
-    def contents(self, group: int, end: int) -> bytes:
-        """Of a block whose last token is the `end`-th."""
-        while len(self._full) < (end - 1) // BLOCK:
-            self._full.append(self._hash((len(self._full) + 1) * BLOCK))
-        return hashlib.blake2b(self._hash(end), digest_size=_BLOCK_BYTES, key=bytes([group])).digest()
-
-    def _hash(self, end: int) -> bytes:
-        begin = (end - 1) // BLOCK
-        before = self._full[begin - 1] if begin else self.tenant.encode()
-        return hashlib.blake2b(before + b"|" + bytes(self.tokens[begin * BLOCK : end])).digest()
 
 
 @dataclass(eq=False)
@@ -74,130 +49,6 @@ class Ticketed:
     unsent: list[tuple[int, int]]
 
 
-@dataclass(eq=False)
-class Slot:
-    """An admitted sequence as the steps see it; `text` has its tokens with KV, `last` has none yet."""
-
-    key: Key
-    attempt: AttemptKey
-    text: Text
-    last: int
-    end: int
-    table: list[list[int]]
-    capacity: int
-    emitted: list[int] = field(default_factory=list)
-    active: bool = False
-
-
-class PlayedSteps:
-    """`DecodeLoop` of the driver: entries are heard of by a step, not before."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self.steps = 0
-        self.heard = 0
-        self.posted = 0
-        self.entries: deque[tuple[Any, ...]] = deque()
-        self.slots: dict[Key, Slot] = {}
-
-    @property
-    def ring(self) -> PlayedSteps:
-        return self
-
-    def admit(self, grant: Grant, *, token_ids: Sequence[int], last_token: int, end: int, **_: Any) -> None:
-        key = (grant.slot, grant.generation)
-        attempt, tenant = self._driver.committing
-        table = [list(blocks) for blocks in grant.blocks]
-        text = Text(tenant, token_ids)
-        self.slots[key] = Slot(key, attempt, text, last_token, end, table, grant.capacity, [last_token])
-        self._post("admit", key)
-
-    def grow(
-        self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
-    ) -> None:
-        one = self.slots[slot, generation]
-        one.table = [mine[:n] + list(new) for mine, n, new in zip(one.table, held, more, strict=True)]
-        self._post("grow", one.key, capacity)
-
-    def hold(self, slot: int, generation: int) -> int:
-        self._post("grow", (slot, generation), 0)
-        return self.posted
-
-    def applied(self, number: int) -> bool:
-        return self.heard >= number
-
-    def move(self, slot: int, generation: int) -> None:
-        self._post("end", (slot, generation))
-
-    def cancel(self, slot: int, generation: int) -> None:
-        self._post("end", (slot, generation))
-
-    def _post(self, *entry: Any) -> None:
-        self.entries.append(entry)
-        self.posted += 1
-
-    def step(self) -> None:
-        """Hears of some entries, then advances every row that has room."""
-        for _ in range(self._driver.draw.randrange(len(self.entries) + 1)):
-            kind, key, *capacity = self.entries.popleft()
-            self.heard += 1
-            slot = self.slots.get(key)
-            if slot is None:
-                continue
-            if kind == "end":
-                self._end(slot)
-            elif kind == "grow":
-                slot.capacity = capacity[0]
-            else:
-                slot.active = True
-        self.steps += 1
-        for slot in [one for one in self.slots.values() if one.active]:
-            if len(slot.text.tokens) < slot.capacity:
-                self._advance(slot)
-
-    def _advance(self, slot: Slot) -> None:
-        tokens = slot.text.tokens
-        self._driver.read(slot)
-        tokens.append(slot.last)
-        place = (len(tokens) - 1) // BLOCK
-        for group, blocks in enumerate(slot.table):
-            self._driver.write(group, blocks[place], slot.text.contents(group, len(tokens)))
-        slot.last = self._driver.draw.randrange(VOCAB)
-        slot.emitted.append(slot.last)
-        if len(tokens) + 1 >= slot.end:
-            self._end(slot)
-
-    def _end(self, slot: Slot) -> None:
-        del self.slots[slot.key]
-        self._driver.reports.append(slot)
-
-
-class PlayedLink:
-    """`Receiver` of the driver: what is expected, and what it has to tell."""
-
-    def __init__(self) -> None:
-        self.expected: dict[int, tuple[list[int], list[int]]] = {}
-        self.events: list[ReceiverEvent] = []
-        self.refusals: list[BatonError] = []
-
-    def expect(self, transfer_id: int, counts: list[int], held: list[int]) -> None:
-        self.expected[transfer_id] = counts, held or [0] * len(counts)
-
-    def forget(self, transfer_id: int) -> None:
-        self.expected.pop(transfer_id, None)
-
-    def acknowledge(self, transfer_id: int) -> None:
-        del self.expected[transfer_id]
-
-    def refuse(self, transfer_id: int, error: BatonError) -> None:
-        del self.expected[transfer_id]
-        self.refusals.append(error)
-
-    def poll(self, limit: int) -> list[ReceiverEvent]:
-        events, self.events = self.events, []
-        return events
-
-
 class Driver:
     """One step is one thing that may happen to a worker; `check` compares all of it with the model."""
 
@@ -206,7 +57,7 @@ class Driver:
         self.now = 0.0
         plane = (Plane("k", "float32", 1, 4),)
         layout = Layout(tuple(CacheGroup((group,), plane, BLOCK) for group in range(groups)))
-        assert layout.groups[0].block_bytes == _BLOCK_BYTES
+        assert layout.groups[0].block_bytes == BLOCK_BYTES
         self.pools = BlockPools(layout, [blocks + 1] * groups)
         self.cache = KVCache(layout, blocks + 1, "cpu")
         self._hashers = {
@@ -215,7 +66,7 @@ class Driver:
         }
         self.prefixes = PrefixCache(self.pools, self._hashers.__getitem__)
         self.loop, self.link, self.slots = PlayedSteps(self), PlayedLink(), SlotPool(SLOTS)
-        self.host = HostBlocks(self.cache, host * _BLOCK_BYTES * groups)
+        self.host = HostBlocks(self.cache, host * BLOCK_BYTES * groups)
         model = SimpleNamespace(
             pools=self.pools, layout=layout, cache=self.cache, fingerprint=b"f", max_context_tokens=120,
             max_logprobs=0, config=SimpleNamespace(vocab_size=VOCAB),
@@ -279,7 +130,7 @@ class Driver:
         assert list(body.held_counts) == ([expected] * groups if expected else [])
         assert body.held_name == (told[expected - 1] if expected else b"")
         unsent = [(group, n) for group in range(groups) for n in range(expected, body.block_counts[group])]
-        assert reserved.kv_bytes == len(unsent) * _BLOCK_BYTES
+        assert reserved.kv_bytes == len(unsent) * BLOCK_BYTES
         self.draw.shuffle(unsent)
         true = told[:expected] == names[:expected]
         self.tickets.append(Ticketed(AttemptKey.of(attempt), body, text, most, true, unsent))
@@ -383,7 +234,7 @@ class Driver:
             assert self.meaning.setdefault(name, meant) == meant, "a name stands for two things"
 
     def bytes_of(self, group: int, block: int) -> bytes:
-        return bytes(self.cache.read_block(group, block, 0, _BLOCK_BYTES))
+        return bytes(self.cache.read_block(group, block, 0, BLOCK_BYTES))
 
     def owned(self, group: int, block: int) -> None:
         assert self.pools.pools[group].references(block) == 1, "a block that others read is written"
