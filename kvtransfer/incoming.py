@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from baton.errors import BatonError, ErrorKind
 from kvtransfer.frames import Piece
 from kvtransfer.geometry import Geometry
+from kvtransfer.ticket import held_counts
 
 if TYPE_CHECKING:
+    from baton.v1.decode_pb2 import TicketBody
     from kvtransfer.receiving_link import ReceivingLink
 
 
@@ -41,6 +44,16 @@ class Incoming:
             for group, count in enumerate(self.sent_counts)
         ]
         self.missing_pieces = sum(map(len, self._arrived))
+
+    def compare(self, sent: Sequence[int], body: TicketBody) -> None:
+        """BatonError(INTERNAL) unless the sender's count and its ticket are what is expected."""
+        counts = (tuple(sent), tuple(body.block_counts), held_counts(body))
+        if counts != (self.sent_counts, self.block_counts, self.held_counts):
+            raise BatonError(
+                ErrorKind.INTERNAL,
+                f"block counts differ: {list(sent)} sent, {list(body.block_counts)} in the ticket, "
+                f"{list(self.block_counts)} expected, {list(self.held_counts)} of them held",
+            )
 
     def expects(self, piece: Piece) -> bool:
         """Whether this piece is one of the expected blocks'."""

@@ -46,7 +46,7 @@ from kvtransfer.incoming import Incoming
 from kvtransfer.opening import agree
 from kvtransfer.receiving_link import ReceivingLink
 from kvtransfer.staging import Staging
-from kvtransfer.ticket import TicketSigner, held_counts
+from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Listener, OpenCall
 
 _LOG = logging.getLogger(__name__)
@@ -346,13 +346,7 @@ class Receiver:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
         if record.attempt != body.attempt:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
-        counts = (tuple(record.block_counts), tuple(body.block_counts), held_counts(body))
-        if counts != (incoming.sent_counts, incoming.block_counts, incoming.held_counts):
-            raise BatonError(
-                ErrorKind.INTERNAL,
-                f"block counts differ: {list(counts[0])} sent, {list(counts[1])} in the ticket, "
-                f"{list(incoming.block_counts)} expected, {list(incoming.held_counts)} of them held",
-            )
+        incoming.compare(record.block_counts, body)
         if incoming.missing_pieces:
             # Such as one whose transfer was misread on the way: another attempt may be luckier.
             raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
