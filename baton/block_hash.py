@@ -16,6 +16,8 @@ import struct
 from collections.abc import Sequence
 
 HASH_BYTES = 16
+# How many names of a prompt's blocks a reservation may carry: those of 262,144 tokens in blocks of 64.
+MAX_RESERVE_NAMES = 4096
 
 
 def seed_of(secret: bytes, *, tenant: str, model: bytes, adapter: str, cache_dtype: str) -> bytes:
@@ -42,10 +44,11 @@ class BlockHasher:
         self.block_tokens = block_tokens
         self._pack = struct.Struct(f"<{block_tokens}I").pack
 
-    def hashes(self, token_ids: Sequence[int]) -> tuple[bytes, ...]:
-        """One hash a full block, in order."""
-        size, last, found = self.block_tokens, self.seed, []
-        for start in range(0, len(token_ids) - size + 1, size):
+    def hashes(self, token_ids: Sequence[int], known: Sequence[bytes] = ()) -> tuple[bytes, ...]:
+        """One hash a full block, in order. `known`: those of the first blocks, taken as they are."""
+        size, found = self.block_tokens, list(known)
+        last = found[-1] if found else self.seed
+        for start in range(len(found) * size, len(token_ids) - size + 1, size):
             last = _hash(last, self._pack(*token_ids[start : start + size]))
             found.append(last)
         return tuple(found)

@@ -9,35 +9,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from baton.errors import BatonError, ErrorKind
 from kvtransfer.frames import Piece
 from kvtransfer.geometry import Geometry
+from kvtransfer.ticket import held_counts
 
 if TYPE_CHECKING:
+    from baton.v1.decode_pb2 import TicketBody
     from kvtransfer.receiving_link import ReceivingLink
 
 
 class Incoming:
-    """Counts every piece of every expected block, once each."""
+    """Counts every piece of every expected block, once each: of each cache group, blocks `held_counts` to
+    `block_counts`."""
 
-    def __init__(self, transfer_id: int, block_counts: Sequence[int], geometry: Geometry) -> None:
-        if len(block_counts) != len(geometry.block_bytes):
-            raise ValueError(f"{len(block_counts)} block counts for {len(geometry.block_bytes)} cache groups")
+    def __init__(
+        self, transfer_id: int, block_counts: Sequence[int], held_counts: Sequence[int], geometry: Geometry
+    ) -> None:
+        if not len(block_counts) == len(held_counts) == len(geometry.block_bytes):
+            raise ValueError(
+                f"{len(block_counts)} and {len(held_counts)} block counts for {len(geometry.block_bytes)} "
+                "cache groups"
+            )
         self.transfer_id = transfer_id
         self.block_counts = tuple(block_counts)
+        self.held_counts = tuple(held_counts)
+        self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
         self.link: ReceivingLink | None = None
         self.committed = False
         self._geometry = geometry
         # One flag a piece, block after block.
         self._arrived = [
-            bytearray(count * geometry.pieces_per_block(group)) for group, count in enumerate(block_counts)
+            bytearray(count * geometry.pieces_per_block(group))
+            for group, count in enumerate(self.sent_counts)
         ]
         self.missing_pieces = sum(map(len, self._arrived))
+
+    def compare(self, sent: Sequence[int], body: TicketBody) -> None:
+        """BatonError(INTERNAL) unless the sender's count and its ticket are what is expected."""
+        counts = (tuple(sent), tuple(body.block_counts), held_counts(body))
+        if counts != (self.sent_counts, self.block_counts, self.held_counts):
+            raise BatonError(
+                ErrorKind.INTERNAL,
+                f"block counts differ: {list(sent)} sent, {list(body.block_counts)} in the ticket, "
+                f"{list(self.block_counts)} expected, {list(self.held_counts)} of them held",
+            )
 
     def expects(self, piece: Piece) -> bool:
         """Whether this piece is one of the expected blocks'."""
         return (
             self._geometry.is_piece(piece.group, piece.offset, piece.length)
-            and piece.ordinal < self.block_counts[piece.group]
+            and self.held_counts[piece.group] <= piece.ordinal < self.block_counts[piece.group]
         )
 
     def has(self, piece: Piece) -> bool:
@@ -48,9 +70,13 @@ class Incoming:
         flags = self._arrived[piece.group]
         flags[self._flag(piece)] = 1
         self.missing_pieces -= 1
-        pieces = self._geometry.pieces_per_block(piece.group)
-        return all(flags[piece.ordinal * pieces : (piece.ordinal + 1) * pieces])
+        first = self._first_flag(piece)
+        return all(flags[first : first + self._geometry.pieces_per_block(piece.group)])
 
     def _flag(self, piece: Piece) -> int:
-        per_block = self._geometry.pieces_per_block(piece.group)
-        return piece.ordinal * per_block + piece.offset // self._geometry.piece_bytes
+        return self._first_flag(piece) + piece.offset // self._geometry.piece_bytes
+
+    def _first_flag(self, piece: Piece) -> int:
+        """Of the piece's block."""
+        expected = piece.ordinal - self.held_counts[piece.group]
+        return expected * self._geometry.pieces_per_block(piece.group)

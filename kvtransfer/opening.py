@@ -6,9 +6,10 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest
 from baton.v1.types_pb2 import WorkerIdentity
 
-# The frame formats this build speaks: 2 is that of frames.py. In 1, only pieces had a checksum.
-PROTOCOL_MIN = 2
-PROTOCOL_MAX = 2
+# What this build speaks: frames.py, and tickets that may call blocks held. In 2 every block was sent; in 1,
+# only pieces had a checksum.
+PROTOCOL_MIN = 3
+PROTOCOL_MAX = 3
 INCARNATION_BYTES = 16
 
 

@@ -21,6 +21,7 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.frames import MAX_COMMIT_BYTES, WithdrawReason
 from kvtransfer.geometry import Geometry
+from kvtransfer.ticket import held_counts
 
 
 class BlockSource(Protocol):
@@ -91,6 +92,8 @@ class Transfer:
         self._whole = whole
         self._withdrawn = withdrawn
         self._wake = wake
+        # Leading blocks that the receiver has already, by cache group: they are not pushed.
+        self.held_counts = held_counts(body)
         self._queue: deque[_Pushed] = deque()
         self._pushed: list[set[int]] = [set() for _ in block_bytes]
 
@@ -107,15 +110,16 @@ class Transfer:
         """Hands over a pinned, finished block as the receiver's `ordinal`-th of this group.
 
         After the transfer has ended the block is unpinned at once. `ValueError` for a place that the
-        ticket does not have, or that was pushed before, or after `commit`.
+        ticket does not have or calls held, or that was pushed before, or after `commit`.
         """
         if not self.live:
             self._source.unpin(group, block)
             return
         if self.record is not None:
             raise ValueError("push after commit")
-        if not (0 <= group < len(self._pushed) and 0 <= ordinal < self.body.block_counts[group]):
-            raise ValueError(f"the ticket has no block {ordinal} of group {group}")
+        wanted = 0 <= group < len(self._pushed)
+        if not (wanted and self.held_counts[group] <= ordinal < self.body.block_counts[group]):
+            raise ValueError(f"the ticket wants no block {ordinal} of group {group}")
         if ordinal in self._pushed[group]:
             raise ValueError(f"block {ordinal} of group {group} was pushed before")
         self._pushed[group].add(ordinal)

@@ -115,11 +115,13 @@ class Receiver:
         """Takes links from this listener too, and owns it from now on."""
         self._listeners.append(listener)
 
-    def expect(self, transfer_id: int, block_counts: Sequence[int]) -> None:
-        """From now on takes this transfer's bytes: so many blocks of each cache group."""
+    def expect(self, transfer_id: int, block_counts: Sequence[int], held: Sequence[int] = ()) -> None:
+        """From now on takes this transfer's bytes: so many blocks of each cache group, but for the first
+        `held` of them, which are never written."""
         if transfer_id in self._incoming or transfer_id in self._answers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {transfer_id} was given out before")
-        self._incoming[transfer_id] = Incoming(transfer_id, block_counts, self._geometry)
+        held = held or [0] * len(block_counts)
+        self._incoming[transfer_id] = Incoming(transfer_id, block_counts, held, self._geometry)
 
     def forget(self, transfer_id: int) -> None:
         """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent."""
@@ -344,13 +346,7 @@ class Receiver:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
         if record.attempt != body.attempt:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
-        counts = (tuple(record.block_counts), tuple(body.block_counts))
-        if counts != (incoming.block_counts, incoming.block_counts):
-            raise BatonError(
-                ErrorKind.INTERNAL,
-                f"block counts differ: {list(counts[0])} sent, {list(counts[1])} in the ticket, "
-                f"{list(incoming.block_counts)} expected",
-            )
+        incoming.compare(record.block_counts, body)
         if incoming.missing_pieces:
             # Such as one whose transfer was misread on the way: another attempt may be luckier.
             raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")

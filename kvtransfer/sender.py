@@ -85,15 +85,15 @@ class Sender:
                 ErrorKind.INVALID,
                 f"the ticket has {len(body.block_counts)} cache groups, this sender {len(self._block_bytes)}",
             )
+        transfer = Transfer(
+            ticket, body, self._block_bytes, self._source, self._shipped, self._withdrawn, self._wake
+        )
         key = (body.transfer_address, body.issuer.incarnation)
         link = self._links.get(key)
         if link is None or link.broken is not None:
             link = self._open(key, body.issuer)
         if body.transfer_id in link.transfers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {body.transfer_id} is under way")
-        transfer = Transfer(
-            ticket, body, self._block_bytes, self._source, self._shipped, self._withdrawn, self._wake
-        )
         link.add(transfer)
         return transfer
 

@@ -16,6 +16,18 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 MIN_SECRET_BYTES = 16
 
 
+def held_counts(body: TicketBody) -> tuple[int, ...]:
+    """How many leading blocks its issuer holds already, by cache group. BatonError(INVALID) where these are
+    more than it has."""
+    counts = tuple(body.held_counts) or (0,) * len(body.block_counts)
+    if len(counts) != len(body.block_counts) or any(map(int.__gt__, counts, body.block_counts)):
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"a ticket for {list(body.block_counts)} blocks says that {list(counts)} of them are held",
+        )
+    return counts
+
+
 class TicketSigner:
     """Signs and verifies tickets with HMAC-SHA256 under one incarnation's secret."""
 

@@ -158,6 +158,18 @@ class BlockPools:
         """What is lacking. Raises OutOfBlocksError, taking none."""
         return self._take(self.lacking(held, tokens))
 
+    def freed_with(self, owned: Iterable[BlockTables]) -> tuple[int, ...]:
+        """Blocks that could be had if these gave back a reference of each of theirs, by cache group: those
+        that nobody else has too."""
+        counts = tuple(Counter[int]() for _ in self.pools)
+        for tables in owned:
+            for blocks, count in zip(tables, counts, strict=True):
+                count.update(blocks)
+        return tuple(
+            sum(pool.references(block) == mine for block, mine in count.items())
+            for pool, count in zip(self.pools, counts, strict=True)
+        )
+
     def release(self, tables: BlockTables) -> None:
         """Gives back one reference of each block; the last ones first, so that the end of a cached prefix is
         evicted before what it hangs on."""

@@ -1,8 +1,9 @@
-"""What a worker keeps of the prompts it has computed: blocks on the device, a store behind them. Torch-free.
+"""What a worker keeps of sequences: blocks on the device, a store behind them. Torch-free.
 
     claim ─▶ the longest prefix that is on the device, by reference ─▶ what the store has behind that, copied
              into blocks of the sequence's own ─▶ the rest is computed
     computed ─▶ each block that became full is named: others may take it over from now on
+    reserved ─▶ the same where others compute: what is on the device is taken over, the rest is sent here
     evicted ─▶ the store has it, where there is one with room; else it is gone
 
 At least one token of a prompt is always computed, for the logits behind it. Hits need the blocks of all cache
@@ -121,11 +122,10 @@ class PrefixCache:
     def claim(self, sequence: Sequence) -> bool:
         """Gives a sequence all of its blocks, what is cached in the first of them; False: not yet."""
         wanted = self._wanted(sequence)
-        held = sum(1 for _ in takewhile(self._cached.__contains__, wanted))
+        held = self._held(wanted)
         if not self._is_ready(sequence, wanted[held:]):
             return False
-        hits = [self._cached.acquire(name) for name in wanted[:held]]
-        prefix = tuple(zip(*hits, strict=True)) if hits else tuple(() for _ in self._pools.pools)
+        prefix = self._acquire(wanted[:held])
         try:
             sequence.blocks = self._with_rest(sequence, prefix)
         except OutOfBlocksError:
@@ -142,19 +142,40 @@ class PrefixCache:
         full = min(len(sequence.hashes), sequence.computed // self._pools.layout.groups[0].block_tokens)
         if sequence.blocks is not None and full > sequence.named:
             tables = tuple(table[sequence.named : full] for table in sequence.blocks)
-            self._keep(sequence.hashes[sequence.named : full], tables)
+            self.keep(sequence.hashes[sequence.named : full], tables)
             sequence.named = full
 
-    def keep_finished(self, token_ids: Run[int], tables: BlockTables, tenant: str = "") -> None:
-        """Names the full blocks of a sequence that has ended, while its owner still holds them. `token_ids`:
-        those that have KV."""
-        self._keep(self._hasher_of(tenant).hashes(token_ids), tables)
+    def take_over(self, names: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
+        """Blocks for `tokens` tokens, and how many of the first are those that bear the first of `names`:
+        taken by reference, to be read and never written. Raises OutOfBlocksError, taking none."""
+        held = self._held(names)
+        prefix = self._acquire(names[:held])
+        try:
+            more = self._pools.allocate_more(prefix, tokens)
+        except OutOfBlocksError:
+            self._pools.release(prefix)
+            raise
+        self.hit_blocks[DEVICE] += held
+        return tuple(mine + new for mine, new in zip(prefix, more, strict=True)), held
 
-    def _keep(self, names: Run[bytes], tables: BlockTables) -> None:
-        """Names blocks; one whose name another has stays without."""
+    def names_of(self, token_ids: Run[int], tenant: str = "", known: Run[bytes] = ()) -> tuple[bytes, ...]:
+        """Those of a tenant's full blocks, the `known` first ones included."""
+        return self._hasher_of(tenant).hashes(token_ids, known)
+
+    def keep(self, names: Run[bytes], tables: BlockTables) -> None:
+        """Names the first of somebody's blocks, whose contents are final; one whose name another has stays
+        without."""
         for name, *blocks in zip(names, *tables, strict=False):
             if self._cached.add(name, tuple(blocks)):
                 self._changes[name] = True
+
+    def _held(self, names: Run[bytes]) -> int:
+        """How many of the first are on the device."""
+        return sum(1 for _ in takewhile(self._cached.__contains__, names))
+
+    def _acquire(self, names: Run[bytes]) -> BlockTables:
+        hits = [self._cached.acquire(name) for name in names]
+        return tuple(zip(*hits, strict=True)) if hits else tuple(() for _ in self._pools.pools)
 
     def untold(self) -> dict[bytes, bool]:
         """What `take_changes` has yet to give: whether this worker has each name."""
@@ -203,7 +224,7 @@ class PrefixCache:
         if count:
             filled = tuple(table[start : start + count] for table in tables)
             self.hit_blocks.update(self._store.load(names[:count], filled))
-            self._keep(names[:count], filled)
+            self.keep(names[:count], filled)
         return count
 
     def _count(self, sequence: Sequence, blocks: int) -> None:

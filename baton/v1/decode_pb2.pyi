@@ -80,6 +80,8 @@ class TicketBody(_message.Message):
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    HELD_COUNTS_FIELD_NUMBER: _builtins.int
+    HELD_NAME_FIELD_NUMBER: _builtins.int
     transfer_address: _builtins.str
     """Where the issuer's receiver listens; empty where the worker is its own prefill."""
     transfer_id: _builtins.int
@@ -87,6 +89,8 @@ class TicketBody(_message.Message):
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
+    held_name: _builtins.bytes
+    """The name of the last of these, which stands for all tokens in them (baton/block_hash.py)."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
@@ -94,6 +98,12 @@ class TicketBody(_message.Message):
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks that hold the tokens prefill computes, by cache group."""
+
+    @_builtins.property
+    def held_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many leading ones of the blocks its issuer holds already, by cache group: they are not sent.
+        Empty: none.
+        """
 
     def __init__(
         self,
@@ -105,10 +115,12 @@ class TicketBody(_message.Message):
         block_counts: _abc.Iterable[_builtins.int] | None = ...,
         token_count: _builtins.int = ...,
         fingerprint: _builtins.bytes = ...,
+        held_counts: _abc.Iterable[_builtins.int] | None = ...,
+        held_name: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "issuer", b"issuer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "fingerprint", b"fingerprint", "issuer", b"issuer", "token_count", b"token_count", "transfer_address", b"transfer_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "fingerprint", b"fingerprint", "held_counts", b"held_counts", "held_name", b"held_name", "issuer", b"issuer", "token_count", b"token_count", "transfer_address", b"transfer_address", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,6 +136,8 @@ class ReserveRequest(_message.Message):
     FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
+    BLOCK_NAMES_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, fresh at each start of a router and each time it takes a worker anew."""
     token_count: _builtins.int
@@ -133,8 +147,16 @@ class ReserveRequest(_message.Message):
     max_tokens: _builtins.int
     ttl_ms: _builtins.int
     """The ticket's life from now, by the issuer's own clock."""
+    tenant: _builtins.str
+    """Whose they are, and whose the blocks of this sequence will be."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
+    @_builtins.property
+    def block_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Names of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. What decode
+        holds of them need not be sent.
+        """
+
     def __init__(
         self,
         *,
@@ -144,10 +166,12 @@ class ReserveRequest(_message.Message):
         first_number: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
+        block_names: _abc.Iterable[_builtins.bytes] | None = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_names", b"block_names", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

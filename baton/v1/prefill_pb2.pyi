@@ -32,6 +32,7 @@ class PrefillRequest(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     TICKET_FOLLOWS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """How many of token_ids are the prompt; the first token's number is the count of the others."""
     prompt_logprobs: _builtins.bool
@@ -40,6 +41,8 @@ class PrefillRequest(_message.Message):
     """Decode is being asked for the ticket meanwhile (GiveTicket). The prompt is run and its first token
     told, but nothing leaves this worker before the ticket is here.
     """
+    tenant: _builtins.str
+    """Whose blocks it may take over, and who may take over its own."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
@@ -67,10 +70,11 @@ class PrefillRequest(_message.Message):
         ticket: _decode_pb2.Ticket | None = ...,
         prompt_logprobs: _builtins.bool = ...,
         ticket_follows: _builtins.bool = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "sampling", b"sampling", "ticket", b"ticket"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "limits", b"limits", "prompt_length", b"prompt_length", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "tenant", b"tenant", "ticket", b"ticket", "ticket_follows", b"ticket_follows", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,7 +121,9 @@ class CommitRecord(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """What was sent, by cache group; the receiver counts for itself and compares."""
+        """How many blocks were sent, by cache group, those that the ticket calls held left out; the receiver
+        counts for itself and compares.
+        """
 
     @_builtins.property
     def first_logprobs(self) -> _types_pb2.Logprobs:

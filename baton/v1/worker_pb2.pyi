@@ -203,6 +203,8 @@ class Audit(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
     HANDOFFS_COMMITTED_FIELD_NUMBER: _builtins.int
     HANDOFFS_LOCAL_FIELD_NUMBER: _builtins.int
+    BLOCKS_HELD_FIELD_NUMBER: _builtins.int
+    BYTES_HELD_FIELD_NUMBER: _builtins.int
     PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
     LIVE_TICKETS_FIELD_NUMBER: _builtins.int
     TOMBSTONES_FIELD_NUMBER: _builtins.int
@@ -240,6 +242,9 @@ class Audit(_message.Message):
     handoffs_committed: _builtins.int
     handoffs_local: _builtins.int
     """Handoffs within one worker of role both: no bytes moved."""
+    blocks_held: _builtins.int
+    """Blocks of committed handoffs that were here already, and so were not sent; and their bytes."""
+    bytes_held: _builtins.int
     pinned_blocks: _builtins.int
     """Blocks that are read by a transfer and may not be reused."""
     live_tickets: _builtins.int
@@ -301,6 +306,8 @@ class Audit(_message.Message):
         bytes_received: _builtins.int = ...,
         handoffs_committed: _builtins.int = ...,
         handoffs_local: _builtins.int = ...,
+        blocks_held: _builtins.int = ...,
+        bytes_held: _builtins.int = ...,
         pinned_blocks: _builtins.int = ...,
         live_tickets: _builtins.int = ...,
         tombstones: _builtins.int = ...,
@@ -319,7 +326,7 @@ class Audit(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_held", b"blocks_held", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_held", b"bytes_held", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

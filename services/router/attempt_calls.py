@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from baton.block_hash import MAX_RESERVE_NAMES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
 from baton.v1.prefill_pb2 import FirstToken, GiveTicketRequest, HandedOff, PrefillRequest
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from services.router.request import Request
     from services.router.sequence import Sequence
 
+    Names = tuple[bytes, ...]
     PrefillCall = grpc.aio.UnaryStreamCall[PrefillRequest, PrefillResponse]
 
 RESERVE_S = 5.0
@@ -47,7 +49,16 @@ class AttemptCalls:
     """One dispatch of one request. `reserve` and `prefill`, in this order or, with `give`, in the other; then
     read the sequence; then `finish` or `abandon`."""
 
-    def __init__(self, request: Request, sequence: Sequence, claim: Claim, cancels: Cancels) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sequence: Sequence,
+        claim: Claim,
+        cancels: Cancels,
+        block_names: Names = (),
+    ) -> None:
+        """`block_names`: of the prompt's first full blocks, as decode names them."""
+        self._block_names = block_names[:MAX_RESERVE_NAMES]
         self._request = request
         self._sequence = sequence
         self._claim = claim
@@ -67,7 +78,7 @@ class AttemptCalls:
 
     @property
     def bytes_shipped(self) -> int:
-        """KV bytes that the handoff moved, if there was one: all blocks of the ticket."""
+        """KV bytes that the handoff moved, if there was one: all blocks of the ticket but for those held."""
         return self._kv_bytes if self.handed_off is not None or self._sequence.followed else 0
 
     async def reserve(self) -> Ticket:
@@ -80,6 +91,7 @@ class AttemptCalls:
             first_number=self._first_number,
             max_tokens=self._request.max_tokens,
             ttl_ms=int(self._remaining_s() * 1000),
+            block_names=self._block_names,
         )
         decode.sequences[self._request.id] = self._sequence
         try:

@@ -195,7 +195,7 @@ class Life:
         owner = self._owner
         if self._placed_ns is None:
             self._placed_ns = self._elapsed_ns()
-        calls = AttemptCalls(self._request, self._sequence, claim, owner.cancels)
+        calls = AttemptCalls(self._request, self._sequence, claim, owner.cancels, self._names(claim))
         self._calls = calls
         self._pair = (claim.prefill.name, claim.decode.name)
         early = claim.sure_of_room
@@ -249,8 +249,16 @@ class Life:
             self._named = await prefixes.name(self._request.prompt_ids)
         cached = partial(prefixes.cached_tokens, prompt=self._named)
         claim = await self._owner.room.claim(place, tokens, left, until, fresh=fresh, cached=cached)
-        prefixes.sent(claim.prefill, self._named)
+        for worker in {claim.prefill, claim.decode}:
+            prefixes.sent(worker, self._named)
         return claim
+
+    def _names(self, claim: Claim) -> tuple[bytes, ...]:
+        """Of the prompt's blocks, so that those that decode holds are not sent. None once an attempt has
+        failed: should the two workers not agree what a name stands for, the next attempt uses none."""
+        if self._named is None or self._failures or claim.decode.prefills_itself:
+            return ()
+        return self._named.of(claim.decode)
 
     def _place(self) -> tuple[int, bool]:
         """The place in the waiting room, and whether it is a new one."""

@@ -3,6 +3,7 @@
 Decode credits gate prefill: a request is placed only where a slot is free and where the prefill
 worker will come to it soon, so that no slot waits long for its first token.
 
+Of decode workers that are equally empty, the one that has most of the prompt: what it holds is not sent.
 Idlest counts what is cached: a worker's cost is the tokens queued there before the prompt, less those of the
 prompt that it has. So the longest prefix wins, unless its owner's queue is longer by more than that saves.
 """
@@ -118,7 +119,8 @@ class Placement:
         return worker.asks_for_work and worker.queued_tokens < self._ahead
 
 
-def _emptiest_first(worker: Worker, cached: Cached) -> tuple[int, int, int]:
+def _emptiest_first(worker: Worker, cached: Cached) -> tuple[int, int, int, int]:
     """A worker that prefills for itself comes first by what its cache saves beyond its queue."""
-    saves = max(0, cached(worker) - worker.queued_tokens) if worker.prefills_itself else 0
-    return (-saves, -worker.free_slots, worker.promised_tokens)
+    has = cached(worker)
+    saves = max(0, has - worker.queued_tokens) if worker.prefills_itself else 0
+    return (-saves, -worker.free_slots, worker.promised_tokens, -has)

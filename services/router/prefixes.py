@@ -52,8 +52,11 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The names of a prompt's blocks, for each kind of worker; at least one token is left out."""
+    """The names of a prompt's full blocks, for each kind of worker. `choice`: whether there are two to choose
+    from; with one that prefills and one that decodes nobody asks which of them has what."""
 
+    tokens: int
+    choice: bool
     names: dict[Kind, tuple[bytes, ...]] = field(default_factory=dict)
 
     def of(self, worker: Worker) -> tuple[bytes, ...]:
@@ -76,30 +79,35 @@ class Prefixes:
         self._asking: set[asyncio.Task[None]] = set()
 
     async def name(self, token_ids: Sequence[int], tenant: str = "") -> Prompt:
-        """Hashes a prompt's blocks, once; long ones off the loop. Has the index asked about them. Where there
-        is one worker of a kind there is nothing to choose, and nothing is done."""
-        prompt = Prompt()
+        """Hashes a prompt's blocks, once; long ones off the loop. Has the index asked about them. One worker
+        alone of its kind finds for itself what it has: for it nothing is done."""
+        workers = self._workers()
+        alike = Counter((Kind.of(worker), worker.identity.role) for worker in workers)
+        prompt = Prompt(len(token_ids), choice=any(count > 1 for count in alike.values()))
         if self._secret:
-            kinds = Counter(filter(None, map(Kind.of, self._workers())))
+            kinds = Counter(filter(None, map(Kind.of, workers)))
             for kind in (kind for kind, count in kinds.items() if count > 1):
-                hasher, usable = self._hasher(kind, tenant), token_ids[:-1]
-                if len(usable) > _LONG_TOKENS:
-                    prompt.names[kind] = await asyncio.to_thread(hasher.hashes, usable)
+                hasher = self._hasher(kind, tenant)
+                if len(token_ids) > _LONG_TOKENS:
+                    prompt.names[kind] = await asyncio.to_thread(hasher.hashes, token_ids)
                 else:
-                    prompt.names[kind] = hasher.hashes(usable)
-            self._ask(prompt)
+                    prompt.names[kind] = hasher.hashes(token_ids)
+            if prompt.choice:
+                self._ask(prompt)
         return prompt
 
     def cached_tokens(self, worker: Worker, prompt: Prompt) -> int:
-        """How many tokens of a prompt this worker is believed to have."""
+        """How many tokens of a prompt this worker is believed to have; one at least is always computed."""
         names, view = prompt.of(worker), self._views.get(worker.identity.incarnation)
         if not names or not view:
             return 0
-        return sum(1 for _ in takewhile(view.__contains__, names)) * worker.described.load.block_tokens
+        size = worker.described.load.block_tokens
+        usable = names[: (prompt.tokens - 1) // size]
+        return sum(1 for _ in takewhile(view.__contains__, usable)) * size
 
     def sent(self, worker: Worker, prompt: Prompt) -> None:
         """The worker will have computed it soon."""
-        if names := prompt.of(worker):
+        if prompt.choice and (names := prompt.of(worker)):
             self._believe(worker, names)
 
     async def close(self) -> None:

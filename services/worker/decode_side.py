@@ -5,7 +5,9 @@
                     ▼ writes these blocks and it asks for the ticket first
                   freed
 
-Owner of every slot and block that a ticket stands for, until `_free`.
+Owner of every slot and block that a ticket stands for, until `_free`. The leading blocks may be shared:
+those that the router named and that are here are taken over by reference, and are not sent. Nobody writes
+them, neither a scatter, since their pieces are not expected, nor a step, since all are full.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class DecodeSide:
         reserve_output_tokens: int | None,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        """`prefixes`: where the blocks of sequences that end are kept, if this worker computes prompts."""
+        """`prefixes`: where full blocks are kept for sequences that begin alike."""
         self._model = model
         self._loop = loop
         self._slots = slots
@@ -75,6 +77,9 @@ class DecodeSide:
         self.before_free: Callable[[AttemptKey], None] = lambda key: None
         self.handoffs_committed = 0
         self.handoffs_local = 0
+        # Of committed handoffs: blocks that were here and so were not sent, of all cache groups together.
+        self.blocks_held = 0
+        self.bytes_held = 0
         self.dropped_unknown = 0
 
     def receive_with(self, receiver: Receiver, address: str) -> None:
@@ -110,18 +115,21 @@ class DecodeSide:
             ticket=held.ticket,
             slot=held.grant.slot,
             generation=held.grant.generation,
-            kv_bytes=0 if self._receiver is None else self._kv_bytes(held.token_count),
+            kv_bytes=0 if self._receiver is None else self._kv_bytes(held),
         )
 
-    def _kv_bytes(self, tokens: int) -> int:
+    def _kv_bytes(self, reservation: Reservation) -> int:
+        """What is to be sent."""
+        tokens, held = reservation.token_count, reservation.held
         groups = self._model.layout.groups
-        return sum(group.blocks_for(tokens) * group.block_bytes for group in groups)
+        return sum((group.blocks_for(tokens) - held) * group.block_bytes for group in groups)
 
     def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
         if self.growth.waiting:
             raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
-        grant = self._grant(self._tokens_at_first(request.token_count, end))
+        names = self._names_told(request)
+        grant, held = self._grant(self._tokens_at_first(request.token_count, end), names)
         transfer_id = next(self._transfer_ids)
         body = TicketBody(
             attempt=request.attempt,
@@ -131,15 +139,26 @@ class DecodeSide:
             block_counts=self._model.pools.counts_for(request.token_count),
             token_count=request.token_count,
             fingerprint=self._model.fingerprint,
+            held_counts=[held] * len(grant.blocks) if held else (),
+            held_name=names[held - 1] if held else b"",
         )
         ticket = self._signer.sign(body)
         reservation = Reservation(request.attempt, ticket, grant, request.token_count, end)
+        reservation.tenant, reservation.names, reservation.held = request.tenant, names[:held], held
         ttl_s = min(request.ttl_ms / 1e3, MAX_TTL_S)
         entry = self._book.reserve(key, transfer_id, reservation, ttl_s)
         self._by_slot[reservation.key] = entry
         if self._receiver is not None:
-            self._receiver.expect(transfer_id, list(body.block_counts))
+            self._receiver.expect(transfer_id, list(body.block_counts), list(body.held_counts))
         return entry
+
+    def _names_told(self, request: ReserveRequest) -> tuple[bytes, ...]:
+        """Names of blocks that prefill fills, so that no step writes in them. A prefill of our own finds for
+        itself what is here."""
+        if self._prefixes is None or self._receiver is None:
+            return ()
+        full = request.token_count // self._model.layout.groups[0].block_tokens
+        return tuple(request.block_names[:full])
 
     def _end_of(self, request: ReserveRequest) -> int:
         prompt_length = request.token_count - request.first_number
@@ -158,14 +177,18 @@ class DecodeSide:
         output = self._reserve_output_tokens or self.growth.lengths.most
         return end - 1 if output is None else min(end - 1, token_count + output)
 
-    def _grant(self, tokens: int) -> Grant:
+    def _grant(self, tokens: int, names: Sequence[bytes]) -> tuple[Grant, int]:
+        """A slot with blocks for `tokens`, and how many of the first bear the first of `names`."""
         slot, generation = self._slots.grant()
         try:
-            blocks = self._model.pools.allocate(tokens)
+            if self._prefixes is not None and names:
+                blocks, held = self._prefixes.take_over(names, tokens)
+            else:
+                blocks, held = self._model.pools.allocate(tokens), 0
         except BatonError:
             self._slots.release(slot, generation)
             raise
-        return Grant(slot, generation, blocks, tokens)
+        return Grant(slot, generation, blocks, tokens), held
 
     def cancel(self, key: AttemptKey) -> None:
         """Stops an attempt wherever it is and leaves a tombstone; idempotent."""
@@ -248,10 +271,12 @@ class DecodeSide:
         sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
         limits = limits_of(record.limits, vocab_size)
         self._check_record(record, reservation, limits)
+        names = self._names_of(record, reservation)
         logprobs = first_logprobs_of(record, sampling, vocab_size)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
+        self._keep(reservation, names)
         self._admit(reservation, record, sampling, limits, logprobs)
         self._book.activate(transfer_id)
         self.handoffs_committed += 1
@@ -277,6 +302,25 @@ class DecodeSide:
         check_token_ids(record.token_ids, vocab)
         if record.first_token_id >= vocab:
             raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
+
+    def _names_of(self, record: CommitRecord, reservation: Reservation) -> tuple[bytes, ...]:
+        """The prompt's blocks as we name them ourselves. Raises CONFLICT where those that were not sent are
+        of other tokens or another tenant, whatever router and prefill made of it."""
+        if self._prefixes is None or self._receiver is None:
+            return ()
+        names = self._prefixes.names_of(record.token_ids, reservation.tenant)
+        if names[: reservation.held] != reservation.names:
+            raise BatonError(ErrorKind.CONFLICT, "the blocks that were held are not of these tokens")
+        return names
+
+    def _keep(self, reservation: Reservation, names: tuple[bytes, ...]) -> None:
+        """What was verified bears its names from now on: others may take it over while this one runs."""
+        if self._prefixes is not None and names:
+            reservation.names = names
+            self._prefixes.keep(names, reservation.blocks)
+        groups = self._model.layout.groups
+        self.blocks_held += reservation.held * len(groups)
+        self.bytes_held += reservation.held * sum(group.block_bytes for group in groups)
 
     def _admit(
         self,
@@ -324,7 +368,8 @@ class DecodeSide:
         del self._by_slot[key]
         if self._prefixes is not None and emitted:  # the last token has no KV
             tokens = (*reservation.token_ids, *emitted[:-1])
-            self._prefixes.keep_finished(tokens, reservation.blocks)
+            names = self._prefixes.names_of(tokens, reservation.tenant, known=reservation.names)
+            self._prefixes.keep(names, reservation.blocks)
         self._model.pools.release(reservation.blocks)
         self._slots.release(*key)
 

@@ -245,7 +245,10 @@ class Engine:
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
         )
-        prefill = PrefillSide(model, prompts, self._identity, sender, local, self._emit, prefixes)
+        prefill = PrefillSide(
+            model, prompts, self._identity, sender, local, self._emit, prefixes,
+            names_agree=bool(self._config.prefix_secret),
+        )  # fmt: skip
         decode.before_free = prefill.cancel
         clocks = (
             StepClock(lambda: prompts.tokens_run, ended=lambda: prompts.steps_ended),

@@ -92,7 +92,7 @@ class _Front:
             self._engine,
             rings.reader(handle.memory),
             self._drain,
-            tells_output=config.role == "both" and config.engine.prefix_cache,
+            tells_output=config.role != "prefill" and config.engine.prefix_cache,
         )
         self._metrics = MetricsServer()
 

@@ -126,11 +126,9 @@ class Growth:
     def _make_room(self, short: _Running) -> None:
         """Sets one sequence aside or moves it, unless enough blocks are on their way back already."""
         lacking = self._pools.lacking(short.reservation.blocks, self._next_capacity(short.reservation))
-        coming = list(self._pools.available())
         leaving = [one.reservation.blocks for one in self._running.values() if one.reservation.leaving]
-        for blocks in leaving + self._pauses.coming():
-            coming = [count + len(mine) for count, mine in zip(coming, blocks, strict=True)]
-        if all(count >= want for count, want in zip(coming, lacking, strict=True)):
+        coming = self._pools.freed_with(leaving + self._pauses.coming())
+        if all(map(_enough, lacking, self._pools.available(), coming)):
             return
         key = max(filter(self._stays, self._running), key=lambda key: self._left(self._running[key]))
         victim = self._running[key]
@@ -144,3 +142,7 @@ class Growth:
 
     def _left(self, running: _Running) -> int:
         return running.reservation.end - self._position(running)
+
+
+def _enough(want: int, available: int, coming: int) -> bool:
+    return want <= available + coming

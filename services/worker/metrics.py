@@ -84,6 +84,10 @@ RECEIVED = Family("baton_worker_received_blocks_total", "KV blocks that arrived 
 RECEIVED_BYTES = Family("baton_worker_received_bytes_total", "Bytes that arrived and were verified.")
 COMMITTED = Family("baton_worker_handoffs_total", "Handoffs whose sequence was admitted here.")
 LOCAL = Family("baton_worker_local_handoffs_total", "Those of them from this worker's own prefill.")
+UNSENT = Family(
+    "baton_worker_unsent_blocks_total", "KV blocks of handoffs that were here already, and were not sent."
+)
+UNSENT_BYTES = Family("baton_worker_unsent_bytes_total", "Bytes of the KV blocks that were not sent.")
 LINKS = Family("baton_worker_links", "Open links.", ("direction",))
 CREDITS = Family(
     "baton_worker_staging_credits", "Staging pieces that may be filled; at rest all.", ("direction",)
@@ -143,6 +147,8 @@ _READ: dict[Family, Read] = {
     RECEIVED_BYTES: lambda audit: audit.bytes_received,
     COMMITTED: lambda audit: audit.handoffs_committed,
     LOCAL: lambda audit: audit.handoffs_local,
+    UNSENT: lambda audit: audit.blocks_held,
+    UNSENT_BYTES: lambda audit: audit.bytes_held,
     QUARANTINED: lambda audit: sum(link.quarantined_pieces for link in audit.links),
     BROKEN: lambda audit: audit.links_broken,
     FALLBACKS: lambda audit: audit.link_fallbacks,

@@ -56,7 +56,7 @@ class Job:
     request: PrefillRequest
     sequence: Sequence
     handoff: Handoff | None  # none where no token is drawn, and until the ticket is here
-    pushed: list[int]  # blocks pushed so far, by cache group
+    pushed: list[int]  # blocks pushed so far, by cache group; those that decode held already among them
     committed: bool = False  # from here on the receiver decides, within the link's deadline
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
     prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
@@ -75,7 +75,11 @@ class PrefillSide:
         local: DecodeSide | None,
         emit: Callable[[EngineEvent], None],
         prefixes: PrefixCache | None = None,
+        *,
+        names_agree: bool = True,
     ) -> None:
+        """`names_agree`: our names of blocks are also decode's, since all were told one secret."""
+        self._names_agree = names_agree
         self._model = model
         self._loop = loop
         self._identity = identity
@@ -108,6 +112,8 @@ class PrefillSide:
         sequence = self._sequence(request)
         handoff = self._queue(key, request, sequence)
         job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
+        if isinstance(handoff, Transfer):
+            job.pushed[:] = handoff.held_counts
         self._jobs[key] = self._by_sequence[sequence] = job
         if handoff is not None:
             self._by_transfer[handoff] = job
@@ -122,21 +128,22 @@ class PrefillSide:
             raise BatonError(ErrorKind.NOT_FOUND, "no prefill of this attempt waits for a ticket")
         job.request.ticket.CopyFrom(request.ticket)
         try:
-            job.handoff = self._begin(job.request, self._ticket_of(job.request))
+            transfer = self._begin(job.request, self._ticket_of(job.request, job.sequence))
         except BatonError as error:
             self._fail(job, error)
             raise
-        self._by_transfer[job.handoff] = job
+        job.handoff, job.pushed[:] = transfer, transfer.held_counts
+        self._by_transfer[transfer] = job
         if job.sequence.blocks is not None:  # it has begun
-            self._push(job, job.handoff)
+            self._push(job, transfer)
         if job.first is not None:
-            self._settle(job, job.handoff, job.first)
+            self._settle(job, transfer, job.first)
 
     def _queue(self, key: AttemptKey, request: PrefillRequest, sequence: Sequence) -> Handoff | None:
         if not sequence.draws or request.ticket_follows:
             self._loop.scheduler.add(sequence)
             return None
-        body = self._ticket_of(request)
+        body = self._ticket_of(request, sequence)
         if self._local is not None and body.issuer.incarnation == self._identity.incarnation:
             sequence.blocks = self._local.blocks_of(body.transfer_id, key, sequence.length)
             sequence.borrowed = True
@@ -169,7 +176,7 @@ class PrefillSide:
         sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
         sequence.prompt_logprobs = request.prompt_logprobs
         if self._prefixes is not None:
-            self._prefixes.name(sequence)
+            self._prefixes.name(sequence, request.tenant)
         ticketed = request.HasField("ticket") or request.ticket_follows
         if not sequence.draws and (ticketed or sequence.first_number):
             raise BatonError(ErrorKind.INVALID, "a request for no tokens has no ticket and no output")
@@ -177,7 +184,7 @@ class PrefillSide:
             raise BatonError(ErrorKind.INVALID, "a ticket that is here does not follow")
         return sequence
 
-    def _ticket_of(self, request: PrefillRequest) -> TicketBody:
+    def _ticket_of(self, request: PrefillRequest, sequence: Sequence) -> TicketBody:
         body = _body_of(request.ticket)
         length = len(request.token_ids)
         counts = self._model.pools.counts_for(length)
@@ -189,7 +196,19 @@ class PrefillSide:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
         if body.fingerprint != self._model.fingerprint:
             raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
+        if any(body.held_counts):
+            self._check_held(body, sequence)
         return body
+
+    def _check_held(self, body: TicketBody, sequence: Sequence) -> None:
+        """Raises CONFLICT where what decode holds already is not the beginning of this prompt. Decode asks
+        again at the commit, and where our names are not its own it alone does."""
+        groups, held = self._model.layout.groups, body.held_counts[0]
+        if list(body.held_counts) != [held] * len(groups) or held > sequence.length // groups[0].block_tokens:
+            raise BatonError(ErrorKind.CONFLICT, "the ticket calls more held than full blocks of the prompt")
+        comparable = self._names_agree and self._prefixes is not None
+        if comparable and sequence.hashes[held - 1] != body.held_name:
+            raise BatonError(ErrorKind.CONFLICT, "the blocks that decode holds are not of these tokens")
 
     def cancel(self, key: AttemptKey) -> None:
         """Stops a prefill between two chunks, and its call with CONFLICT; idempotent.
@@ -264,7 +283,7 @@ class PrefillSide:
                 if not sequence.borrowed:
                     self._model.pools.pools[group].pin(block)  # until the transfer has read it
                 handoff.push(group, ordinal, block)
-            job.pushed[group] = until
+            job.pushed[group] = max(job.pushed[group], until)
 
     def _first_token(self, job: Job, result: ChunkResult) -> None:
         assert result.token is not None

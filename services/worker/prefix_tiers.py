@@ -1,5 +1,5 @@
-"""A worker's prefix cache, as its configuration wants it: blocks on the device, the host's memory behind
-them, a disk behind that."""
+"""A worker's prefix cache, as its configuration wants it: blocks on the device and, where prompts are
+computed, the host's memory behind them and a disk behind that."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TENANTS = 1024
 
 
 def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], None]) -> PrefixCache | None:
-    """None where the worker computes no prompts, is told not to, or has cache groups of unlike blocks. `wake`
-    is called from another thread where a block has come from the disk."""
+    """None where the worker is told to have none, or has cache groups of unlike blocks. `wake` is called from
+    another thread where a block has come from the disk."""
     sizes = {group.block_tokens for group in model.layout.groups}
-    if config.role == "decode" or not config.engine.prefix_cache or len(sizes) != 1:
+    if not config.engine.prefix_cache or len(sizes) != 1:
         return None
     secret = config.prefix_secret.encode() or secrets.token_bytes(32)
 
@@ -45,7 +45,7 @@ def _store(
     model: LoadedModel, config: WorkerConfig, key: bytes, wake: Callable[[], None]
 ) -> HostPrefixes | None:
     engine = config.engine
-    if not engine.prefix_host_mb:
+    if not engine.prefix_host_mb or config.role == "decode":  # its steps wait for no copies
         return None
     disk = None
     if engine.prefix_disk_dir is not None:

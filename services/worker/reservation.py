@@ -26,6 +26,12 @@ class Reservation:
     leaving: bool = False
     # The prompt and what earlier attempts emitted, from its admission on.
     token_ids: tuple[int, ...] = ()
+    # Whose blocks these are; the names of the leading ones that were here when it was made, and from its
+    # admission on of all full ones of the prompt.
+    tenant: str = ""
+    names: tuple[bytes, ...] = ()
+    # How many of each cache group were here: the sequence reads them, and nobody writes them.
+    held: int = 0
 
     @property
     def key(self) -> Key:

@@ -239,7 +239,8 @@ def check_work(
 def check_shipping(
     audits: dict[str, Audit], asks: Sequence[Ask], answers: Sequence[Answer], cut: Cut
 ) -> None:
-    """Bytes are whole blocks, as many as the prompts have, and all that was sent arrived."""
+    """Bytes are whole blocks, as many as the prompts have, but for those that decode had from the other door;
+    and all that was sent arrived."""
     senders = [audit for audit in audits.values() if audit.bytes_shipped]
     block_bytes = list(next(iter(audits.values())).block_bytes)
     for audit in audits.values():
@@ -249,12 +250,15 @@ def check_shipping(
     handed_off = [
         (size, answer) for size, answer in zip(sizes, answers, strict=True) if len(answer.token_ids) > 1
     ]
-    for size, answer in handed_off:
+    for size, answer in handed_off:  # of the door that came first
         assert trace_of(answer).kv_bytes_shipped == size * sum(block_bytes)
     # A prompt whose first token ends it may have sent some blocks already.
     for group in range(len(block_bytes)):
         shipped = sum(audit.blocks_shipped[group] for audit in senders)
+        shipped += sum(audit.blocks_held // len(block_bytes) for audit in audits.values())
         assert 2 * sum(size for size, _ in handed_off) <= shipped <= 2 * sum(sizes)
+    for audit in audits.values():
+        assert audit.bytes_held == audit.blocks_held // len(block_bytes) * sum(block_bytes)
     sent = sum(audit.bytes_shipped for audit in senders)
     assert sent == sum(audit.bytes_received for audit in audits.values())
     blocks = sum(sum(audit.blocks_shipped) for audit in senders)

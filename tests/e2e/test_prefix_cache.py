@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from baton.v1.router_pb2 import Usage
+from baton.v1.router_pb2 import RequestTrace, Usage
 from tests.e2e.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.support.reference import greedy_matches, load_reference
@@ -66,12 +66,13 @@ async def test_tokens_are_the_same_from_every_tier_in_any_cut(setting: Setting, 
 
 
 @pytest.mark.parametrize(
-    "workers", [pytest.param(TWO_AND_TWO, marks=pytest.mark.slow), ("--both", "2")], ids=str
+    "workers", [ONE_AND_ONE, pytest.param(TWO_AND_TWO, marks=pytest.mark.slow), ("--both", "2")], ids=str
 )
 async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
     workers: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """Each turn is the one before, its answer and a few words more; then another conversation."""
+    """Each turn is the one before, its answer and a few words more; then another conversation. Prefill finds
+    what it has computed; decode has what was said as well, and is sent the rest alone."""
     block = 5
     FAMILIES[0].make(tmp_path, seed=11)
     draw = random.Random(3)
@@ -94,14 +95,24 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
 
             conversations = [await converse(), await converse()]
             await assert_all_free(cluster, stub, within_s=5)
+            audits = await cluster.audits(stub)
     reference = load_reference(tmp_path)
+    block_bytes = sum(next(iter(audits.values())).block_bytes)
     for turns in conversations:
         for prompt, answer in turns:
             greedy_matches(reference, prompt, answer.token_ids)
-        for (before, said), (_, answer) in itertools.pairwise(turns):
-            known = len(before) + (len(said.token_ids) - 1 if both else 0)
+        for (before, said), (prompt, answer) in itertools.pairwise(turns):
+            written = len(before) + len(said.token_ids) - 1
+            known = written if both else len(before)
             assert usage_of(answer).cached_tokens == known // block * block
-        assert len({one.last.trace.prefill_worker for _, one in turns if one.last}) == 1
+            new = -(-len(prompt) // block) - written // block
+            assert trace_of(answer).kv_bytes_shipped == (0 if both else new * block_bytes)
+        assert len({trace_of(one).prefill_worker for _, one in turns}) == 1
+        assert len({trace_of(one).decode_worker for _, one in turns}) == 1
+    shipped = sum(trace_of(answer).kv_bytes_shipped for turns in conversations for _, answer in turns)
+    assert shipped == sum(audit.bytes_shipped for audit in audits.values())
+    assert shipped == sum(audit.bytes_received for audit in audits.values())
+    assert (sum(audit.bytes_held for audit in audits.values()) > 0) == (not both)
 
 
 async def prove(setting: Setting, blocks: int, folder: Path) -> None:
@@ -139,6 +150,9 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
         told_found += cached
     assert 0 < told_found <= found
     assert not any(one.disk_corrupt for one in seen)
+    for audit in (audit for name, audit in audits.items() if name.startswith("decode")):
+        assert audit.blocks_held > 0
+        assert audit.prefixes.evicted_blocks > 0
 
 
 async def one_round(cluster: Cluster, stub: RouterServiceAsyncStub, prompts: list[list[int]]) -> list[Answer]:
@@ -150,6 +164,11 @@ async def one_round(cluster: Cluster, stub: RouterServiceAsyncStub, prompts: lis
             return await cluster.generate(stub, prompt, temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
 
     return await asyncio.gather(*map(one, prompts))
+
+
+def trace_of(answer: Answer) -> RequestTrace:
+    assert answer.last is not None
+    return answer.last.trace
 
 
 def usage_of(answer: Answer) -> Usage:

@@ -299,7 +299,7 @@ class Driver:
         for place in range(one.sequence.length // BLOCK, -(-len(tokens) // BLOCK)):
             self.write(one, place, tokens[: (place + 1) * BLOCK])
         self.learn(one.tenant, tokens, self._hashers[one.tenant].hashes(tokens))
-        self.cache.keep_finished(tokens, tables, tenant=one.tenant)
+        self.cache.keep(self.cache.names_of(tokens, one.tenant), tables)
 
     def cancel(self) -> None:
         """Between two chunks, or while it waits."""

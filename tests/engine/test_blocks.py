@@ -113,3 +113,17 @@ def test_a_sequence_takes_from_all_groups_or_from_none() -> None:
     pools.check_integrity([tables])
     pools.release(tables)
     assert pools.free == pools.total == 10
+
+
+def test_what_others_have_too_is_not_freed() -> None:
+    plane = Plane("k", "float32", 1, 4)
+    pools = BlockPools(Layout((CacheGroup((0,), (plane,), 4), CacheGroup((1,), (plane,), 4))), [9, 9])
+    one, other = pools.allocate(12), pools.allocate(4)
+    shared = tuple(blocks[:2] for blocks in one)
+    for pool, blocks in zip(pools.pools, shared, strict=True):
+        for block in blocks:
+            pool.retain(block)
+    mixed = tuple(mine + new for mine, new in zip(shared, other, strict=True))
+    assert pools.freed_with([]) == (0, 0)
+    assert pools.freed_with([one]) == pools.freed_with([mixed]) == (1, 1)
+    assert pools.freed_with([one, mixed]) == (4, 4)

@@ -57,7 +57,7 @@ def test_a_block_that_a_transfer_reads_is_not_evicted() -> None:
     tables = pools.allocate(3 * BLOCK)
     for number, block in enumerate(tables[0]):
         driver.memory.write((block,), str(number))
-    driver.cache.keep_finished(range(3 * BLOCK), tables)
+    driver.cache.keep(driver.cache.names_of(range(3 * BLOCK)), tables)
     pinned = tables[0][1]
     pools.pools[0].pin(pinned)
     pools.release(tables)

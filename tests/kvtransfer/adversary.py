@@ -118,13 +118,14 @@ class Adversary:
         self._begun += 1
         dice = self._dice
         counts = (dice.choice([0, 1, 1, 2, 3, 12]), dice.choice([0, 1, 2, 5]))
-        pieces = counts[0] * -(-BLOCK_BYTES[0] // PIECE_BYTES) + counts[1]
+        held = (min(counts[0], dice.choice([0, 0, 1, 12])), min(counts[1], dice.choice([0, 0, 1])))
+        pieces = (counts[0] - held[0]) * -(-BLOCK_BYTES[0] // PIECE_BYTES) + counts[1] - held[1]
         fault = self._draw()
         if pieces < 3 and fault is not Fault.NONE:
-            counts, pieces = (2, 2), 14
+            counts, held, pieces = (3, 3), (1, 1), 14
         # A repeated or reordered piece needs another behind it.
         strikes_at = dice.randint(1, pieces - 1) if pieces > 1 else 1
-        trial = Trial(self._begun, fault, counts, strikes_at, dice.randrange(len(self._senders)))
+        trial = Trial(self._begun, fault, counts, held, strikes_at, dice.randrange(len(self._senders)))
         trial.answer_in = dice.choice([0, 0, 0, 1, 5])
         trial.life = dice.randint(0, 30)
         self.books.drawn[fault] += 1
@@ -141,14 +142,15 @@ class Adversary:
             self.books.ends["refused at once"] += 1
             return
         if fault is not Fault.REPLAYED_TICKET:
-            self.sink.reserve(trial.number, counts)
-            self._receiver.expect(trial.number, counts)
+            self.sink.reserve(trial.number, counts, held)
+            self._receiver.expect(trial.number, counts, held)
         else:
             trial.received = "never"
             trial.number, trial.counts = body.transfer_id, (body.block_counts[0], body.block_counts[1])
         if trial.fault in AT_ONCE:
             trial.struck()
-        trial.unpushed = [(group, n) for group in (0, 1) for n in range(trial.counts[group])]
+        left_out = trial.transfer.held_counts
+        trial.unpushed = [(group, n) for group in (0, 1) for n in range(left_out[group], trial.counts[group])]
         dice.shuffle(trial.unpushed)
         self._trials[trial.number] = trial
 
@@ -161,15 +163,18 @@ class Adversary:
 
     def _ticket(self, trial: Trial) -> tuple[Ticket, TicketBody]:
         """The ticket to send with, and the body that the sender takes for its own."""
-        body = self._body(trial.number, trial.counts)
+        body = self._body(trial.number, trial)
         ticket = self._signer.sign(body)
         match trial.fault:
+            case Fault.WRONG_HELD:
+                group, most = (0, trial.counts[0]) if trial.counts[0] else (1, trial.counts[1])
+                body.held_counts[group] = (trial.held[group] + self._dice.randint(1, most)) % (most + 1)
             case Fault.FORGED_TICKET:
                 ticket.signature = self._dice.randbytes(32)
             case Fault.STOLEN_TICKET:
-                ticket = self._signer.sign(self._body(trial.number + (1 << 20), trial.counts))
+                ticket = self._signer.sign(self._body(trial.number + (1 << 20), trial))
             case Fault.OLD_TICKET:
-                old = self._body(trial.number, trial.counts)
+                old = self._body(trial.number, trial)
                 old.issuer.incarnation = b"\xfe" * 16
                 ticket = self._signer.sign(old)
             case Fault.OLD_INCARNATION:
@@ -183,17 +188,18 @@ class Adversary:
             case Fault.REPLAYED_TICKET:
                 trial.fault = Fault.NONE
         if trial.fault is Fault.NONE and body.transfer_id != trial.number:
-            body = self._body(trial.number, trial.counts)
+            body = self._body(trial.number, trial)
             ticket = self._signer.sign(body)
         return ticket, body
 
-    def _body(self, number: int, counts: Sequence[int]) -> TicketBody:
+    def _body(self, number: int, trial: Trial) -> TicketBody:
         return TicketBody(
             attempt=Attempt(request_id=number.to_bytes(16, "little"), number=1),
             issuer=identity("receiver", self._receiver_incarnation),
             transfer_address=self._address,
             transfer_id=number,
-            block_counts=counts,
+            block_counts=trial.counts,
+            held_counts=trial.held,
             token_count=1,
             fingerprint=FINGERPRINT,
         )

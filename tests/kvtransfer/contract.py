@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import pytest
 
@@ -422,13 +423,13 @@ class OpeningContract:
         peers.check_ledger()
 
     def test_another_protocol(self, link_peers: LinkPeers, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 3)
+        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 4)
         peers = link_peers()
         transfer = peers.begin(1, [1])
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
         assert "protocol differs" in peers.failures()[1].message
-        assert "speaks 3 to 2" in peers.failures()[1].message
+        assert "speaks 4 to 3" in peers.failures()[1].message
 
     def test_another_rank(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
@@ -448,7 +449,8 @@ class OpeningContract:
 
     def test_tickets_no_transfer_can_be_made_of(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
-        for changes, counts in (({"transfer_address": ""}, [1]), ({}, [1, 1])):
+        bad: list[tuple[dict[str, Any], list[int]]] = [({"transfer_address": ""}, [1]), ({}, [1, 1])]
+        for changes, counts in bad:
             with pytest.raises(BatonError) as error:
                 peers.sender.begin(*peers.ticket(1, counts, **changes))
             assert error.value.kind is ErrorKind.INVALID

@@ -90,19 +90,28 @@ class Sink(OwnedBlocks):
         super().__init__(block_bytes, blocks)
         self.places: dict[int, list[list[int]]] = {}
         self.writable: set[int] = set()
+        # Leading blocks of a transfer that are whole from the beginning, by cache group.
+        self.held: dict[int, Sequence[int]] = {}
 
-    def reserve(self, transfer: int, counts: Sequence[int]) -> None:
+    def reserve(self, transfer: int, counts: Sequence[int], held: Sequence[int] = ()) -> None:
         self.places[transfer] = [[self.take(group) for _ in range(n)] for group, n in enumerate(counts)]
         self.writable.add(transfer)
+        self.held[transfer] = held = held or [0] * len(counts)
+        for group, blocks in enumerate(self.places[transfer]):
+            for ordinal, block in enumerate(blocks[: held[group]]):
+                here = self.bytes[group][block]
+                here[:] = pattern(transfer, group, ordinal, here.size)
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         assert transfer_id in self.writable, f"bytes of transfer {transfer_id}, which was given up"
+        assert ordinal >= self.held[transfer_id][group], "bytes for a block that is held"
         block = self.places[transfer_id][group][ordinal]
         self.bytes[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
     def release(self, transfer: int) -> None:
         """Its blocks are free, and another's at the next `reserve`."""
         self.writable.discard(transfer)
+        del self.held[transfer]
         for group, blocks in enumerate(self.places.pop(transfer)):
             for block in blocks:
                 self.give_back(group, block)

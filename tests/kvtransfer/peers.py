@@ -97,13 +97,16 @@ class Peers:
     answers: bool = True
     pieces_a_poll: int = 4
 
-    def ticket(self, transfer_id: int, counts: Sequence[int], **changes: object) -> tuple[Ticket, TicketBody]:
+    def ticket(
+        self, transfer_id: int, counts: Sequence[int], held: Sequence[int] = (), **changes: object
+    ) -> tuple[Ticket, TicketBody]:
         body = TicketBody(
             attempt=Attempt(request_id=transfer_id.to_bytes(16, "little"), number=1),
             issuer=identity("receiver"),
             transfer_address=self.address,
             transfer_id=transfer_id,
             block_counts=list(counts),
+            held_counts=list(held),
             token_count=1,
             fingerprint=FINGERPRINT,
         )
@@ -114,16 +117,16 @@ class Peers:
                 setattr(body, name, value)
         return self.signer.sign(body), body
 
-    def expect(self, transfer_id: int, places: Sequence[Sequence[int]]) -> None:
+    def expect(self, transfer_id: int, places: Sequence[Sequence[int]], held: Sequence[int] = ()) -> None:
         self.sink.places[transfer_id] = places
-        self.receiver.expect(transfer_id, [len(blocks) for blocks in places])
+        self.receiver.expect(transfer_id, [len(blocks) for blocks in places], held)
 
     def forget(self, transfer_id: int) -> None:
         self.receiver.forget(transfer_id)
         self.sink.places.pop(transfer_id, None)
 
-    def begin(self, transfer_id: int, counts: Sequence[int]) -> Transfer:
-        return self.sender.begin(*self.ticket(transfer_id, counts))
+    def begin(self, transfer_id: int, counts: Sequence[int], held: Sequence[int] = ()) -> Transfer:
+        return self.sender.begin(*self.ticket(transfer_id, counts, held))
 
     def push(self, transfer: Transfer, group: int, ordinal: int, block: int) -> None:
         self.source.pin(group, block)

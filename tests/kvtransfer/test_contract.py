@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from tests.kvtransfer.contract import CancelContract, FaultContract, HappyContract, OpeningContract
+from tests.kvtransfer.held_contract import HeldContract
 
 
 class TestHappy(HappyContract): ...
+
+
+class TestHeld(HeldContract): ...
 
 
 class TestCancel(CancelContract): ...

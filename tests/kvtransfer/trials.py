@@ -33,6 +33,7 @@ class Fault(Enum):
     SENDER_WITHDRAWS = auto()
     BOTH_CANCEL = auto()
     SHORT_PUSH = auto()
+    WRONG_HELD = auto()  # the sender leaves out other blocks than the receiver holds
     FORGED_TICKET = auto()
     STOLEN_TICKET = auto()  # right, but another transfer's
     REPLAYED_TICKET = auto()  # of a transfer that has ended
@@ -46,14 +47,14 @@ class Fault(Enum):
 # Faults that are there from the beginning.
 AT_ONCE = {
     Fault.FORGED_TICKET, Fault.STOLEN_TICKET, Fault.REPLAYED_TICKET, Fault.OLD_TICKET, Fault.OLD_INCARNATION,
-    Fault.WRONG_LAYOUT,
+    Fault.WRONG_LAYOUT, Fault.WRONG_HELD,
 }  # fmt: skip
 
 # Whose transfer must never be admitted once the fault has struck.
 FATAL = {
     Fault.FLIPPED_BIT, Fault.MISPLACED_PIECE, Fault.FOREIGN_PIECE, Fault.REPEATED_PIECE, Fault.EARLY_COMMIT,
     Fault.STOLEN_INDEX, Fault.SHORT_PUSH, Fault.FORGED_TICKET, Fault.STOLEN_TICKET, Fault.REPLAYED_TICKET,
-    Fault.OLD_TICKET, Fault.OLD_INCARNATION, Fault.WRONG_LAYOUT,
+    Fault.OLD_TICKET, Fault.OLD_INCARNATION, Fault.WRONG_LAYOUT, Fault.WRONG_HELD,
 }  # fmt: skip
 # Corruption of what travels: each must be noticed.
 CORRUPTING = {Fault.FLIPPED_BIT, Fault.MISPLACED_PIECE, Fault.FOREIGN_PIECE}
@@ -66,6 +67,7 @@ class Trial:
     number: int
     fault: Fault
     counts: tuple[int, int]
+    held: tuple[int, int]  # of them, leading ones that the receiver has
     strikes_at: int
     sender: int
     transfer: Transfer | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import grpc
 import pytest
 
 from baton.block_hash import BlockHasher, seed_of
@@ -62,6 +63,16 @@ async def test_what_was_sent_is_believed_to_be_there() -> None:
     assert (prefixes.cached_tokens(one, prompt), prefixes.cached_tokens(two, prompt)) == (12, 0)
     assert prefixes.cached_tokens(one, await prefixes.name(PROMPT[:12])) == 8  # one token is always computed
     assert prefixes.cached_tokens(one, await prefixes.name([9, *PROMPT])) == 0
+
+
+async def test_one_prefill_and_one_decode_worker_are_told_names_and_nothing_is_believed_of_them() -> None:
+    one, decode = worker(1), worker(2, role="DECODE")
+    prefixes = Prefixes(SECRET, lambda: [one, decode])
+    for exact in (PROMPT, PROMPT[:20]):  # decode takes over whole blocks up to the prompt's end
+        prompt = await prefixes.name(exact)
+        assert prompt.of(decode) == prompt.of(one) == names(5)
+        prefixes.sent(one, prompt)
+        assert prefixes.cached_tokens(one, prompt) == 0
 
 
 async def test_no_tenant_and_no_other_model_shares_and_without_a_secret_nobody_does() -> None:
@@ -166,3 +177,68 @@ async def test_prompts_that_begin_alike_go_where_the_first_went(site: SiteMaker)
         others = [await here.generate(ids_request([n + 40] * 33)) for n in range(6)]
         assert all(answer[-1].usage.cached_tokens == 0 for answer in others)
         await here.quiet()
+
+
+async def test_of_decode_workers_that_are_equally_empty_the_one_that_has_the_prompt() -> None:
+    one, two = worker(1, role="DECODE"), worker(2, role="DECODE")
+    placement = Placement(Workers([one, two, worker(3)]), prefill_ahead_tokens=1000)
+
+    def pick() -> Worker:
+        claim = placement.pick(21, 5, lambda at: 8 if at is two else 0)
+        assert claim is not None
+        claim.release()
+        return claim.decode
+
+    assert pick() is two
+    two.promised_tokens = 1
+    assert pick() is one
+    one.claimed_slots = 1
+    assert pick() is two
+
+
+def names_of(ids: list[int]) -> list[bytes]:
+    """As the fakes would."""
+    hasher = BlockHasher.of_cache(
+        SECRET.encode(), tenant="", fingerprint=b"same", cache_dtype="float32", block_tokens=16
+    )
+    return list(hasher.hashes(ids))
+
+
+async def test_decode_is_told_the_names_of_a_prompts_full_blocks(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with site(decode=2, prefix_secret=SECRET) as here:
+        prompts = [list(range(48)), list(range(48)), [*range(48), 50, 51], list(range(15))]
+        for prompt in prompts:
+            await here.generate(ids_request(prompt))
+        first, second = (here.worker(name).reserves for name in ("decode-0", "decode-1"))
+        told = first if len(first) > len(second) else second
+        assert len(told) >= 3, "who has been sent a prompt gets what goes on with it"
+        asked = {tuple(one.block_names) for one in (*first, *second)}
+        assert asked == {tuple(names_of(prompt)) for prompt in prompts}
+        monkeypatch.setattr("services.router.attempt_calls.MAX_RESERVE_NAMES", 2)
+        await here.generate(ids_request(prompts[0]))
+        assert list(told[-1].block_names) == names_of(prompts[0])[:2]
+        await here.quiet()
+
+
+async def test_an_attempt_after_a_failed_one_is_told_no_names(site: SiteMaker) -> None:
+    """Should prefill and decode not agree what a name stands for, the next attempt has all blocks sent."""
+    async with site(prefix_secret=SECRET) as here:
+        here.worker("prefill-0").behaviour.break_prefills = 1
+        here.worker("prefill-0").behaviour.break_code = grpc.StatusCode.FAILED_PRECONDITION
+        answer = await here.generate(ids_request(list(range(48))))
+        assert answer[-1].trace.attempts == 2
+        names = [list(one.block_names) for one in here.worker("decode-0").reserves]
+        assert names == [names_of(list(range(48))), []]
+        await here.quiet()
+
+
+@pytest.mark.parametrize("workers", [{"prefill": 0, "decode": 0, "both": 2}, {}], ids=["both", "no secret"])
+async def test_who_finds_for_itself_what_it_has_is_told_nothing(
+    site: SiteMaker, workers: dict[str, int]
+) -> None:
+    async with site(**workers, prefix_secret=SECRET if workers else "") as here:
+        await here.generate(ids_request(list(range(48))))
+        told = [one for worker in here.cluster.workers.values() for one in worker.reserves]
+        assert [list(one.block_names) for one in told] == [[]]

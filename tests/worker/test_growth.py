@@ -120,6 +120,24 @@ def test_who_has_the_most_left_to_do_is_moved_and_nobody_else() -> None:
     assert not case.growth.waiting
 
 
+def test_what_others_have_too_does_not_come_back_with_who_leaves() -> None:
+    case = Case(blocks=4)
+    near = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
+    far = case.admit(1, tokens=PROMPT + 12, end=PROMPT + 60)
+    shared = case.reservations[near].blocks
+    for block in shared[0]:
+        case.pools.pools[0].retain(block)
+    leaves = Reservation(Attempt(), Ticket(), Grant(2, 1, shared, PROMPT + 12), PROMPT, PROMPT + 40)
+    leaves.leaving = True
+    case.reservations[leaves.key] = leaves
+    case.growth.watch(leaves)
+    case.run(20)
+    assert case.moved == [far], "the two blocks of the one that leaves are the first's"
+    case.end(far)
+    case.growth.step()
+    assert case.loop.grown == [(near, PROMPT + 39)]
+
+
 def test_one_alone_is_moved_where_promises_hold_the_rest() -> None:
     case = Case(blocks=4)
     case.pools.allocate(2 * BLOCK)

@@ -37,7 +37,11 @@ class Turned:
     """The engine, the front's end of its socket, and the reader of its ring."""
 
     def __init__(
-        self, folder: Path, role: Literal["prefill", "decode", "both"] = "both", **engine: Any
+        self,
+        folder: Path,
+        role: Literal["prefill", "decode", "both"] = "both",
+        prefix_secret: str = "",
+        **engine: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(CONFIG))
         settings = {
@@ -51,6 +55,7 @@ class Turned:
             name=f"{role}-0",
             role=role,
             model=str(folder),
+            prefix_secret=prefix_secret,
             engine=EngineConfig(device="cpu", dtype="float32", **{**settings, **engine}),
         )
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,0 +1,143 @@
+"""A prefill engine and a decode engine, turned by hand, over a real link; the router played beside them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.block_hash import BlockHasher
+from baton.engine.output_ring import Finish
+from baton.errors import ErrorKind
+from baton.v1.decode_pb2 import TicketBody
+from baton.v1.engine_pb2 import AuditCommand, GiveTicketCommand, ReservedEvent
+from baton.v1.prefill_pb2 import GiveTicketRequest
+from baton.v1.types_pb2 import Attempt
+from baton.v1.worker_pb2 import Audit
+from tests.worker.turned import Turned, prefill, reserve
+
+BLOCK = 4
+SECRET = "theirs"
+_WAIT_S = 20.0
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request on its way; `number` is prefill's command."""
+
+    prompt: list[int]
+    attempt: Attempt
+    reserved: ReservedEvent
+    number: int = 0
+
+    @property
+    def held(self) -> int:
+        """Blocks that decode said it has."""
+        counts = TicketBody.FromString(self.reserved.ticket.body).held_counts
+        return counts[0] if counts else 0
+
+
+class Pair:
+    """`source` computes prompts, `target` generates; both know the secret that names blocks."""
+
+    def __init__(self, folder: Path, *, source: dict[str, Any] | None = None, **target: Any) -> None:
+        self.source = Turned(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
+        self.target = Turned(folder, "decode", prefix_secret=SECRET, **target)
+        self._numbers = itertools.count(1)
+        self._model = self.target.engine._parts.model
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(group.block_bytes for group in self._model.layout.groups)
+
+    def names(self, tokens: Sequence[int], tenant: str = "") -> tuple[bytes, ...]:
+        """As a router makes them."""
+        model = self._model
+        return BlockHasher.of_cache(
+            SECRET.encode(),
+            tenant=tenant,
+            fingerprint=model.fingerprint,
+            cache_dtype=model.layout.cache_dtype,
+            block_tokens=BLOCK,
+        ).hashes(tokens)
+
+    def reserve(
+        self, prompt: list[int], most: int = 4, tenant: str = "", names: Sequence[bytes] | None = None
+    ) -> Asked:
+        """Decode's promise; with the prompt's own names, unless there are others."""
+        name = next(self._numbers).to_bytes(2, "little")
+        command = reserve(name=name, tokens=len(prompt), most=most)
+        command.request.block_names[:] = self.names(prompt, tenant) if names is None else names
+        command.request.tenant = tenant
+        event = self.target.ask(reserve=command)
+        assert event.HasField("reserved"), event
+        return Asked(prompt, command.request.attempt, event.reserved)
+
+    def begin(self, asked: Asked, most: int = 4, tenant: str = "", *, follows_in: int | None = None) -> Asked:
+        """Prefill gets prompt and ticket; `follows_in`: turns that it is ahead of its ticket."""
+        ahead = follows_in is not None
+        command = prefill(
+            None if ahead else asked.reserved.ticket, tokens=1, most=most, ticket_follows=ahead, tenant=tenant
+        )
+        command.request.attempt.CopyFrom(asked.attempt)
+        command.request.token_ids[:] = asked.prompt
+        command.request.prompt_length = len(asked.prompt)
+        asked.number = self.source.send(prefill=command)
+        if follows_in is not None:
+            self.source.turn(follows_in)
+            ticket = GiveTicketRequest(attempt=asked.attempt, ticket=asked.reserved.ticket)
+            self.source.send(give_ticket=GiveTicketCommand(request=ticket))
+        return asked
+
+    def say(self, prompt: list[int], most: int = 4, tenant: str = "", **how: Any) -> tuple[list[int], Asked]:
+        """A whole request: its tokens."""
+        asked = self.begin(self.reserve(prompt, most, tenant), most, tenant, **how)
+        self.play(lambda: self.ended(asked))
+        return self.tokens(asked), asked
+
+    def play(self, until: Callable[[], bool]) -> None:
+        """Turns both until then; links have threads of their own."""
+        deadline = time.monotonic() + _WAIT_S
+        while not until():
+            assert time.monotonic() < deadline, self.source.events[-3:]
+            busy = [self.source.play(), self.target.play()]
+            if not any(busy):
+                time.sleep(0.0005)
+
+    def ended(self, asked: Asked) -> bool:
+        """Prefill's call and decode's slot."""
+        live = self.target.engine._parts.decode.tickets.find_transfer(
+            TicketBody.FromString(asked.reserved.ticket.body).transfer_id
+        )
+        return self.source.of(asked.number)[-1:] in (["prefill_ended"], ["failed"]) and live is None
+
+    def tokens(self, asked: Asked) -> list[int]:
+        """What decode's slot emitted."""
+        key = (asked.reserved.slot, asked.reserved.generation)
+        return [r.token for r in self.target.records if r.has_token and (r.slot, r.generation) == key]
+
+    def finish(self, asked: Asked) -> Finish:
+        key = (asked.reserved.slot, asked.reserved.generation)
+        return next(
+            r.finish
+            for r in self.target.records
+            if r.finish is not Finish.NONE and (r.slot, r.generation) == key
+        )
+
+    def failure(self, asked: Asked) -> tuple[ErrorKind, str]:
+        return self.source.failure(asked.number)
+
+    def audit(self) -> Audit:
+        """Decode's."""
+        return self.target.ask(audit=AuditCommand()).audit
+
+    def assert_free(self) -> None:
+        self.source.assert_free()
+        self.target.assert_free()
+
+    def close(self) -> None:
+        self.source.close()
+        self.target.close()

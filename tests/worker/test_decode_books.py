@@ -1,0 +1,52 @@
+"""The decode side's books of shared blocks: random requests against a brute-force model, each step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker.decode_driver import Driver
+
+HOSTS = (0, 40)
+
+
+@pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_random_requests_agree_with_the_model(groups: int, host: int) -> None:
+    drive(groups, host, requests=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_ten_thousand_random_requests_agree_with_the_model(groups: int, host: int) -> None:
+    drive(groups, host, requests=10_000)
+
+
+def drive(groups: int, host: int, requests: int) -> None:
+    driver = Driver(seed=groups + host, groups=groups, host=host)
+    while driver.requests < requests:
+        driver.step()
+    driver.run_out()
+    did, growth = driver.did, driver.decode.growth
+    assert did["admitted"] > requests // 8
+    assert did["held"] > requests // 2
+    assert did["lied"] > requests // 200
+    assert driver.pools.cached.evicted > requests
+    assert (growth.moved > 0, growth.paused > 0) == (not host, bool(host))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    groups=st.integers(1, 3),
+    blocks=st.integers(45, 90),
+    host=st.integers(0, 60),
+    steps=st.integers(1, 150),
+)
+def test_any_worker_agrees_with_the_model(seed: int, groups: int, blocks: int, host: int, steps: int) -> None:
+    driver = Driver(seed, groups=groups, blocks=blocks, host=host)
+    for _ in range(steps):
+        driver.step()
+    driver.run_out()

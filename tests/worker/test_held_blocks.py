@@ -1,0 +1,278 @@
+"""Only what decode lacks travels: two engines over a real link, the same tokens whatever was held, and the
+books of both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from baton.engine.output_ring import Finish
+from baton.errors import ErrorKind
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.engine_pb2 import CancelCommand
+from tests.worker.paired import BLOCK, Asked, Pair
+from tests.worker.test_prefix_cache import ask
+from tests.worker.turned import Turned
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turned]:
+    """The same model in one engine, without a cache."""
+    turned = Turned(tmp_path_factory.mktemp("truth"), prefix_cache=False)
+    yield turned
+    turned.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def words(count: int, seed: int = 1) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 97) for _ in range(count)]
+
+
+def to_send(pair: Pair, asked: Asked) -> int:
+    """Bytes of the prompt's blocks that are not held."""
+    return (-(-len(asked.prompt) // BLOCK) - asked.held) * pair.block_bytes
+
+
+def test_turns_of_a_chat_ship_what_is_new(pair: Pair, truth: Turned) -> None:
+    said: list[int] = []
+    shipped = held = written = 0
+    for turn in range(8):
+        said = said + words(3 + 2 * turn % 7, seed=turn)
+        tokens, asked = pair.say(said, most=6)
+        assert tokens == ask(truth, said, most=6)[0]
+        assert asked.held == written // BLOCK
+        assert asked.reserved.kv_bytes == to_send(pair, asked)
+        shipped, held = shipped + asked.reserved.kv_bytes, held + asked.held
+        written = len(said) + len(tokens) - 1  # the last token has no KV
+        said = said + tokens
+        pair.assert_free()
+    sent, audit = pair.source.engine._parts.sender.counters.bytes_shipped, pair.audit()
+    assert (sent, audit.bytes_received) == (shipped, shipped)
+    assert (audit.blocks_held, audit.bytes_held) == (held, held * pair.block_bytes)
+    assert audit.prefixes.device_hits == held > 20
+
+
+def test_around_every_boundary_whatever_is_held_the_tokens_are_the_same(pair: Pair, truth: Turned) -> None:
+    """A prompt, the same again, and one that goes on: the block that decode will write is never shared."""
+    for length in range(1, 4 * BLOCK + 2):
+        prompt = words(length, seed=length)
+        wanted = ask(truth, prompt)[0]
+        for again in range(2):
+            tokens, asked = pair.say(prompt)
+            assert tokens == wanted
+            assert asked.held == again * (length // BLOCK)
+            assert asked.reserved.kv_bytes == to_send(pair, asked)
+        longer = prompt + words(3, seed=90)
+        tokens, asked = pair.say(longer)
+        assert (tokens, asked.held) == (ask(truth, longer)[0], length // BLOCK)
+        pair.assert_free()
+
+
+def test_a_ticket_that_follows_says_what_is_held(tmp_path: Path, truth: Turned) -> None:
+    """Prefill computes all of it, in three turns, and is ahead of its ticket by any number of them."""
+    pair = Pair(tmp_path, source={"prefix_cache": False})
+    prompt = words(21)
+    pair.say(prompt)
+    for turns in (0, 1, 2, 4):
+        before = pair.source.engine._parts.sender.counters.bytes_shipped
+        tokens, asked = pair.say(prompt, follows_in=turns)
+        assert (tokens, asked.held) == (ask(truth, prompt)[0], 5)
+        assert pair.source.engine._parts.sender.counters.bytes_shipped - before == pair.block_bytes
+        pair.assert_free()
+    pair.close()
+
+
+def test_a_first_token_that_ends_the_request_gives_held_blocks_back(pair: Pair) -> None:
+    prompt = words(12)
+    pair.say(prompt)
+    _, asked = pair.say(prompt, most=1)
+    assert asked.held == 3
+    pair.assert_free()
+    assert pair.say(prompt)[1].held == 3
+
+
+def test_who_begins_while_another_runs_shares_its_blocks(pair: Pair, truth: Turned) -> None:
+    """The first is cancelled meanwhile; the second reads on what the first brought."""
+    prompt = words(22)
+    first = pair.begin(pair.reserve(prompt, 60), 60)
+    pair.play(lambda: len(pair.tokens(first)) > 3)
+    second = pair.begin(pair.reserve(prompt, 30), 30)
+    assert second.held == 5
+    pair.play(lambda: len(pair.tokens(second)) > 3)
+    pair.target.ask(cancel=CancelCommand(attempt=first.attempt))
+    pair.play(lambda: pair.ended(first) and pair.ended(second))
+    assert pair.tokens(second) == ask(truth, prompt, most=30)[0]
+    done = pair.tokens(first)
+    assert len(done) < 30
+    pair.assert_free()
+    tokens, third = pair.say(prompt + done, most=5)
+    assert third.held == len(prompt + done) // BLOCK, "the second has written all of it"
+    assert tokens == ask(truth, prompt + done, most=5)[0]
+
+
+def test_a_ticket_that_ends_gives_held_blocks_back(pair: Pair, truth: Turned) -> None:
+    prompt = words(16)
+    pair.say(prompt)
+    asked = pair.reserve(prompt)
+    assert asked.held == 4
+    pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+    pair.target.assert_free()
+    pair.begin(asked)  # too late
+    pair.play(lambda: pair.ended(asked))
+    assert pair.failure(asked)[0] in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT)
+    assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+    pair.assert_free()
+
+
+def test_tenants_share_nothing(pair: Pair, truth: Turned) -> None:
+    prompt = words(21)
+    assert pair.say(prompt, tenant="a")[1].held == 0
+    for tenant in ("b", ""):
+        tokens, asked = pair.say(prompt, tenant=tenant)
+        assert (tokens, asked.held) == (ask(truth, prompt)[0], 0)
+    for tenant in ("a", "b"):
+        assert pair.say(prompt, tenant=tenant)[1].held == 5
+    pair.assert_free()
+
+
+NAMELESS = [{"prefix_cache": False}, {"prefix_secret": ""}]
+
+
+@pytest.mark.parametrize("source", NAMELESS, ids=["no cache", "a secret of its own"])
+def test_prefill_that_cannot_compare_names_believes_the_ticket(
+    tmp_path: Path, truth: Turned, source: dict[str, Any]
+) -> None:
+    pair = Pair(tmp_path, source=source)
+    prompt = words(21)
+    for held in (0, 5):
+        tokens, asked = pair.say(prompt)
+        assert (tokens, asked.held) == (ask(truth, prompt)[0], held)
+    pair.assert_free()
+    pair.close()
+
+
+@pytest.mark.parametrize("source", [{}, *NAMELESS], ids=["prefill names", "no cache", "a secret of its own"])
+@pytest.mark.parametrize("whose", ["", "b"], ids=["another prompt's", "another tenant's"])
+def test_names_that_are_not_the_prompts_fail_the_attempt(
+    tmp_path: Path, truth: Turned, source: dict[str, Any], whose: str
+) -> None:
+    """A router that is wrong, or lies. Decode asks for itself, should prefill not be able to."""
+    pair = Pair(tmp_path, source=source)
+    prompt, other = words(18, seed=1), words(18, seed=2 if not whose else 1)
+    pair.say(other, tenant=whose)
+    before = held_bytes(pair)
+    asked = pair.reserve(prompt, names=pair.names(other, whose))
+    assert asked.held == 4
+    pair.begin(asked)
+    pair.play(lambda: "failed" in pair.source.of(asked.number))
+    kind, message = pair.failure(asked)
+    assert kind is ErrorKind.CONFLICT
+    assert "not of these tokens" in message
+    pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))  # as its router does
+    assert pair.tokens(asked) == []
+    assert held_bytes(pair) == before
+    for tokens, tenant in ((prompt, ""), (other, whose)):
+        assert pair.say(tokens, tenant=tenant)[0] == ask(truth, tokens)[0]
+    pair.assert_free()
+    pair.close()
+
+
+def held_bytes(pair: Pair) -> dict[bytes, bytes]:
+    """What decode has under each name."""
+    model = pair.target.engine._parts.model
+    return {
+        name: bytes(model.cache.read_block(0, model.pools.cached.blocks(name)[0], 0, pair.block_bytes))
+        for name in model.pools.cached.names()
+    }
+
+
+@pytest.mark.parametrize("claimed", [1, 3, 5])
+def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
+    """Somebody on the way writes into the ticket that more is held, or less, and even the right name."""
+    prompt = words(21)
+    pair.say(prompt[:13])
+    asked = pair.reserve(prompt)
+    assert asked.held == 3
+    body = TicketBody.FromString(asked.reserved.ticket.body)
+    body.held_counts[0], body.held_name = claimed, pair.names(prompt)[claimed - 1]
+    if claimed == 3:
+        body.token_count, body.held_name = 21, b"x" * 16
+    forged = body.SerializeToString(deterministic=True)
+    asked.reserved.ticket.CopyFrom(Ticket(body=forged, signature=asked.reserved.ticket.signature))
+    pair.begin(asked)
+    pair.play(lambda: pair.ended(asked) or "failed" in pair.source.of(asked.number))
+    refused = {1: ErrorKind.INTERNAL, 3: ErrorKind.CONFLICT, 5: ErrorKind.FORBIDDEN}
+    assert pair.failure(asked)[0] is refused[claimed]
+    assert pair.tokens(asked) == []
+    pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+    pair.assert_free()
+
+
+@pytest.mark.parametrize("claimed", [[6], [2, 2]], ids=str)
+def test_a_claim_that_the_prompt_does_not_fill_is_refused(pair: Pair, claimed: list[int]) -> None:
+    asked = pair.reserve(words(21))
+    body = TicketBody.FromString(asked.reserved.ticket.body)
+    body.held_counts[:] = claimed
+    asked.reserved.ticket.body = body.SerializeToString()
+    pair.begin(asked)
+    pair.play(lambda: "failed" in pair.source.of(asked.number))
+    assert pair.failure(asked)[0] is ErrorKind.CONFLICT
+    pair.source.assert_free()
+
+
+def test_what_is_idle_makes_room(tmp_path: Path, truth: Turned) -> None:
+    """32 blocks and five chats of a dozen: what was used longest ago goes, and nobody sees it."""
+    pair = Pair(tmp_path)
+    prompts = [words(40 + seed, seed=seed) for seed in range(5)]
+    for _ in range(2):
+        for prompt in prompts:
+            for _ in range(2):
+                assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+                pair.assert_free()
+    audit = pair.audit()
+    assert audit.prefixes.evicted_blocks > 60
+    assert audit.blocks_held > 60
+    pair.close()
+
+
+@pytest.mark.parametrize("host_kv_mb", [0, 1], ids=["moved", "paused"])
+def test_sequences_that_share_blocks_are_set_aside_and_given_back(
+    tmp_path: Path, truth: Turned, host_kv_mb: int
+) -> None:
+    pair = Pair(tmp_path, kv_blocks=25, reserve_output_tokens=4, host_kv_mb=host_kv_mb)
+    begin = words(16)
+    pair.say(begin)
+    prompts = [begin + words(4, seed=9), begin + words(4, seed=8)]
+    asked = [pair.begin(pair.reserve(prompt, 60), 60) for prompt in prompts]
+    assert [one.held for one in asked] == [4, 4]
+    pair.play(lambda: all(map(pair.ended, asked)))
+    audit = pair.audit()
+    assert (audit.sequences_moved > 0, audit.sequences_paused > 0) == (not host_kv_mb, bool(host_kv_mb))
+    for one in asked:
+        tokens, wanted = pair.tokens(one), ask(truth, one.prompt, most=60)[0]
+        assert tokens == wanted[: len(tokens)]
+        assert pair.finish(one) is (Finish.LENGTH if len(tokens) == 60 else Finish.MOVED)
+    pair.assert_free()
+    # Wherever they were, what they left under their names is right.
+    for one in asked:
+        longer = one.prompt + pair.tokens(one)[:10]
+        assert pair.say(longer, most=12)[0] == ask(truth, longer, most=12)[0]
+    pair.assert_free()
+    pair.close()
