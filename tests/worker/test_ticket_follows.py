@@ -18,6 +18,7 @@ from tests.worker.turned import Turned, prefill, reserve
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
 LONG = 21  # three chunks
+REST_S, PATIENCE_S = 0.3, 10.0
 
 
 @pytest.fixture
@@ -35,12 +36,14 @@ def target(tmp_path: Path) -> Iterator[Turned]:
 
 
 def play(*engines: Turned) -> None:
-    """Turns them until all have rested for a while: links have threads of their own."""
-    rested = time.monotonic() + 0.3
-    while time.monotonic() < rested:
-        busy = [one.play() for one in engines]
+    """Turns them until all have rested for a while, and no transfer is under way: links have threads of their
+    own."""
+    deadline = time.monotonic() + PATIENCE_S
+    rested = time.monotonic() + REST_S
+    while time.monotonic() < min(rested, deadline):
+        busy = [one.play() or one.transfers > 0 for one in engines]
         if any(busy):
-            rested = time.monotonic() + 0.3
+            rested = time.monotonic() + REST_S
 
 
 def give(ticket: Ticket, number: int = 1) -> GiveTicketCommand:

@@ -104,6 +104,11 @@ class Turned:
                 return
         raise AssertionError("the engine does not come to rest")
 
+    @property
+    def transfers(self) -> int:
+        """Those it sends that have not ended."""
+        return sum(link.live_transfers for link in self.engine._parts.sender.links)
+
     def play(self) -> bool:
         """One turn, and the front's part in it: each finished slot is reported. False where all rested."""
         busy = self.engine._turn()
