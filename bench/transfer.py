@@ -1,11 +1,12 @@
 """How fast blocks travel: gathered, checksummed, sent, verified, scattered; raw bytes beside it.
 
-    python -m bench.transfer --transport grpc [--mb 8,64,256] [--rounds 5] [--json]
-    python -m bench.transfer --transport grpc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
+    python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
+    python -m bench.transfer --transport grpc|ipc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
 
 Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
 first push to the acknowledged commit. `raw_gb_s` is grpc alone: as many messages of a piece's size over one
-stream, in the same rounds. Each figure is the median of the rounds', in 10^9 bytes a second.
+stream, in the same rounds; over ipc, as many pieces copied into a window of shared memory. Each figure is the
+median of the rounds', in 10^9 bytes a second.
 
 With streams: a router, a prefill and a decode worker with fake engines (`bench/fake_engine.py`) serve so
 many closed-loop clients in this process, and a sender in another keeps transferring to that decode worker,
@@ -31,17 +32,16 @@ from bench.transfer_ends import (
     TRANSFER,
     SendingEnd,
     blocks_for,
-    raw_seconds,
     receiver_process,
     ticket_for,
 )
 
 
-def two_processes(megabytes: int, rounds: int) -> dict[str, float]:
+def two_processes(megabytes: int, rounds: int, transport: str) -> dict[str, float]:
     """One case; a first round, which opens the link and touches the memory, is not counted."""
     blocks = blocks_for(megabytes)
     size = blocks * BLOCK_BYTES / 1e9
-    with receiver_process(blocks) as receiver:
+    with receiver_process(blocks, transport) as receiver:
         sending = SendingEnd(blocks)
         seconds: list[float] = []
         raw: list[float] = []
@@ -49,7 +49,7 @@ def two_processes(megabytes: int, rounds: int) -> dict[str, float]:
             receiver.expect(number, blocks)
             transfer = sending.begin(*ticket_for(receiver.said["address"], number, blocks))
             seconds.append(sending.commit(transfer))
-            raw.append(raw_seconds(receiver.said["raw_address"], megabytes))
+            raw.append(receiver.raw_seconds(megabytes))
         sending.close()
     return {
         "gb_s": size / median(seconds[1:]),
@@ -76,7 +76,7 @@ def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
-    parser.add_argument("--transport", choices=["grpc"], default="grpc")
+    parser.add_argument("--transport", choices=["grpc", "ipc"], default="grpc")
     parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
     parser.add_argument("--rounds", type=int, default=5, help="transfers of each size, and raw ones")
     parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
@@ -94,7 +94,8 @@ def main() -> None:
         return
     for megabytes in sizes:
         print(f"{megabytes} MB …", file=sys.stderr)
-        show(report(arguments, megabytes, two_processes(megabytes, arguments.rounds)), arguments.json)
+        figures = two_processes(megabytes, arguments.rounds, arguments.transport)
+        show(report(arguments, megabytes, figures), arguments.json)
 
 
 if __name__ == "__main__":

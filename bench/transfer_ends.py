@@ -1,6 +1,7 @@
 """The two ends that `bench.transfer` measures: a receiver in a process of its own, and the sender's loop.
 
-    python -m bench.transfer_ends     a receiver; says {"address", "raw_address"}, then for each line
+    python -m bench.transfer_ends BLOCKS TRANSPORT
+                                      a receiver; says {"address", "raw_address"}, then for each line
                                       {"transfer", "blocks"} on stdin expects that transfer and says {}
 
 Blocks lie in plain memory, in random order on both sides. Raw bytes go over grpc as pieces do, in messages
@@ -25,6 +26,7 @@ import grpc
 import numpy as np
 
 from baton.device.heap import keep_freed_memory
+from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -149,9 +151,10 @@ class SendingEnd:
 class ReceiverProcess:
     """A receiver in a process of its own."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, transport: str) -> None:
+        self._transport = transport
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.transfer_ends", str(blocks)],
+            [sys.executable, "-m", "bench.transfer_ends", str(blocks), transport],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.said = self._hear()
@@ -162,6 +165,12 @@ class ReceiverProcess:
         self.process.stdin.flush()
         self._hear()
 
+    def raw_seconds(self, megabytes: int) -> float:
+        """Time of so many bytes over the transport alone."""
+        if self._transport == "ipc":
+            return copy_seconds(megabytes)
+        return raw_seconds(self.said["raw_address"], megabytes)
+
     def _hear(self) -> dict[str, str]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -171,9 +180,9 @@ class ReceiverProcess:
 
 
 @contextmanager
-def receiver_process(blocks: int) -> Iterator[ReceiverProcess]:
+def receiver_process(blocks: int, transport: str) -> Iterator[ReceiverProcess]:
     """Ends it, too."""
-    receiver = ReceiverProcess(blocks)
+    receiver = ReceiverProcess(blocks, transport)
     try:
         yield receiver
     finally:
@@ -191,6 +200,23 @@ def raw_seconds(address: str, megabytes: int) -> float:
         begun = time.monotonic()
         call((message for _ in range(messages)), timeout=_TRANSFER_S)
         return time.monotonic() - begun
+
+
+def copy_seconds(megabytes: int) -> float:
+    """Time of so many bytes copied into a window of shared memory, piece by piece, from scattered blocks."""
+    blocks = blocks_for(megabytes)
+    source = Blocks(blocks)
+    shared = SharedMemory.create("bench-window", TRANSFER.window_pieces * BLOCK_BYTES)
+    window = shared.bytes.reshape(TRANSFER.window_pieces, BLOCK_BYTES)
+    window[:] = 1  # its pages are there
+    begun = time.monotonic()
+    for block in range(blocks):
+        window[block % TRANSFER.window_pieces] = np.frombuffer(
+            source.read(0, block, 0, BLOCK_BYTES), np.uint8
+        )
+    seconds = time.monotonic() - begun
+    shared.drop_descriptor()
+    return seconds
 
 
 def blocks_for(megabytes: int) -> int:
@@ -230,7 +256,7 @@ def main() -> None:
         peer_timeout_s=TRANSFER.peer_timeout_s,
     )  # fmt: skip
     server, raw_address = _raw_server()
-    _say({"address": receiver.listen("127.0.0.1"), "raw_address": raw_address})
+    _say({"address": receiver.listen("127.0.0.1", transport=sys.argv[2]), "raw_address": raw_address})
     selector = selectors.DefaultSelector()
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)

@@ -39,9 +39,9 @@ from baton.wakeups import batch_wakeups
 from bench.clients import Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, write_model
 from bench.processes import cluster_processes, put_on
-from bench.transfer_ends import BLOCK_BYTES, SendingEnd, blocks_for, raw_seconds, receiver_process
+from bench.transfer_ends import BLOCK_BYTES, SendingEnd, blocks_for, receiver_process
 from kvtransfer.frames import WithdrawReason
-from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, UpConfig
+from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, TransferConfig, UpConfig
 
 MODEL = "fake"
 _PROMPT = 32
@@ -61,9 +61,9 @@ def beside_streams(arguments: argparse.Namespace, sizes: list[int]) -> Iterator[
 
 async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, dict[str, float]]:
     random.seed(0)
-    async with _cluster(arguments.streams, max(sizes), arguments.step_ms) as channel:
+    async with _cluster(arguments, max(sizes)) as channel:
         bench = _Bench(arguments, channel, await _decode_worker(channel))
-        raw = {size: await asyncio.to_thread(_raw, size, arguments.rounds) for size in sizes}
+        raw = {size: await asyncio.to_thread(_raw, size, arguments) for size in sizes}
         await Clients(channel, MODEL, _PROMPT, _WARM_TOKENS).run(arguments.streams, 1)  # links and caches
         await _spread(channel)
         gc.collect()
@@ -83,8 +83,9 @@ async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, d
 
 
 @asynccontextmanager
-async def _cluster(streams: int, megabytes: int, step_ms: float) -> AsyncIterator[grpc.aio.Channel]:
-    os.environ[STEP_VARIABLE] = str(step_ms)
+async def _cluster(arguments: argparse.Namespace, megabytes: int) -> AsyncIterator[grpc.aio.Channel]:
+    os.environ[STEP_VARIABLE] = str(arguments.step_ms)
+    streams = arguments.streams
     with tempfile.TemporaryDirectory() as name:
         folder = write_model(Path(name), _CONTEXT, _KV_HEADS, _HEAD_DIM)
         blocks = 2 * blocks_for(megabytes) + 16 * streams + 1
@@ -93,6 +94,7 @@ async def _cluster(streams: int, megabytes: int, step_ms: float) -> AsyncIterato
             engine=EngineConfig(
                 device="cpu", slots=streams + 2, block_tokens=_BLOCK_TOKENS, kv_blocks=blocks, host_kv_mb=0
             ),
+            transfer=TransferConfig(transport=arguments.transport),
             router=RouterSettings(http_port=0, grpc_port=0),
             supervision=SupervisionSettings(ray_address="none"),
             log_level="error",
@@ -169,10 +171,10 @@ class _Bench:
         )  # fmt: skip
 
 
-def _raw(megabytes: int, rounds: int) -> float:
-    """grpc alone, between two processes, with the streams' cluster idle."""
-    with receiver_process(1) as receiver:
-        seconds = [raw_seconds(receiver.said["raw_address"], megabytes) for _ in range(rounds + 1)]
+def _raw(megabytes: int, arguments: argparse.Namespace) -> float:
+    """The transport alone, with the streams' cluster idle."""
+    with receiver_process(1, arguments.transport) as receiver:
+        seconds = [receiver.raw_seconds(megabytes) for _ in range(arguments.rounds + 1)]
     return blocks_for(megabytes) * BLOCK_BYTES / 1e9 / median(seconds[1:])
 
 

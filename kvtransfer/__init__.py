@@ -8,7 +8,10 @@
     moving, resplit, eight_bit   gather and scatter on the device: converted, for other ranks, in eight bits
     gpu                          the kernels that do it
     frames, opening, events      what the ends say to each other, and to their loops
-    transport, grpc_*, inbox     what carries frames
+    transport, transports        what a transport must do, and which there are
+    routes                       which of them a link takes
+    grpc_*, inbox                frames over the network
+    ipc_*, byte_ring             pieces and frames through memory that both ends map, within one host
 
 Knows nothing of engines, roles or requests; usable by itself.
 """

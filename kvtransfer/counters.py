@@ -32,5 +32,5 @@ class SenderCounters:
     dropped_unknown: int = 0
     links_opened: int = 0
     links_broken: int = 0
-    # Links made over a slower transport than the one tried first; there is only one as yet.
+    # Links made over a slower transport than the receiver's first that this sender has too.
     link_fallbacks: int = 0

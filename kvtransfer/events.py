@@ -42,9 +42,10 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The receiver accepted the commit."""
+    """The receiver accepted the commit, over a link of this transport."""
 
     transfer: Transfer
+    transport: str
 
 
 @dataclass(frozen=True, slots=True)

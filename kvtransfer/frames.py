@@ -29,6 +29,7 @@ from baton.errors import BatonError, ErrorKind
 _HEADER = struct.Struct("<HBBIQIIQIIQ")
 HEADER_BYTES = _HEADER.size
 _CHECKSUM_BYTES = 8  # the header's last field
+_KIND_AT = 2
 _MAGIC = 0xBA70
 
 # Enough for the token ids of a context of two million tokens.
@@ -174,6 +175,18 @@ def decode_from_sender(message: bytes) -> tuple[SenderFrame, memoryview]:
     _expect(kind is Kind.QUIET, f"{kind.name} does not come from a sender")
     _expect(not payload, "a quiet with a payload")
     return Quiet(frame.transfer), payload
+
+
+def decode_announced(message: bytes) -> SenderFrame:
+    """`decode_from_sender` where a piece's bytes went another way: it is announced by its header alone."""
+    if len(message) == HEADER_BYTES and message[_KIND_AT] == Kind.PIECE:
+        magic, _, reason, group, transfer, ordinal, staging, offset, length, zero, checksum = _HEADER.unpack(
+            message
+        )
+        _expect(magic == _MAGIC and reason == 0 and zero == 0, "a piece's header with other fields")
+        _expect(length > 0, "a piece without bytes")
+        return Piece(transfer, group, ordinal, offset, length, staging, checksum)
+    return decode_from_sender(message)[0]
 
 
 def decode_from_receiver(message: bytes) -> ReceiverFrame:

@@ -30,6 +30,7 @@ from kvtransfer.grpc_stream import (
     channel_options,
 )
 from kvtransfer.inbox import CONTROL_FRAMES, SenderInbox
+from kvtransfer.routes import IPC_SCHEME
 
 _KINDS = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.INVALID,
@@ -92,6 +93,9 @@ class GrpcConnector:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
+
+    def takes(self, address: str) -> bool:
+        return not address.startswith(IPC_SCHEME)
 
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float

@@ -125,6 +125,9 @@ class _OpenCall:
         self.answer: Future[OpenLinkResponse] = Future()
         self._listener = listener
 
+    def window(self, size: int) -> None:
+        """Any memory will do: the wire's own thread writes it."""
+
     def grant(self, response: OpenLinkResponse, staging: Staging) -> GrpcReceiverWire:
         wire = self._listener.export(response.link_id, staging)
         self.answer.set_result(response)

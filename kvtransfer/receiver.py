@@ -41,13 +41,13 @@ from kvtransfer.frames import (
     WithdrawReason,
 )
 from kvtransfer.geometry import Geometry
-from kvtransfer.grpc_listener import GrpcListener
 from kvtransfer.incoming import Incoming
 from kvtransfer.opening import agree
 from kvtransfer.receiving_link import ReceivingLink
 from kvtransfer.staging import Staging
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Listener, OpenCall
+from kvtransfer.transports import listeners_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -102,14 +102,12 @@ class Receiver:
         self._events: list[ReceiverEvent] = []
         self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
-    def listen(self, host: str, port: int = 0) -> str:
-        """Starts the grpc listener; its address as `host:port`. `BatonError` INVALID where it cannot bind."""
-        listener = GrpcListener(
-            host, port, piece_bytes=self._geometry.piece_bytes, peer_timeout_s=self._timeout,
-            max_links=MAX_LINKS, wake=self._wake,
-        )  # fmt: skip
-        self.attach(listener)
-        return listener.address
+    def listen(self, host: str, port: int = 0, transport: str = "grpc") -> str:
+        """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
+        bounds = self._geometry.piece_bytes, self._timeout, MAX_LINKS
+        started = listeners_of(transport, host, port, *bounds, self._wake)
+        self._listeners += started
+        return " ".join(listener.address for listener in started)
 
     def attach(self, listener: Listener) -> None:
         """Takes links from this listener too, and owns it from now on."""
@@ -211,7 +209,8 @@ class Receiver:
             piece_bytes=self._geometry.piece_bytes,
             window_pieces=self._window_pieces,
         )
-        staging = Staging(self._window_pieces, self._geometry.piece_bytes)
+        pieces, piece_bytes = self._window_pieces, self._geometry.piece_bytes
+        staging = Staging(pieces, piece_bytes, call.window(pieces * piece_bytes))
         wire = call.grant(response, staging)
         attach_deadline = self._clock() + self._timeout
         self._links.append(

@@ -6,14 +6,15 @@
 One thread, the engine's loop, calls everything here and on the transfers. It calls `poll` whenever
 `wake` was called, and at least every 100 ms, since deadlines are noticed nowhere else. There is one
 link for each (address, receiver incarnation), opened when first needed. A link that breaks fails its
-transfers at once; the next `begin` opens another.
+transfers at once; the next `begin` opens another. Where the receiver can be reached in several ways, a link
+over the first that broke is followed by one over the next; when that one breaks, the first has its turn.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from baton.errors import BatonError, ErrorKind
@@ -32,16 +33,20 @@ from kvtransfer.frames import (
     Withdraw,
     WithdrawReason,
 )
-from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.opening import open_request
 from kvtransfer.outgoing import BlockSource, Transfer, TransferState
+from kvtransfer.routes import routes
 from kvtransfer.sending_link import SendingLink
 from kvtransfer.transport import Connector
+from kvtransfer.transports import connectors_of
 
 _LOG = logging.getLogger(__name__)
 
 # Frames a link's receiver may have handled in one poll; the rest waits for the next.
 _FRAMES_A_POLL = 256
+
+# Receivers remembered for a link that broke.
+_FALLEN = 1024
 
 LinkKey = tuple[str, bytes]
 
@@ -59,7 +64,7 @@ class Sender:
         peer_timeout_s: float,
         wake: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        connector: Connector | None = None,
+        connectors: Sequence[Connector] | None = None,
     ) -> None:
         self.counters = SenderCounters([0] * len(block_bytes))
         self._identity = identity
@@ -69,8 +74,10 @@ class Sender:
         self._timeout = peer_timeout_s
         self._wake = wake
         self._clock = clock
-        self._connector = connector if connector is not None else GrpcConnector(wake)
+        self._connectors = connectors if connectors is not None else connectors_of("auto", wake)
         self._links: dict[LinkKey, SendingLink] = {}
+        # Receivers to whom a link over their first transport broke, and why.
+        self._fallen: OrderedDict[LinkKey, str] = OrderedDict()
         self._events: list[SenderEvent] = []
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
@@ -140,32 +147,43 @@ class Sender:
             self._break(key, old.broken)
         address, incarnation = key
         request = open_request(self._identity, incarnation, self._fingerprint)
+        ways = routes(address, self._connectors)
+        if key in self._fallen:
+            ways = ways[1:]
         link = SendingLink(
-            self._connector,
-            address,
-            peer,
-            request,
-            self._block_bytes,
-            self._timeout,
-            self._clock(),
-            self._wake,
-        )
+            ways, peer, request, self._block_bytes, self._timeout, self._clock(), self._wake
+        )  # fmt: skip
         self._links[key] = link
         return link
 
     def _opened(self, key: LinkKey) -> None:
         """The receiver at this address is the incarnation we know now: links to others of it are dead."""
         self.counters.links_opened += 1
+        link = self._links[key]
+        if why := link.unreached or self._fallen.get(key, ""):
+            self.counters.link_fallbacks += 1
+            _LOG.warning("the link to %r goes over %s: %s", link.peer.name, link.transport, why)
         for other in [other for other in self._links if other[0] == key[0] and other != key]:
             self._break(other, BatonError(ErrorKind.UNAVAILABLE, f"the receiver at {key[0]} has restarted"))
 
     def _break(self, key: LinkKey, error: BatonError) -> None:
         link = self._links.pop(key)
         self.counters.links_broken += 1
-        _LOG.info("link to %r at %s ends: %s", link.peer.name, link.address, error.message)
+        _LOG.info("link to %r at %s ends: %s", link.peer.name, key[0], error.message)
+        self._fall(key, link, error)
         for transfer in list(link.transfers.values()):
             self._fail(link, transfer, error)
         link.close()
+
+    def _fall(self, key: LinkKey, link: SendingLink, error: BatonError) -> None:
+        """Which transport this receiver's next link begins with."""
+        ways = routes(key[0], self._connectors)
+        if len(ways) > 1 and link.transport == ways[0].transport:
+            self._fallen[key] = error.message
+            if len(self._fallen) > _FALLEN:
+                self._fallen.popitem(last=False)
+        else:
+            self._fallen.pop(key, None)
 
     def _look_at_deadlines(self, link: SendingLink, now: float) -> None:
         link.check_deadline(now)
@@ -200,7 +218,7 @@ class Sender:
                 transfer.end(TransferState.ACKNOWLEDGED)
                 link.remove(transfer)
                 self.counters.transfers_acknowledged += 1
-                self._events.append(Acknowledged(transfer))
+                self._events.append(Acknowledged(transfer, link.transport))
 
     def _end_by_receiver(self, link: SendingLink, transfer_id: int, error: BatonError) -> None:
         transfer = link.transfers.get(transfer_id)

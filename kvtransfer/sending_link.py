@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
@@ -23,9 +24,18 @@ from kvtransfer.checksum import PieceChecksum
 from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw
 from kvtransfer.geometry import Geometry
 from kvtransfer.outgoing import BlockSource, Transfer, TransferState
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.routes import Route
+from kvtransfer.transport import OutOfReachError, SenderWire
 
-Opened = tuple[OpenLinkResponse, SenderWire]
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the opening thread brings: over which transport, and why not over one tried before."""
+
+    response: OpenLinkResponse
+    wire: SenderWire
+    transport: str
+    unreached: str
 
 
 class Window:
@@ -75,8 +85,7 @@ class SendingLink:
 
     def __init__(
         self,
-        connector: Connector,
-        address: str,
+        routes: Sequence[Route],
         peer: WorkerIdentity,
         request: OpenLinkRequest,
         block_bytes: tuple[int, ...],
@@ -84,11 +93,12 @@ class SendingLink:
         now: float,
         wake: Callable[[], None],
     ) -> None:
-        self.address = address
         self.peer = peer
+        # The transport it is open over or, until then, the first that is tried.
+        self.transport = routes[0].transport
+        self.unreached = ""  # why a transport that was tried first could not be had
         self.broken: BatonError | None = None
         self.transfers: dict[int, Transfer] = {}
-        self._transport = connector.transport
         self._timeout = timeout_s
         self._block_bytes = block_bytes
         self._window: Window | None = None
@@ -98,7 +108,7 @@ class SendingLink:
         self._heard_at = now
         self._opened: Future[Opened] = Future()
         threading.Thread(
-            target=_open, args=(connector, address, request, timeout_s, self._opened, wake),
+            target=_open, args=(routes, request, timeout_s, self._opened, wake),
             name="link-open", daemon=True,
         ).start()  # fmt: skip
 
@@ -164,12 +174,13 @@ class SendingLink:
         if self._window is not None or self.broken is not None or not self._opened.done():
             return False
         try:
-            response, wire = self._opened.result()
+            opened = self._opened.result()
         except BatonError as error:
             self.broken = error
             return False
+        wire, self.transport, self.unreached = opened.wire, opened.transport, opened.unreached
         try:
-            self._window = Window(response, wire, self._block_bytes)
+            self._window = Window(opened.response, wire, self._block_bytes)
         except BatonError as error:
             wire.close()
             self.broken = error
@@ -188,7 +199,7 @@ class SendingLink:
         if self._window is None:
             if late > 1.5 * self._timeout:  # the opening thread has a deadline of its own, and missed it
                 self.broken = BatonError(
-                    ErrorKind.DEADLINE, f"opening a link to {self.address} took too long"
+                    ErrorKind.DEADLINE, f"opening a link to {self.peer.name!r} took too long"
                 )
         elif self._window.in_flight and late > self._timeout:
             self.broken = self._lost(f"no credit came back for {self._timeout:g} s")
@@ -205,7 +216,7 @@ class SendingLink:
         return LinkAudit(
             sending=True,
             peer=self.peer,
-            transport=self._transport,
+            transport=self.transport,
             window_pieces=window.pieces if window else 0,
             free_pieces=len(window.credits) if window else 0,
             credited_pieces=len(window.in_flight) if window else 0,
@@ -218,18 +229,31 @@ class SendingLink:
 
 
 def _open(
-    connector: Connector, address: str, request: OpenLinkRequest, timeout_s: float,
+    routes: Sequence[Route], request: OpenLinkRequest, timeout_s: float,
     opened: Future[Opened], wake: Callable[[], None],
 ) -> None:  # fmt: skip
     try:
-        opened.set_result(connector.open(address, request, timeout_s))
+        opened.set_result(_open_first(routes, request, timeout_s))
     except BatonError as error:
         opened.set_exception(error)
     except Exception as error:  # a fault of the transport's: the transfers must still hear of it
-        opened.set_exception(BatonError(ErrorKind.INTERNAL, f"opening a link to {address}: {error!r}"))
+        opened.set_exception(BatonError(ErrorKind.INTERNAL, f"opening a link: {error!r}"))
     wake()
+
+
+def _open_first(routes: Sequence[Route], request: OpenLinkRequest, timeout_s: float) -> Opened:
+    """Over the first route by which the receiver can be reached at all."""
+    unreached = ""
+    for route in routes:
+        try:
+            response, wire = route.connector.open(route.address, request, timeout_s)
+        except OutOfReachError as error:
+            unreached = error.message
+            continue
+        return Opened(response, wire, route.transport, unreached)
+    raise BatonError(ErrorKind.UNAVAILABLE, unreached)
 
 
 def _close_unwanted(opened: Future[Opened]) -> None:
     if opened.exception() is None:
-        opened.result()[1].close()
+        opened.result().wire.close()

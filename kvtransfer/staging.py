@@ -9,6 +9,7 @@ somebody could still write it. What a broken sender held is quarantined and come
 only: the link is fenced, and the whole window goes (`release`).
 
 `land` is called by the thread that carries bytes, all else by the loop; the lock keeps the counts whole.
+Over a transport whose senders write the window themselves, `take` is called in its place.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import Counter
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtransfer.frames import FrameError, Piece
 
@@ -29,16 +31,19 @@ class Owner(IntEnum):
 
 
 class Staging:
-    """`pieces` places of `piece_bytes` bytes each."""
+    """`pieces` places of `piece_bytes` bytes each, in `window` where it is given."""
 
-    def __init__(self, pieces: int, piece_bytes: int) -> None:
+    def __init__(self, pieces: int, piece_bytes: int, window: NDArray[np.uint8] | None = None) -> None:
         if pieces < 2:
             raise ValueError("a window of staging has at least two pieces")
         self.pieces = pieces
         self.piece_bytes = piece_bytes
         # One transfer holds at most this many, so that another always finds room.
         self.share = pieces // 2
-        self._window = np.empty(pieces * piece_bytes, dtype=np.uint8)
+        size = pieces * piece_bytes
+        self._window = np.empty(size, dtype=np.uint8) if window is None else window
+        if self._window.size != size:
+            raise ValueError(f"a window of {self._window.size} bytes for {pieces} pieces of {piece_bytes}")
         self._owners = bytearray([Owner.SENDER] * pieces)
         self._holder = [0] * pieces
         self._held: Counter[int] = Counter()
@@ -46,22 +51,27 @@ class Staging:
 
     def land(self, piece: Piece, payload: memoryview) -> None:
         """Writes a piece into its place, which becomes the receiver's. `FrameError` if it may not."""
-        index = piece.staging
         with self._lock:
-            if index >= self.pieces or self._owners[index] != Owner.SENDER:
-                raise FrameError(f"staging index {index} is not the sender's")
-            if len(payload) > self.piece_bytes:
-                raise FrameError(f"{len(payload)} bytes do not fit a piece of {self.piece_bytes}")
-            if self._held[piece.transfer] >= self.share:
-                raise FrameError(f"one transfer holds more than {self.share} of {self.pieces} staging pieces")
-        start = index * self.piece_bytes
+            self._may_land(piece)
+        start = piece.staging * self.piece_bytes
         self._window[start : start + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
+        self.take(piece)
+
+    def take(self, piece: Piece) -> None:
+        """The piece has been written into its place, which becomes the receiver's. `FrameError` as `land`."""
         with self._lock:
-            if self._owners[index] != Owner.SENDER:
-                raise FrameError("the link was closed")
+            self._may_land(piece)
             self._held[piece.transfer] += 1
-            self._holder[index] = piece.transfer
-            self._owners[index] = Owner.RECEIVER
+            self._holder[piece.staging] = piece.transfer
+            self._owners[piece.staging] = Owner.RECEIVER
+
+    def _may_land(self, piece: Piece) -> None:
+        if piece.staging >= self.pieces or self._owners[piece.staging] != Owner.SENDER:
+            raise FrameError(f"staging index {piece.staging} is not the sender's")
+        if piece.length > self.piece_bytes:
+            raise FrameError(f"{piece.length} bytes do not fit a piece of {self.piece_bytes}")
+        if self._held[piece.transfer] >= self.share:
+            raise FrameError(f"one transfer holds more than {self.share} of {self.pieces} staging pieces")
 
     def view(self, index: int, length: int) -> memoryview:
         """The first `length` bytes of an index that is the receiver's; read-only."""

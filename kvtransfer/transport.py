@@ -3,6 +3,7 @@
     receiver                                     sender
     listener = …(host, port)
     call = listener.next_call()          ◀────   connector.open(address, request)
+    staging = Staging(…, call.window(size))
     wire = call.grant(response, staging) ────▶   response, wire
                                          ◀────   wire.put(piece, payload)     bytes, then their piece
     wire.hear()                          ◀────   wire.tell(frame)             behind every earlier put
@@ -18,10 +19,20 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from baton.errors import BatonError
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, SenderFrame, Withdraw
 from kvtransfer.staging import Staging
+
+
+class OutOfReachError(BatonError):
+    """This transport cannot link these two processes; another may. Nobody has judged the request."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorKind.UNAVAILABLE, message)
 
 
 class ReceiverWire(Protocol):
@@ -71,6 +82,9 @@ class OpenCall(Protocol):
     @property
     def request(self) -> OpenLinkRequest: ...
 
+    def window(self, size: int) -> NDArray[np.uint8] | None:
+        """Memory for the staging of this call's link; None where any will do. `BatonError` OVERLOADED."""
+
     def grant(self, response: OpenLinkResponse, staging: Staging) -> ReceiverWire:
         """Exports the window to this sender and gives the wire it will come to."""
 
@@ -98,10 +112,14 @@ class Connector(Protocol):
     @property
     def transport(self) -> str: ...
 
+    def takes(self, address: str) -> bool:
+        """Whether this is an address of a listener of this transport."""
+
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         """Opens a link; blocks for at most `timeout_s`, so it is called in a thread of its own.
 
-        Raises `BatonError`: CONFLICT where the ends do not fit together, DEADLINE, UNAVAILABLE, OVERLOADED.
+        Raises `BatonError`: CONFLICT where the ends do not fit together, DEADLINE, UNAVAILABLE, OVERLOADED;
+        `OutOfReachError` where another transport is worth a try.
         """

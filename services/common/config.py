@@ -21,7 +21,7 @@ def _dtype_name(value: object) -> object:
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 Numerics = Literal["auto", "exact", "fast"]
-Transport = Literal["auto", "grpc"]
+Transport = Literal["auto", "grpc", "ipc"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -115,7 +115,9 @@ class EngineConfig(StrictModel):
 class TransferConfig(StrictModel):
     """Links between workers."""
 
-    transport: Transport = "auto"
+    transport: Transport = Field(
+        "auto", description="ipc: within one host, grpc: anywhere; auto: ipc where both ends can, else grpc"
+    )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")

@@ -47,6 +47,7 @@ from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey
+from kvtransfer.transports import connectors_of
 from services.common.config import EngineConfig
 from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
@@ -244,6 +245,7 @@ class Engine:
             source=source,
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
+            connectors=connectors_of(self._config.transfer.transport, self._wakeup.set),
         )
         prefill = PrefillSide(
             model, prompts, self._identity, sender, local, self._emit, prefixes,
@@ -272,7 +274,7 @@ class Engine:
             wake=self._wakeup.set,
             peer_timeout_s=transfer.peer_timeout_s,
         )
-        address = receiver.listen(self._config.host)
+        address = receiver.listen(self._config.host, transport=transfer.transport)
         self._parts.receiver = receiver
         self._parts.decode.receive_with(receiver, address)
         return address

@@ -97,7 +97,11 @@ QUARANTINED = Family(
     "baton_worker_quarantined_pieces", "Staging pieces of broken links that a sender may still write."
 )
 BROKEN = Family("baton_worker_broken_links_total", "Links that broke.")
-FALLBACKS = Family("baton_worker_link_fallbacks_total", "Links made over a slower transport than the first.")
+FALLBACKS = Family(
+    "baton_worker_link_fallbacks_total",
+    "Links made over a slower transport than the first: an ipc link that could not be had, or broke; its log "
+    "line says why.",
+)
 CHECKSUMS = Family("baton_worker_checksum_failures_total", "Pieces that did not arrive as they were sent.")
 DROPPED = Family("baton_worker_dropped_unknown_total", "Messages about unknown or ended transfers and slots.")
 RESTARTS = Family("baton_worker_restarts_total", "How often its supervisor has started this worker again.")

@@ -251,8 +251,8 @@ class PrefillSide:
             if job is None:
                 continue  # cancelled meanwhile
             match event:
-                case Acknowledged():
-                    self._handed_off(job, "grpc", event.transfer.bytes_shipped)
+                case Acknowledged(_, transport):
+                    self._handed_off(job, transport, event.transfer.bytes_shipped)
                 case Failed(_, error):
                     self._fail(job, error)
         return bool(events)

@@ -13,9 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def cases(*arguments: str) -> list[dict[str, Any]]:
+def cases(*arguments: str, transport: str = "grpc") -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.transfer", "--transport", "grpc", "--json", *arguments],
+        [sys.executable, "-m", "bench.transfer", "--transport", transport, "--json", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
@@ -26,10 +26,11 @@ def cases(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_between_two_processes() -> None:
-    small, larger = cases("--mb", "1,8", "--rounds", "1")
+@pytest.mark.parametrize("transport", ["grpc", "ipc"])
+def test_between_two_processes(transport: str) -> None:
+    small, larger = cases("--mb", "1,8", "--rounds", "1", transport=transport)
     for case, megabytes in ((small, 1), (larger, 8)):
-        assert (case["transport"], case["mb"], case["streams"]) == ("grpc", megabytes, 0)
+        assert (case["transport"], case["mb"], case["streams"]) == (transport, megabytes, 0)
         assert case["gb_s"] > 0
         assert case["raw_gb_s"] > 0
 

@@ -1,4 +1,7 @@
-"""It is what it says: prefill and decode are processes apart, and KV crosses by kvtransfer alone."""
+"""It is what it says: prefill and decode are processes apart, and KV crosses by kvtransfer alone.
+
+Over grpc, where nothing else joins them; `test_ipc_transport.py` has what they share over ipc.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,8 @@ FLAGS = (
     str(BLOCK_TOKENS),
     "--chunk-tokens",
     "48",
+    "--transport",
+    "grpc",
 )
 LENGTHS = (1, 15, 16, 17, 47, 48, 49, 130, 300, 5, 64, 96)
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}

@@ -371,7 +371,7 @@ class Adversary:
         return Sender(
             identity=identity(f"sender-{index}", incarnation), fingerprint=fingerprint,
             block_bytes=BLOCK_BYTES, source=self.source, peer_timeout_s=TIMEOUT_S,
-            wake=self._fabric.woken.set, clock=self._fabric.clock, connector=self._connector,
+            wake=self._fabric.woken.set, clock=self._fabric.clock, connectors=[self._connector],
         )  # fmt: skip
 
     def _restart_sender(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""One contract, two transports: every test that takes `link_peers` runs on both."""
+"""One contract, three transports: every test that takes `link_peers` runs on each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
-from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.transports import connectors_of
 from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
 
@@ -55,6 +55,9 @@ class TamperedConnector:
         self.wires: list[SenderWire] = []
         self._inner = inner
 
+    def takes(self, address: str) -> bool:
+        return self._inner.takes(address)
+
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
@@ -70,15 +73,20 @@ class LinkPeers:
         self.transport = transport
         self.woken = threading.Event()
         self.memory = MemoryTransport(self.woken.set)
-        inner: Connector = self.memory if transport == "memory" else GrpcConnector(self.woken.set)
-        self.connector = TamperedConnector(inner)
+        self.connector = TamperedConnector(self._plain_connector())
         self._made: list[Peers] = []
+
+    def _plain_connector(self) -> Connector:
+        if self.transport == "memory":
+            return self.memory
+        return connectors_of(self.transport, self.woken.set)[0]
 
     def __call__(self, shape: Shape | None = None, *, fingerprint: bytes = FINGERPRINT) -> Peers:
         peers = make_peers(
             shape if shape is not None else Shape(),
             listener=self.memory if self.transport == "memory" else None,
-            connector=self.connector,
+            transport=self.transport,
+            connectors=[self.connector],
             woken=self.woken,
             fingerprint=fingerprint,
         )
@@ -90,7 +98,7 @@ class LinkPeers:
             peers.close()
 
 
-@pytest.fixture(params=["memory", "grpc"])
+@pytest.fixture(params=["memory", "grpc", "ipc"])
 def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
     made = LinkPeers(request.param)
     yield made

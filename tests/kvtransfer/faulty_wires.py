@@ -153,6 +153,9 @@ class FaultyConnector:
         self._trials = trials
         self._dice = random.Random(seed)
 
+    def takes(self, address: str) -> bool:
+        return self._inner.takes(address)
+
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, FaultyWire]:

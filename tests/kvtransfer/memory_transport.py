@@ -117,6 +117,9 @@ class _MemoryCall:
         self.refusal: BatonError | None = None
         self._wake = wake
 
+    def window(self, size: int) -> None:
+        """Any memory will do."""
+
     def grant(self, response: OpenLinkResponse, staging: Staging) -> MemoryReceiverWire:
         self.response = response
         self.pipe = Pipe()
@@ -143,6 +146,9 @@ class MemoryTransport:
     def close(self) -> None:
         for pipe in self.pipes:
             pipe.break_off(BatonError(ErrorKind.UNAVAILABLE, "the receiver closes"))
+
+    def takes(self, address: str) -> bool:
+        return address == self.address
 
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float

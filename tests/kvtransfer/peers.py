@@ -237,7 +237,7 @@ def make_receiver(
 
 def make_sender(
     shape: Shape, source: Store, wake: Callable[[], None], clock: Callable[[], float],
-    connector: Connector | None, fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
+    connectors: Sequence[Connector] | None, fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
 ) -> Sender:  # fmt: skip
     return Sender(
         identity=identity("sender", incarnation),
@@ -247,7 +247,7 @@ def make_sender(
         peer_timeout_s=shape.timeout_s,
         wake=wake,
         clock=clock,
-        connector=connector,
+        connectors=connectors,
     )
 
 
@@ -255,21 +255,22 @@ def make_peers(
     shape: Shape,
     *,
     listener: Listener | None = None,
-    connector: Connector | None = None,
+    transport: str = "grpc",
+    connectors: Sequence[Connector] | None = None,
     clock: Callable[[], float] = time.monotonic,
     woken: threading.Event | None = None,
     fingerprint: bytes = FINGERPRINT,
 ) -> Peers:
-    """Over grpc, or over the listener and connector given."""
+    """Over the transport named, or over the listener and connectors given."""
     source, sink = Store(shape.block_bytes, shape.blocks, 1), Store(shape.block_bytes, shape.blocks, 2)
     event = woken if woken is not None else threading.Event()
     receiver = make_receiver(shape, sink, event.set, clock)
     if listener is None:
-        address = receiver.listen("127.0.0.1")
+        address = receiver.listen("127.0.0.1", transport=transport)
     else:
         receiver.attach(listener)
         address = listener.address
-    sender = make_sender(shape, source, event.set, clock, connector, fingerprint)
+    sender = make_sender(shape, source, event.set, clock, connectors, fingerprint)
 
     def advance() -> None:
         event.wait(0.01)

@@ -2,8 +2,10 @@
 
     python -m tests.kvtransfer.staged_peer send NAME INCARNATION ADDRESS TRANSFER STAGE
         says `ready`, then STAGE when it is there, `failed` if its transfer fails
-    python -m tests.kvtransfer.staged_peer receive INCARNATION TRANSFER ANSWERS
+    python -m tests.kvtransfer.staged_peer receive INCARNATION TRANSFER ANSWERS TRANSPORT
         says its address; answers commits if ANSWERS is 1
+
+A sender takes the transport that ADDRESS names.
 
 A sender's stages: `linked` (a link, and no transfer), `receiving` (half its blocks are sent), `sent` (all
 are, and no commit), `committed` (and acknowledged), `works` (TRANSFER, TRANSFER + 1, … one after the other).
@@ -105,10 +107,10 @@ def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str
         woken.clear()
 
 
-def receive(incarnation: int, transfer_id: int, answers: bool) -> None:
+def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -> None:
     woken, sink = threading.Event(), Sink(BLOCK_BYTES, 2 * BLOCKS)
     receiver = make_receiver(incarnation, sink, woken)
-    address = receiver.listen("127.0.0.1")
+    address = receiver.listen("127.0.0.1", transport=transport)
 
     def expect(number: int) -> None:
         sink.reserve(number, [BLOCKS])
@@ -135,4 +137,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "send":
         send(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), sys.argv[6])
     else:
-        receive(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1")
+        receive(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", sys.argv[5])

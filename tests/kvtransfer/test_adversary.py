@@ -8,7 +8,7 @@ import pytest
 
 from tests.kvtransfer.adversary import Adversary
 from tests.kvtransfer.byte_proxy import ByteProxy, WrongDice
-from tests.kvtransfer.fabrics import GrpcFabric, MemoryFabric
+from tests.kvtransfer.fabrics import GrpcFabric, IpcFabric, MemoryFabric
 from tests.kvtransfer.trials import CORRUPTING, Fault
 
 # Each fault once, so that 400 transfers have it ten times: often enough to strike at least once.
@@ -66,4 +66,17 @@ def test_over_grpc(transfers: int) -> None:
     print(adversary.books, proxy.connections, proxy.struck)
     check(adversary)
     assert all(proxy.struck[kind] for kind in WRONGS if kind != "none"), proxy.struck
+    adversary.close()
+
+
+@pytest.mark.parametrize(
+    "transfers", [pytest.param(200, id="200"), pytest.param(10_000, id="10000", marks=pytest.mark.slow)]
+)
+def test_over_ipc(transfers: int) -> None:
+    fabric = IpcFabric(6)
+    adversary = Adversary(fabric, 13, MOSTLY_NONE if transfers > 1000 else EVERY)
+    adversary.run(transfers)
+    print(adversary.books, fabric.struck)
+    check(adversary)
+    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
     adversary.close()

@@ -29,7 +29,7 @@ class Memory:
         self.transport = MemoryTransport(woken.set)
         self.connector = TamperedConnector(self.transport)
         self.peers = make_peers(
-            shape, listener=self.transport, connector=self.connector, clock=self.clock, woken=woken
+            shape, listener=self.transport, connectors=[self.connector], clock=self.clock, woken=woken
         )
 
     def half_way(self, transfer: int = 1) -> Peers:
@@ -105,7 +105,7 @@ def test_a_new_link_of_the_same_sender_fences_the_old_one(link_peers: LinkPeers,
     peers.push_all(peers.begin(1, [20]), [list(range(20))])  # uncommitted: it cannot end before the new link
     peers.run_until(lambda: len(peers.sink.scattered) >= 3)
     again = make_sender(
-        SHAPE, peers.source, link_peers.woken.set, peers.sender._clock, link_peers.connector,
+        SHAPE, peers.source, link_peers.woken.set, peers.sender._clock, [link_peers.connector],
         incarnation=incarnation,
     )  # fmt: skip
     peers.expect(2, [[30]])
@@ -266,6 +266,9 @@ class _Hanging:
     def __init__(self) -> None:
         self.let_go = threading.Event()
 
+    def takes(self, address: str) -> bool:
+        return True
+
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
@@ -276,7 +279,7 @@ class _Hanging:
 def test_opening_has_a_deadline_even_if_its_thread_hangs() -> None:
     memory, hanging = Memory(), _Hanging()
     peers = memory.peers
-    peers.sender = make_sender(SHAPE, peers.source, lambda: None, memory.clock, hanging)
+    peers.sender = make_sender(SHAPE, peers.source, lambda: None, memory.clock, [hanging])
     transfer = peers.begin(1, [1])
     peers.push(transfer, 0, 0, 1)
     peers.step()

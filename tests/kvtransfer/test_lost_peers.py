@@ -37,6 +37,7 @@ from tests.kvtransfer.staged_peer import (
 )
 
 HOW = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="frozen")]
+SLOW = pytest.param("ipc", marks=pytest.mark.slow)
 BACK_S = 3.0  # all but quarantined staging is free again
 LINKED_S = 5.0  # a restarted peer has linked again, from its ready on
 _START_S = 20.0
@@ -113,11 +114,11 @@ class Survivor(ABC):
 class ReceivingSurvivor(Survivor):
     """Expects transfer 10 + n of the peer at stage n, and every one of the healthy peer's, from 1000 on."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: str) -> None:
         super().__init__()
         self.sink = Sink(BLOCK_BYTES, 8 * BLOCKS)
         self.receiver = make_receiver(1, self.sink, self.woken)
-        self.address = self.receiver.listen("127.0.0.1")
+        self.address = self.receiver.listen("127.0.0.1", transport=transport)
         self.admitted: Counter[int] = Counter()
         self.withdrawn: dict[int, WithdrawReason] = {}
 
@@ -141,10 +142,21 @@ class ReceivingSurvivor(Survivor):
     def worked(self) -> int:
         return sum(count for transfer, count in self.admitted.items() if transfer >= 1000)
 
+    def open_links(self) -> int:
+        return sum(not link.quarantined_pieces for link in self.receiver.links)
 
-@pytest.mark.parametrize("how", HOW)
-def test_senders(how: signal.Signals) -> None:
-    survivor = ReceivingSurvivor()
+
+@pytest.mark.parametrize(
+    ("how", "over"),
+    [
+        pytest.param(signal.SIGKILL, "grpc", id="killed"),
+        pytest.param(signal.SIGSTOP, "grpc", id="frozen"),
+        pytest.param(signal.SIGKILL, "ipc", id="killed-ipc", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "ipc", id="frozen-ipc"),
+    ],
+)
+def test_senders(how: signal.Signals, over: str) -> None:
+    survivor = ReceivingSurvivor(over)
     with remotes() as start:
         survivor.expect(1000, BLOCKS)
         healthy = start("send", "healthy", 1, survivor.address, 1000, "works")
@@ -159,15 +171,24 @@ def test_senders(how: signal.Signals) -> None:
         for peer in peers.values():
             peer.signal(how)
 
-        # What the two open transfers held is free again, and every window of the four is fenced and gone.
+        # Over shared memory one that is frozen may write on when it wakes: its window stays quarantined.
+        may_write = over == "ipc" and how is signal.SIGSTOP
+        kept = len(STAGES) if may_write else 0
+        # What the two open transfers held is free again; every other window of the four is fenced and gone.
         took = survivor.until(
-            lambda: set(survivor.withdrawn) == {11, 12} and len(survivor.receiver.links) == 1,
+            lambda: (
+                set(survivor.withdrawn) == {11, 12}
+                and survivor.open_links() == 1
+                and len(survivor.receiver.links) == 1 + kept
+            ),
             BACK_S,
             lambda: survivor.receiver.links,
         )
-        print(f"{how.name}: senders gone after {took:.2f} s")
+        print(f"{how.name} over {over}: senders gone after {took:.2f} s")
         assert set(survivor.withdrawn.values()) == {WithdrawReason.LINK_LOST}
-        assert survivor.receiver.counters.links_fenced == len(STAGES)
+        assert survivor.receiver.counters.links_fenced == len(STAGES) - kept
+        quarantined = [link for link in survivor.receiver.links if link.quarantined_pieces]
+        assert {link.quarantined_pieces for link in quarantined} <= {WINDOW}
         assert len(survivor.sink.places) == 1  # the healthy one's next
         survivor.until(lambda: survivor.worked() > worked + 3, BACK_S)
         assert healthy.process.poll() is None
@@ -178,10 +199,15 @@ def test_senders(how: signal.Signals) -> None:
         survivor.until(lambda: again.says("ready"), _START_S)
         survivor.until(lambda: again.says("committed"), LINKED_S)
         if how is signal.SIGSTOP:  # thawed, the old ones learn that they are not wanted, and harm nobody
-            for peer in peers.values():
-                peer.signal(signal.SIGCONT)
             open_ones = (peers["receiving"], peers["sent"])
+            for peer in open_ones:
+                peer.signal(signal.SIGCONT)
             survivor.until(lambda: all(peer.says("failed") for peer in open_ones), LINKED_S)
+        if may_write:  # they have said that they unmapped it, or end before they could: the fence
+            survivor.until(lambda: survivor.receiver.counters.links_fenced == 2, LINKED_S)
+            for stage in ("linked", "committed"):
+                peers[stage].signal(signal.SIGKILL)
+            survivor.until(lambda: survivor.receiver.counters.links_fenced == len(STAGES), BACK_S)
         assert survivor.sink.foreign_bytes == 0
     survivor.receiver.close()
 
@@ -223,13 +249,15 @@ class SendingSurvivor(Survivor):
         return all(link.free_pieces == WINDOW for link in self.sender.links)
 
 
+@pytest.mark.parametrize("over", ["grpc", SLOW])
 @pytest.mark.parametrize("how", HOW)
-def test_receivers(how: signal.Signals) -> None:
+def test_receivers(how: signal.Signals, over: str) -> None:
     survivor = SendingSurvivor()
     with remotes() as start:
-        healthy = start("receive", 1, 1000, 1)
+        healthy = start("receive", 1, 1000, 1, over)
         # After its commit: once unanswered, once answered.
-        peers = {stage: start("receive", 1, 1, int(stage == "committed")) for stage in (*STAGES, "asked")}
+        stages = (*STAGES, "asked")
+        peers = {stage: start("receive", 1, 1, int(stage == "committed"), over) for stage in stages}
         everyone = (healthy, *peers.values())
         survivor.until(lambda: all(_spoke(peer) for peer in everyone), _START_S)
         begun = {}
@@ -255,12 +283,12 @@ def test_receivers(how: signal.Signals) -> None:
             BACK_S,
             lambda: (survivor.sender.links, survivor.failed),
         )
-        print(f"{how.name}: receivers gone after {took:.2f} s")
+        print(f"{how.name} over {over}: receivers gone after {took:.2f} s")
         assert set(survivor.failed.values()) == {ErrorKind.UNAVAILABLE}
         survivor.until(lambda: survivor.worked() > worked + 3, BACK_S)
         assert all(transfer.transfer_id >= 1000 or not transfer.live for transfer in begun.values())
 
-        again = start("receive", 2, 5, 1)
+        again = start("receive", 2, 5, 1, over)
         survivor.until(lambda: _spoke(again), _START_S)
         late = survivor.begin(again.said[0], 2, 5, range(BLOCKS))
         commit(late)
@@ -269,11 +297,12 @@ def test_receivers(how: signal.Signals) -> None:
     assert survivor.source.pins == 0
 
 
-def test_a_receiver_that_freezes_before_its_link_is_open() -> None:
+@pytest.mark.parametrize("over", ["grpc", SLOW])
+def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
     """Its port takes connections still, and nobody answers there."""
     survivor = SendingSurvivor()
     with remotes() as start:
-        peer = start("receive", 1, 1, 1)
+        peer = start("receive", 1, 1, 1, over)
         survivor.until(lambda: _spoke(peer), _START_S)
         peer.signal(signal.SIGSTOP)
         transfer = survivor.begin(peer.said[0], 1, 1, range(BLOCKS))

@@ -1,0 +1,96 @@
+"""What the two wires of an ipc link share: frames through the rings, bells through the socket.
+
+The loop alone touches the rings. The thread that waits on the socket tells of the other's end, of its
+errors and its silence, and wakes the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.byte_ring import RingReader, RingWriter
+from kvtransfer.frames import FrameError
+from kvtransfer.ipc_control import Control, Word
+
+
+class IpcWire:
+    """One end of a link; `_control` is there once the other has been told of the memory."""
+
+    _control: Control | None
+
+    def __init__(self, rings: tuple[RingReader, RingWriter], wake: Callable[[], None], peer: str) -> None:
+        self._reader, self._writer = rings
+        self._wake = wake
+        self._peer = peer
+        self._control = None
+        self._broken: BatonError | None = None
+        self._closed = False
+        self._deaf = False  # after a malformed frame nothing behind it counts
+
+    def broken(self) -> BatonError | None:
+        return self._broken
+
+    def _take(self) -> bytes | None:
+        """The next message; none any more after a malformed one, or once closed."""
+        if self._closed or self._deaf:
+            return None
+        self._writer.flush()
+        try:
+            message = self._reader.take()
+        except FrameError as malformed:
+            self._garbled(malformed)
+            return None
+        if self._reader.writer_waits():
+            self._say(Word.BELL)
+        return message
+
+    def _add(self, message: bytes) -> None:
+        """Dropped once broken."""
+        if self._closed or self._broken is not None:
+            return
+        if not self._writer.add(message):
+            self._break(BatonError(ErrorKind.UNAVAILABLE, "the peer does not read its frames"))
+        if self._writer.reader_sleeps():
+            self._say(Word.BELL)
+
+    def _garbled(self, malformed: FrameError) -> None:
+        self._deaf = True
+        self._break(malformed)
+
+    def _say(self, word: Word) -> None:
+        if self._control is not None:
+            self._control.say(word)
+
+    def _break(self, error: BatonError) -> None:
+        """By either thread; the first reason stays."""
+        if self._broken is None:
+            self._broken = error
+        self._wake()
+
+    # -- the thread that waits --------------------------------------------------------------------
+
+    def _listen(self, control: Control) -> bool:
+        """Until the other's end of file, or its silence; whether it said that it has unmapped the memory."""
+        unmapped = False
+        while not control.ended and not control.silent:
+            try:
+                words = control.wait()
+            except ValueError as error:
+                self._break(FrameError(f"no word of a link: {error}"))
+                return False
+            for word in words:
+                if isinstance(word, BatonError):
+                    self._break(word)
+                else:
+                    unmapped |= word is Word.UNMAPPED
+                    self._heard(word)
+            if any(word is not Word.BEAT for word in words):
+                self._wake()
+        gone = f"the {self._peer}'s stream ended"
+        silent = f"the {self._peer} has shown no sign of life for too long"
+        self._break(BatonError(ErrorKind.UNAVAILABLE, gone if control.ended else silent))
+        return unmapped
+
+    def _heard(self, word: Word) -> None:
+        """A word came."""
