@@ -25,7 +25,8 @@ BLOCK_TOKENS = 16
 MAKER = RowMaker(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")))
 AT_ONCE = 4
 # 3,000 tokens of prompt on busy cores: slow is not dead.
-PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
+# The harm is done where grpc lands its pieces.
+PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\ntransfer: {transport: grpc}\n"
 
 
 @dataclass(frozen=True)
