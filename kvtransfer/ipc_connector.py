@@ -35,6 +35,7 @@ from kvtransfer.ipc_control import (
     TRANSPORT,
     Control,
     Word,
+    address_of,
     answer_to,
     receive_message,
     send_message,
@@ -42,7 +43,6 @@ from kvtransfer.ipc_control import (
 )
 from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_wire import IpcWire
-from kvtransfer.routes import IPC_SCHEME
 from kvtransfer.transport import OutOfReachError
 
 _LOG = logging.getLogger(__name__)
@@ -113,9 +113,11 @@ class IpcConnector:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
+        self._realm = address_of("")
 
     def takes(self, address: str) -> bool:
-        return address.startswith(IPC_SCHEME)
+        """Not one of another host, or of another pod of this one."""
+        return address.startswith(self._realm)
 
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import hashlib
 import os
 import select
 import socket
@@ -66,6 +67,19 @@ class Word(IntEnum):
 def answer_to(nonce: bytes) -> bytes:
     """What whoever has mapped the page writes behind the nonce."""
     return bytes(byte ^ 0xFF for byte in nonce)
+
+
+def realm() -> str:
+    """What two processes have in common that may find each other's abstract sockets: a running kernel and a
+    network namespace."""
+    kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    namespace = os.stat("/proc/self/ns/net").st_ino
+    return hashlib.blake2b(f"{kernel}/{namespace}".encode(), digest_size=8).hexdigest()
+
+
+def address_of(name: str) -> str:
+    """A listener's; senders of other realms need not try it."""
+    return f"{IPC_SCHEME}{realm()}/{name}"
 
 
 def socket_name(address: str) -> str:

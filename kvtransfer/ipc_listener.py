@@ -40,6 +40,7 @@ from kvtransfer.ipc_control import (
     TRANSPORT,
     Control,
     Word,
+    address_of,
     answer_to,
     peer_pidfd,
     receive_message,
@@ -48,7 +49,6 @@ from kvtransfer.ipc_control import (
 )
 from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_wire import IpcWire
-from kvtransfer.routes import IPC_SCHEME
 from kvtransfer.staging import Staging
 from kvtransfer.transport import OpenCall
 
@@ -187,7 +187,7 @@ class IpcListener:
         """`BatonError` INVALID where this machine cannot have such links."""
         if not STORES_IN_ORDER:
             raise BatonError(ErrorKind.INVALID, "ipc needs a processor that shows stores in their order")
-        self.address = f"{IPC_SCHEME}baton-{secrets.token_hex(16)}"
+        self.address = address_of(f"baton-{secrets.token_hex(16)}")
         self._timeout = peer_timeout_s
         self._wake = wake
         self._calls: queue.Queue[_OpenCall] = queue.Queue(_CONNECTING)

@@ -1,7 +1,7 @@
 """From a ticket's address to the transports that a sender tries, in this order.
 
 A receiver that can be reached in several ways names them all, the best first, with spaces between:
-`ipc:NAME` within its host, `HOST:PORT` over grpc.
+`ipc:REALM/NAME` within its host, `HOST:PORT` over grpc. A way that leads nowhere from here is no way.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class TicketBody(_message.Message):
     HELD_COUNTS_FIELD_NUMBER: _builtins.int
     HELD_NAME_FIELD_NUMBER: _builtins.int
     transfer_address: _builtins.str
-    """Where the issuer's receiver listens; empty where the worker is its own prefill. HOST:PORT is grpc, ipc:NAME
-    a socket of its host; where there are several, the best first, with spaces between.
+    """Where the issuer's receiver listens; empty where the worker is its own prefill. HOST:PORT is grpc,
+    ipc:REALM/NAME a socket of its host; where there are several, the best first, with spaces between.
     """
     transfer_id: _builtins.int
     """Names this handoff on a link; never given out twice in one incarnation."""

@@ -9,6 +9,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.events import Acknowledged
+from kvtransfer.ipc_control import address_of
 from kvtransfer.routes import routes
 from kvtransfer.transport import SenderWire
 from kvtransfer.transports import connectors_of
@@ -53,11 +54,17 @@ def test_within_a_host_it_is_ipc(peers: Peers) -> None:
 
 
 def test_a_socket_that_is_not_there_leaves_grpc(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
-    """As on another host, whose receiver names a socket of its own."""
-    peers.address = "ipc:baton-of-another-host " + peers.address.split()[1]
+    peers.address = address_of("gone") + " " + peers.address.split()[1]
     assert send(peers, 1) == "grpc"
     assert peers.sender.counters.link_fallbacks == 1
-    assert any("goes over grpc" in line and "another-host" in line for line in caplog.messages)
+    assert any("goes over grpc" in line and "gone" in line for line in caplog.messages)
+
+
+def test_a_socket_of_another_host_is_not_tried(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
+    peers.address = "ipc:0123456789abcdef/baton " + peers.address.split()[1]
+    assert send(peers, 1) == "grpc"
+    assert peers.sender.counters.link_fallbacks == 0
+    assert not any("goes over grpc" in line for line in caplog.messages)
 
 
 def test_a_link_that_broke_is_followed_by_one_over_grpc(
@@ -102,7 +109,8 @@ def test_no_way_in_common_is_said_at_once() -> None:
 
 def test_routes_keep_the_receivers_order() -> None:
     both = connectors_of("auto", lambda: None)
-    assert [way.transport for way in routes("ipc:a 10.0.0.1:7", both)] == ["ipc", "grpc"]
-    assert [way.transport for way in routes("10.0.0.1:7 ipc:a", both)] == ["grpc", "ipc"]
-    assert [way.address for way in routes("ipc:a 10.0.0.1:7", both)] == ["ipc:a", "10.0.0.1:7"]
+    here = address_of("a")
+    assert [way.transport for way in routes(f"{here} 10.0.0.1:7", both)] == ["ipc", "grpc"]
+    assert [way.transport for way in routes(f"10.0.0.1:7 {here}", both)] == ["grpc", "ipc"]
+    assert [way.address for way in routes(f"{here} 10.0.0.1:7", both)] == [here, "10.0.0.1:7"]
     assert [way.address for way in routes("[::1]:7", both)] == ["[::1]:7"]
