@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from baton.engine.output_ring import Finish
 from baton.errors import ErrorKind
@@ -18,19 +17,6 @@ from baton.v1.engine_pb2 import CancelCommand
 from tests.worker.paired import BLOCK, Asked, Pair
 from tests.worker.test_prefix_cache import ask
 from tests.worker.turned import Turned
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turned]:
-    """The same model in one engine, without a cache."""
-    turned = Turned(tmp_path_factory.mktemp("truth"), prefix_cache=False)
-    yield turned
-    turned.close()
 
 
 @pytest.fixture

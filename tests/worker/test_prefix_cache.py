@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from baton.engine.host_blocks import HostBlocks
 from baton.engine.host_prefixes import HostPrefixes
@@ -42,19 +40,6 @@ def ask(turned: Turned, prompt: list[int], most: int = 4) -> tuple[list[int], in
 
 def audit(turned: Turned) -> PrefixAudit:
     return turned.ask(audit=AuditCommand()).audit.prefixes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turned]:
-    """The same model without a cache."""
-    turned = Turned(tmp_path_factory.mktemp("truth"), prefix_cache=False)
-    yield turned
-    turned.close()
 
 
 @pytest.mark.parametrize("chunk", [3, 8, 64])
