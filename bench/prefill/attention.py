@@ -80,7 +80,8 @@ class Bench:
         from bench.random_model import random_decoder
         from bench.shapes import Shape
 
-        config = {**SHAPES[shape].config, "num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256}
+        small = {"num_hidden_layers": 1, "vocab_size": 512, "intermediate_size": 256, "eos_token_id": 0}
+        config = {**SHAPES[shape].config, **small}
         self.start, self.rows = start, rows
         self.decoder = random_decoder(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
         # Whatever the rule thinks worth it: that is to be found out.
