@@ -27,13 +27,16 @@ _ROTATED_BYTES = 400e6
 _COMPILERS = 14
 
 
-def candidates(rows: int) -> list[Any]:
-    """Choices worth measuring for a bucket."""
+def candidates(product: str, rows: int) -> list[Any]:
+    """Choices worth measuring for a product and bucket."""
     from baton.engine.kernels.gpu.gemv import GemvTuning
     from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
+    from baton.engine.kernels.gpu.wide_swiglu import WideTuning, runs_here
     from baton.engine.products import Library
 
     found: list[Any] = [Library()]
+    if product == "gate_up" and rows > 128 and runs_here():
+        found += [WideTuning(112), WideTuning(128, 3, 5), WideTuning(96, 4, 6)]
     if rows == 1:
         shapes = (
             (2, 1024),
@@ -114,7 +117,7 @@ def warm_all(rows: tuple[int, ...], dtype: str) -> None:
     """Compiles every candidate, many at once."""
     from baton.engine.products import Library
 
-    choices = {c for r in rows for c in candidates(r) if not isinstance(c, Library)}
+    choices = {c for r in rows for c in candidates("any", r) if not isinstance(c, Library)}
     jobs = [(choice, epilogue, dtype) for choice in choices for epilogue in range(3)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(_COMPILERS, mp_context=context) as pool:
@@ -141,7 +144,7 @@ def measure(product: str, rows: int, n: int, k: int, dtype: str) -> list[tuple[f
     )
     norm = None if epilogue is Epilogue.RESIDUAL else Norm(torch.ones(k, device=device, dtype=kind), 1e-5)
     results: list[tuple[float, Any]] = []
-    for choice in candidates(rows):
+    for choice in candidates(product, rows):
         scratch = Scratch.empty(rows, k, outputs, space_needed(rows, n, product, choice), device, kind)
 
         def launch(choice: Any = choice, scratch: Scratch = scratch) -> None:

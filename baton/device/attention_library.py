@@ -2,13 +2,16 @@
 
 cuDNN builds a plan for every new shape, and keeps it for good: tens to hundreds of milliseconds on the host.
 So whoever calls it does so at start, with each of a few shapes and the strides that are to come, and later
-with no other. A CPU's twin needs no plan.
+with no other. Its twin, for a CPU and for what the library does not compute, needs no plan.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+# Of others the library says nothing, and yields NaN.
+LIBRARY_DTYPES = torch.bfloat16, torch.float16
 
 
 class AttentionLibrary:
@@ -26,7 +29,7 @@ class AttentionLibrary:
         The last dimension is dense, the rest may be strided; on a GPU the result lies row by row, heads
         beside one another, if the query does. Raises RuntimeError where the library refuses.
         """
-        if not self._on_gpu:
+        if not self._on_gpu or query.dtype not in LIBRARY_DTYPES:
             return plain_attention(query, key, value, self._scale, causal=causal)
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=self._scale

@@ -34,6 +34,20 @@ def fence_system():
 
 
 @triton.jit
+def let_next_begin():
+    """The next kernel may begin, where it was launched as one that waits by itself for this one's end."""
+    if ON_CHIP:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+            "=r",
+            [],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def together():
     """What one thread of the program wrote is seen by all of them."""
     if ON_CHIP:

@@ -15,10 +15,16 @@ from typing import Any
 
 from baton.engine.kernels.gpu.gemv import GemvTuning
 from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.wide_swiglu import WideTuning, runs_here
 from baton.engine.products import Choice, Library
 
 _TABLES = Path(__file__).with_name("product_tables")
-_KINDS: dict[str, type[Choice]] = {"gemv": GemvTuning, "skinny": SkinnyTuning, "library": Library}
+_KINDS: dict[str, type[Choice]] = {
+    "gemv": GemvTuning,
+    "skinny": SkinnyTuning,
+    "wide": WideTuning,
+    "library": Library,
+}
 # Mode `exact`: whatever the rows, so that a row's sums are made in one order.
 EXACT = SkinnyTuning(rows=16, columns=64, width=64, splits=1, stages=4)
 _MOST_SKINNY_ROWS = 64
@@ -48,7 +54,10 @@ class ProductTable:
     def for_gpu(cls, name: str, *, exact: bool = False) -> ProductTable:
         """The table of the GPU whose name this is, as torch tells it; an empty one where there is none."""
         path = _TABLES / f"{file_stem(name)}.json"
-        return cls(json.loads(path.read_text()) if path.is_file() else [], exact=exact)
+        entries = json.loads(path.read_text()) if path.is_file() else []
+        if any(entry["kind"] == "wide" for entry in entries) and not runs_here():
+            entries = [entry for entry in entries if entry["kind"] != "wide"]
+        return cls(entries, exact=exact)
 
     def choice(self, key: Key) -> Choice:
         """The choice of the table, or the default for products nobody has measured."""

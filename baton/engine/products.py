@@ -1,4 +1,4 @@
-"""Which kernel computes a product: the same five products a step, each by the fastest of three kinds.
+"""Which kernel computes a product: the same five products a step, each by the fastest of four kinds.
 
 The choice is data (`product_table`): by GPU, shape and rows. Without a table a default holds that no
 shape makes slow by much. Mode `exact` takes one choice whatever the rows.
@@ -20,6 +20,7 @@ from baton.engine.kernels.gpu.skinny_linear import (
     skinny_linear,
     split_space_needed,
 )
+from baton.engine.kernels.gpu.wide_swiglu import WideTuning, wide_swiglu
 
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 EPILOGUES = {
@@ -36,7 +37,7 @@ class Library:
     """The vendor's library, with norm and SwiGLU as kernels of their own."""
 
 
-Choice = GemvTuning | SkinnyTuning | Library
+Choice = GemvTuning | SkinnyTuning | WideTuning | Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ def run_product(
         x = normed
     if isinstance(choice, SkinnyTuning):
         skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space)
+        return
+    if isinstance(choice, WideTuning) and epilogue is Epilogue.SWIGLU and linear.bias is None:
+        wide_swiglu(out, x, linear.weight, choice)
         return
     _by_library(out, x, linear, epilogue, scratch)
 

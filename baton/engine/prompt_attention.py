@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.device.attention_library import AttentionLibrary
+from baton.device.attention_library import LIBRARY_DTYPES, AttentionLibrary
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer
 from baton.engine.kernels.gpu.absorb_attention import absorb_attention
@@ -17,8 +17,6 @@ from baton.engine.kernels.gpu.gather_prefix import gather_prefix
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.prompt_items import PromptTuning
 from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule
-
-_LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,5 +141,5 @@ class PromptAttention:
 
 def library_rule(decoder: Decoder, most_rows: int) -> LibraryRule | None:
     """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
-    fits = decoder.dtype in _LIBRARY_DTYPES and decoder.config.head_dim % 8 == 0
+    fits = decoder.dtype in LIBRARY_DTYPES and decoder.config.head_dim % 8 == 0
     return LibraryRule.of(most_rows) if fits and decoder.device.type == "cuda" else None

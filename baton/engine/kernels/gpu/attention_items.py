@@ -78,4 +78,4 @@ class AttentionTuning:
     @classmethod
     def for_rows(cls, rows: int) -> AttentionTuning:
         """Measured on an H100: few rows want deep programs, many rows many shallow ones."""
-        return cls(stages=3 if rows <= 16 else 2)
+        return cls(stages=3 if rows <= 16 else 2 if rows < 128 else 1)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.device.ptx import let_next_begin
 from baton.engine.kernels.gpu.gemv import silu_times
 
 
@@ -70,6 +71,7 @@ def embed(
 
 @triton.jit
 def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr):
+    let_next_begin()
     row = tl.program_id(0)
     i = tl.arange(0, WIDTH_POWER)
     gains = tl.load(gain + i, mask=i < WIDTH, other=0.0).to(tl.float32)

@@ -1,0 +1,155 @@
+"""CUDA C++ compiled where it runs, and launched: for the one kernel that Triton has no words for.
+
+The compiler (NVRTC) comes with torch's CUDA builds, the driver with the GPU; both are called by ctypes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MAP_KINDS = {torch.float16: 6, torch.bfloat16: 9}
+_SWIZZLE_128, _FETCH_256 = 3, 3
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+
+Argument = Tensor | int | ctypes.Array[ctypes.c_char]
+
+
+class CudaSourceError(RuntimeError):
+    """The compiler or the driver said no."""
+
+
+def can_compile() -> bool:
+    """Whether the compiler and the driver are here."""
+    try:
+        _compiler()
+        _driver()
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _compiler() -> ctypes.CDLL:
+    name = f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"
+    places = [name, *(str(p) for path in sys.path for p in Path(path).glob(f"nvidia/*/lib/{name}"))]
+    for place in places:
+        try:
+            return ctypes.CDLL(place)
+        except OSError:
+            continue
+    raise OSError(f"{name} is not here")
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def compile_source(source: str, architecture: str) -> bytes:
+    """The code of a GPU such as "sm_90a". Raises CudaSourceError with the compiler's words."""
+    library = _compiler()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"-default-device"]
+    _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"baton.cu", 0, None, None))
+    try:
+        given = (ctypes.c_char_p * len(options))(*options)
+        failed = library.nvrtcCompileProgram(program, len(options), given)
+        if failed:
+            library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            library.nvrtcGetProgramLog(program, log)
+            raise CudaSourceError(log.value.decode(errors="replace"))
+        _check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        code = ctypes.create_string_buffer(size.value)
+        _check(library.nvrtcGetCUBIN(program, code))
+        return code.raw
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def tensor_map(tensor: Tensor, rows: int, box: tuple[int, int]) -> ctypes.Array[ctypes.c_char]:
+    """How the chip's copy engine finds boxes of (rows, columns) in a contiguous 2-D tensor, of which it may
+    read the first `rows` rows; beyond them it reads zeros. A row is a multiple of 16 bytes, a box's 128."""
+    raw = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
+    at = -(-ctypes.addressof(raw) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+    columns = tensor.shape[1]
+    _check(
+        _driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(at), _MAP_KINDS[tensor.dtype], 2, ctypes.c_void_p(tensor.data_ptr()),
+            (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * tensor.element_size()),
+            (ctypes.c_uint32 * 2)(box[1], box[0]), (ctypes.c_uint32 * 2)(1, 1),
+            0, _SWIZZLE_128, _FETCH_256, 0,
+        )
+    )  # fmt: skip
+    return (ctypes.c_char * _MAP_BYTES).from_buffer_copy(raw, at - ctypes.addressof(raw))
+
+
+class CudaFunction:
+    """One kernel of compiled code, in the current device's context, for good."""
+
+    def __init__(self, code: bytes, name: str, shared_bytes: int) -> None:
+        torch.cuda.current_stream()  # there is a context from here on
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._shared_bytes = shared_bytes
+        driver = _driver()
+        _check(driver.cuModuleLoadData(ctypes.byref(self._module), code))
+        _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
+        _check(driver.cuFuncSetAttribute(self._function, _SHARED_BYTES, shared_bytes))
+
+    def launch(self, blocks: int, threads: int, arguments: Sequence[Argument]) -> None:
+        """On torch's current stream, captured where that is. Tensors pass their address, ints are int32.
+
+        It may begin before the kernel in front of it has ended, and waits for that one itself.
+        """
+        held = [_value(argument) for argument in arguments]
+        places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(value) for value in held))
+        attribute = _Attribute(_EARLY, value=1)
+        config = _Config(
+            (blocks, 1, 1), (threads, 1, 1), self._shared_bytes,
+            torch.cuda.current_stream().cuda_stream, ctypes.pointer(attribute), 1,
+        )  # fmt: skip
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, places, None))
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (
+        ("id", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("value", ctypes.c_int),
+        ("rest", ctypes.c_int * 15),
+    )
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.Array[ctypes.c_char]:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else argument
+
+
+def _check(result: int) -> None:
+    if result:
+        raise CudaSourceError(f"error {result}")
