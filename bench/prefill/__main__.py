@@ -59,7 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--prompts", default="1x1024,1x8192,8x1024,8x8192", type=parse_prompts)
     parser.add_argument(
-        "--chunk-tokens", type=int, help=f"rows of a step, at most (default {_ROWS}; with --fairness a worker's)"
+        "--chunk-tokens",
+        type=int,
+        help=f"rows of a step, at most (default {_ROWS}; with --fairness a worker's)",
     )
     parser.add_argument("--cached", default="0", help="percent of a prompt; with --tier")
     parser.add_argument("--tier", default="device", help=f"of {','.join(TIERS)}")
@@ -67,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="what the time goes to")
     parser.add_argument("--fairness", action="store_true", help="short prompts beside a long one")
-    parser.add_argument("--step-ms", metavar="MS,MS", help="with --fairness: bounds of a step (default a worker's)")
+    parser.add_argument(
+        "--step-ms", metavar="MS,MS", help="with --fairness: bounds of a step (default a worker's)"
+    )
     parser.add_argument("--short", type=int, default=500, help="with --fairness: tokens")
     parser.add_argument("--long", type=int, default=100_000, help="with --fairness: tokens")
     parser.add_argument("--count", type=int, default=400, help="with --fairness: short prompts of each load")

@@ -26,6 +26,10 @@ from services.common.config import EngineConfig
 SHARE = 0.3
 # Prompts of a closed loop that keep an engine busy, and how many rounds of them are run.
 USERS, ROUNDS = 16, 8
+# None is refused, however long they wait.
+_QUEUE = 100_000
+# A long prompt is looked at for so long alone; and beside it, that and so many times what the short ones take.
+_LONG_ALONE_S, _MOST_OF_EXPECTED = 15.0, 1.2
 # Steps before a long prompt's end is told of as one of so many parts of it.
 _DEPTHS = 5
 
@@ -84,7 +88,9 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     for budget in budgets:
         step_ms = config.prefill_step_ms if budget is None else budget
         bounds = StepBounds(chunk_tokens, step_ms / 1e3, age_cap_s, engine.prompt_pass.grain)
-        fair = Fairness(traffic(engine, bounds), arguments.short, arguments.long, arguments.count, arguments.seed)
+        fair = Fairness(
+            traffic(engine, bounds), arguments.short, arguments.long, arguments.count, arguments.seed
+        )
         alone = alone or fair.alone()
         settings = {
             "shape": arguments.shape, "dtype": arguments.dtype, "step_ms": step_ms,
@@ -99,9 +105,11 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
     cost = WatchedCost(half_context(decoder.config), lambda seconds: log.took(seconds))
     log = StepLog(cost)
-    scheduler = PrefillScheduler(pools, bounds, max_sequences=EngineConfig().prefill_queue, cost=cost)
+    scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()
-    loop = PrefillLoop(WatchedPass(engine.prompt_pass, log.said), scheduler, lane_of(decoder.device), clock.now)
+    loop = PrefillLoop(
+        WatchedPass(engine.prompt_pass, log.said), scheduler, lane_of(decoder.device), clock.now
+    )
     return Traffic(loop, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
 
 
@@ -119,26 +127,30 @@ class Fairness:
         tokens_s = most.tokens / most.seconds
         rate = SHARE * tokens_s / self._short
         short = self._traffic.run(Load(self._short, self._count, rate=rate, seed=self._seed))
-        long = self._traffic.run(Load(self._short, 0, long=self._long))
+        long = self._traffic.run(Load(self._short, 0, long=self._long, seconds=_LONG_ALONE_S))
         return {
             "sustained_tok_s": round(tokens_s),
             "rate": round(rate, 2),
             **waits("alone", short),
-            "long_alone_ms": _ms(max(long.long)),
+            "long_alone_ms": _ms(max(long.long, default=long.seconds * self._long / max(1, long.reached))),
             "long_alone_by_depth": by_depth(long.steps, self._long),
         }
 
     def beside(self, alone: dict[str, Any]) -> dict[str, Any]:
         """The same short prompts with a long one running all the time."""
-        load = Load(self._short, self._count, rate=alone["rate"], long=self._long, seed=self._seed)
+        rate = alone["rate"]
+        seconds = _MOST_OF_EXPECTED * self._count / rate + _LONG_ALONE_S
+        load = Load(self._short, self._count, rate, long=self._long, seconds=seconds, seed=self._seed)
         seen = self._traffic.run(load)
         found = waits("beside", seen)
         return {
             **found,
             "ratio_p99": round(found["beside_p99_ms"] / alone["alone_p99_ms"], 2),
             "counted": len(seen.short),
+            "unserved": seen.unserved,
             "long_ms": [_ms(took) for took in seen.long],
-            "long_ratio": round(_ms(max(seen.long)) / alone["long_alone_ms"], 2),
+            "long_reached": seen.reached,
+            "long_ratio": round(_ms(max(seen.long)) / alone["long_alone_ms"], 2) if seen.long else None,
             **errors(seen.steps),
             "by_depth": by_depth(seen.steps, self._long),
         }

@@ -19,8 +19,8 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # How late the end of a step is seen at most, as in an engine.
 _UNDER_WAY_S = 0.0002
-# Nobody waits longer for what a run is to yield.
-_DEADLINE_S = 120.0
+# Of the steps that are under way when a load is over.
+_DEADLINE_S = 60.0
 
 
 class Time(Protocol):
@@ -36,13 +36,15 @@ class Time(Protocol):
 @dataclass(frozen=True, slots=True)
 class Load:
     """`count` short prompts of `tokens`: `rate` a second (Poisson), or in a closed loop of `users`. `long`:
-    tokens of the prompt beside them, at least one of which is run to its end; 0: none."""
+    tokens of the prompt beside them, at least one of which is run to its end; 0: none. After `seconds` it is
+    over, whatever is done."""
 
     tokens: int
     count: int
     rate: float = 0.0
     users: int = 0
     long: int = 0
+    seconds: float = 60.0
     seed: int = 0
 
     def arrivals(self) -> Iterator[float]:
@@ -77,10 +79,14 @@ class Step:
 
 @dataclass(slots=True)
 class Served:
-    """What a load saw: seconds from coming to first token, of short prompts and of long ones."""
+    """What a load saw: seconds from coming to first token, of short prompts and of long ones. Of the short
+    ones `unserved` were still waiting at the end, and count with what they had waited; `reached`: tokens that
+    the last long one had got to."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
+    unserved: int = 0
+    reached: int = 0
     tokens: int = 0
     seconds: float = 0.0
     steps: list[Step] = field(default_factory=list)
@@ -119,16 +125,15 @@ class Traffic:
         self._long: Sequence | None = None
 
     def run(self, load: Load) -> Served:
-        """Until all that the load wants is served; what is left of a long prompt is given up. Raises
-        TimeoutError."""
+        """Until all that the load wants is served, or its time is over; what is left is given up."""
         served, begun = Served(), self._time.now()
         arrivals = load.arrivals()
         coming = next(arrivals, None)
         first_step = len(self._log.steps)
         while len(served.short) < load.count or (load.long and not served.long):
             now = self._time.now()
-            if now - begun > _DEADLINE_S:
-                raise TimeoutError(f"{len(served.short)} of {load.count} prompts after {_DEADLINE_S} s")
+            if now - begun > load.seconds:
+                break
             if load.long and self._long is None:
                 self._long = self._add(load.long, now)
             while coming is not None and begun + coming <= now:
@@ -145,7 +150,7 @@ class Traffic:
                 left = _UNDER_WAY_S if coming is None else max(0.0, begun + coming - now)
                 self._time.wait(min(left, _UNDER_WAY_S) if self._loop.under_way else left)
         served.seconds = self._time.now() - begun
-        self._drop()
+        self._drop(served)
         served.steps = self._log.steps[first_step:]
         return served
 
@@ -173,9 +178,16 @@ class Traffic:
                 served.short.append(took)
         return ended
 
-    def _drop(self) -> None:
-        for sequence in self._came:
+    def _drop(self, served: Served) -> None:
+        """Gives up what is left. Raises TimeoutError where a step does not end."""
+        now = self._time.now()
+        for sequence, came in self._came.items():
             self._loop.scheduler.remove(sequence)
+            if sequence is self._long:
+                served.reached = sequence.computed
+            else:
+                served.short.append(now - came)
+                served.unserved += 1
         self._came.clear()
         self._long = None
         until = self._time.now() + _DEADLINE_S
