@@ -28,7 +28,7 @@ SHARE = 0.3
 USERS, ROUNDS = 16, 8
 # None is refused, however long they wait.
 _QUEUE = 100_000
-# A long prompt is looked at for so long alone; and beside it, that and so many times what the short ones take.
+# A long prompt alone is looked at for so long; short ones beside it for that and so many times what they take.
 _LONG_ALONE_S, _MOST_OF_EXPECTED = 15.0, 1.2
 # Steps before a long prompt's end is told of as one of so many parts of it.
 _DEPTHS = 5
@@ -100,7 +100,7 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
-    """A loop with the settings of a worker's, with nobody to hand its blocks to and without a prefix cache."""
+    """A loop with a worker's settings, with nobody to hand its blocks to and without a prefix cache."""
     decoder = engine.decoder
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
     cost = WatchedCost(half_context(decoder.config), lambda seconds: log.took(seconds))

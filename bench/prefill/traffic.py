@@ -1,7 +1,7 @@
 """What comes to a prefill loop, and when each prompt's first token is there. Torch-free but for the loop's.
 
-Short prompts in a closed loop or an open one (Poisson), alone or beside a long one that comes again as soon as
-it is done. The time is the caller's, so that the same code runs on a device and in a simulation.
+Short prompts in a closed loop or an open one (Poisson), alone or beside a long one that comes again as soon
+as it is done. The time is the caller's, so that the same code runs on a device and in a simulation.
 """
 
 from __future__ import annotations

@@ -16,7 +16,19 @@ TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fa
 
 def test_the_command_tells_of_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = _parser().parse_args(
-        [*TINY, "--short", "20", "--long", "600", "--count", "12", "--step-ms", "25,8", "--chunk-tokens", "64"]
+        [
+            *TINY,
+            "--short",
+            "20",
+            "--long",
+            "600",
+            "--count",
+            "12",
+            "--step-ms",
+            "25,8",
+            "--chunk-tokens",
+            "64",
+        ]
     )
     run_fairness(told, tmp_path)
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
