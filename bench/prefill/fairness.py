@@ -28,7 +28,7 @@ SHARE = 0.3
 USERS, ROUNDS = 16, 8
 # None is refused, however long they wait.
 _QUEUE = 100_000
-# A long prompt alone is looked at for so long; short ones beside it for that and so many times what they take.
+# How long a long prompt is looked at alone; short ones beside it for that and so many times their own time.
 _LONG_ALONE_S, _MOST_OF_EXPECTED = 15.0, 1.2
 # Steps before a long prompt's end is told of as one of so many parts of it.
 _DEPTHS = 5
