@@ -13,8 +13,8 @@ the host, the median of --repeats after one more; `device_ms` is what the steps 
                      behind it (--tier), so that they are loaded first
     --profile        what one more run's time goes to, by kinds of kernels; `idle` is the device's
     --fairness       instead: how long short prompts (--short) wait for their first token, at 30 % of the rate
-                     that is sustained of them (Poisson), alone and beside a long one (--long); with a worker's
-                     bounds of a step, or those of --step-ms MS,MS, the first of which is also run alone
+                     that is sustained of them (Poisson), alone and beside a long one (--long), by a worker's
+                     bounds of a step or those of --step-ms MS,MS, the first of which is also run alone
 
 mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory that
 tensors took; peak_beside_gb: of that, what runs took beside weights, KV and standing buffers.

@@ -14,7 +14,7 @@ import numpy as np
 from baton.device.lane import lane_of
 from baton.engine.blocks import BlockPools
 from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import PrefillCost, half_context
+from baton.engine.prefill_cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from bench.case_output import show
 from bench.prefill.case import Case
@@ -47,13 +47,13 @@ class RealTime:
 class WatchedCost(PrefillCost):
     """Tells the log what steps took."""
 
-    def __init__(self, half_context: float, log: Callable[[float], None]) -> None:
-        super().__init__(half_context)
+    def __init__(self, half_context: float, least_rows: int, log: Callable[[float], None]) -> None:
+        super().__init__(half_context, least_rows)
         self._log = log
 
-    def took(self, units: float, seconds: float) -> None:
+    def took(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
         self._log(seconds)
-        super().took(units, seconds)
+        super().took(chunks, seconds)
 
 
 class WatchedPass:
@@ -103,7 +103,8 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     """A loop with a worker's settings, with nobody to hand its blocks to and without a prefix cache."""
     decoder = engine.decoder
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
-    cost = WatchedCost(half_context(decoder.config), lambda seconds: log.took(seconds))
+    least_rows = LEAST_ROWS_GPU if decoder.device.type == "cuda" else 0
+    cost = WatchedCost(half_context(decoder.config), least_rows, lambda seconds: log.took(seconds))
     log = StepLog(cost)
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()

@@ -103,7 +103,7 @@ class StepLog:
     def said(self, chunks: Run[Chunk]) -> None:
         """A step is begun."""
         runs = tuple((chunk.start, chunk.count) for chunk in chunks)
-        self._said.append((runs, self._cost.seconds_of(sum(self._cost.of(*run) for run in runs))))
+        self._said.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))
 
     def took(self, seconds: float) -> None:
         """The oldest of those begun has ended."""

@@ -83,7 +83,7 @@ class Ahead:
         self.pools = BlockPools(Layout((CacheGroup((0,), planes, BLOCK),)), [blocks])
         cost = PrefillCost()
         if measured:
-            cost.took(1, PACE)
+            cost.took([(0, 1)], PACE)
         bounds = StepBounds(tokens, seconds=1e6)
         self.scheduler = PrefillScheduler(self.pools, bounds, max_sequences=64, cost=cost)
         self.lane = SlowLane()
