@@ -28,7 +28,8 @@ from baton.engine.kernels.gpu.row_ops import embed, norm_rows
 from baton.engine.prefill_scheduler import Chunk
 from baton.engine.products import EPILOGUES, Library, Scratch, run_product
 from baton.engine.prompt_attention import PlannedRows, PromptAttention
-from baton.engine.prompt_plan import LibraryRule, plan_attention
+from baton.engine.prompt_plan import LibraryRule
+from baton.engine.prompt_split import KeySplit
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # Kernels are compiled anew where a stride is a multiple of 16 in one call and not in the next.
@@ -47,13 +48,16 @@ class PrefillPass:
         most_rows: int,
         rule: LibraryRule | None,
         tuning: PromptTuning | None = None,
+        split: KeySplit | None = None,
     ) -> None:
-        """`rule`: what the library takes of attention; `tuning` None: by the rows."""
+        """`rule`: what the library takes of attention; `tuning` None: by the rows; `split`: when
+        few rows' keys are shared by several programs; None: as is best for a large GPU."""
         config, device, dtype = decoder.config, decoder.device, decoder.dtype
         self.most_rows = most_rows
         self._decoder = decoder
         self._cache = cache
         self._tuning = tuning
+        self._split = split or KeySplit()
         self._padding = 0 if rule is None else rule.step
         self.grain = 1 if rule is None else rule.step
         query_width = config.num_heads * config.head_dim
@@ -70,7 +74,7 @@ class PrefillPass:
         self._scratch = Scratch.empty(
             most_rows, config.hidden_size, config.intermediate_size, (0, 0), device, dtype
         )
-        self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule)
+        self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule, self._split)
         self.refused = self._attention.refused
 
     def warm(self) -> None:
@@ -80,6 +84,7 @@ class PrefillPass:
         if rule is not None and most >= rule.least_rows:
             # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
             runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
+        runs.append((4 * self._split.least_keys, 1))
         for start, rows in runs:
             sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
             sequence.blocks = tuple(
@@ -136,10 +141,7 @@ class PrefillPass:
         ]
         plans, tunings = [], []
         for number, heads in enumerate(self._attention.heads):
-            rule = self._attention.rule if heads.window is None else None
-            plan = plan_attention(runs, rule, self._attention.has)
-            spanned = sum(span.rows for span in plan.spans)
-            tuning = self._tuning or PromptTuning.of(heads, self._decoder.dtype, spanned)
+            plan, tuning = self._attention.plan(runs, heads, self._tuning)
             lines += [block_lines(chunks, number), item_lines(plan.spans, tuning.rows(heads), heads.window)]
             plans.append(plan)
             tunings.append(tuning)

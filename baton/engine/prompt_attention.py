@@ -3,6 +3,7 @@ vendor's library, joined where a row has parts of both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +15,11 @@ from baton.engine.decoder import Decoder, Layer
 from baton.engine.kernels.gpu.absorb_attention import absorb_attention
 from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.gather_prefix import gather_prefix
+from baton.engine.kernels.gpu.join_parts import join_parts
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.prompt_items import PromptTuning
-from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule
+from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule, Run, plan_attention
+from baton.engine.prompt_split import KeySplit
 
 _LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
 
@@ -34,12 +37,19 @@ class PlannedRows:
 class PromptAttention:
     """Owns the buffers that attention of up to `most_rows` rows needs, and the library's shapes.
 
+    Parts of rows whose keys are split stand behind row `most_rows`.
     `qkv` [most rows + rule.slack, (heads + 2 kv heads) · dim] is the caller's: passes have their product in
     its first rows, and `rule.step` rows of zeros behind them.
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, qkv: Tensor, most_rows: int, rule: LibraryRule | None
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        qkv: Tensor,
+        most_rows: int,
+        rule: LibraryRule | None,
+        split: KeySplit,
     ) -> None:
         config = decoder.config
         self._cache = cache
@@ -53,10 +63,11 @@ class PromptAttention:
             for group in decoder.layout.groups
         ]  # fmt: skip
         device, dtype = decoder.device, decoder.dtype
-        self._attended = torch.zeros(
-            most_rows, config.num_heads * config.head_dim, dtype=dtype, device=device
-        )
-        self._sums = torch.zeros(config.num_heads, most_rows, dtype=torch.float32, device=device)
+        self._most_rows = most_rows
+        self._split = split
+        rows = most_rows + split.rows
+        self._attended = torch.zeros(rows, config.num_heads * config.head_dim, dtype=dtype, device=device)
+        self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
         self._library = AttentionLibrary(config.attention_scale, device)
         keys = rule.key_sizes[0] if rule is not None else 0
         self._gathered = torch.zeros(
@@ -71,6 +82,18 @@ class PromptAttention:
         """Whether the library may be called with it."""
         return shape in self._ready
 
+    def plan(
+        self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None
+    ) -> tuple[AttentionPlan, PromptTuning]:
+        """Who computes what of chunks `runs` as they are packed, and how the paged kernel is cut for its
+        part: by `tuning`, or by its rows."""
+        plan = plan_attention(runs, self.rule if heads.window is None else None, self.has)
+        if tuning is None:
+            tuning = PromptTuning.of(heads, self._qkv.dtype, sum(span.rows for span in plan.spans))
+        if heads.window is None:
+            plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
+        return plan, tuning
+
     def run(self, layer: Layer, rows: int, planned: PlannedRows) -> Tensor:
         """→ [rows, heads · dim]. The rows' q and k must be rotated, and k and v in the cache."""
         group, plan = self._cache.groups[layer.group], planned.plan
@@ -78,10 +101,13 @@ class PromptAttention:
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
             return found.transpose(1, 2).reshape(-1, out.shape[1])[:rows]
+        heads = self.heads[layer.group]
         prompt_attention(
-            out, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
-            self.heads[layer.group], planned.tuning, sums if plan.prefix else None,
+            self._attended, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
+            heads, planned.tuning, self._sums if plan.prefix or plan.parted else None,
         )  # fmt: skip
+        for run in plan.parted:
+            join_parts(self._attended, self._sums, run.row, run.rows, run.first, run.count, heads.dim)
         for causal in plan.causal:
             self._take(causal, out, sums)
         for call in plan.prefix:
