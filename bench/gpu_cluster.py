@@ -126,16 +126,16 @@ async def _loop(arguments: argparse.Namespace, door: str, streams: int, prompt: 
             "--vocab-size", str(SHAPES[arguments.shape].config["vocab_size"]),
             "--seed", str(arguments.seed), "--out", folder, "--json",
         )  # fmt: skip
-    quantities = told["quantities"]
-    figures = {
-        f"{name}_{point}_ms": round(quantities[name]["percentiles"][point.removeprefix("p")]["value"], 3)
-        for name in ("ttft", "tpot", "itl")
-        for point in ("p50", "p99")
-    }
+    figures: dict[str, float | None] = {}
+    for name in ("ttft", "tpot", "itl"):
+        percentiles = told["quantities"][name]["percentiles"]  # empty where no request of the window has it
+        for point in ("50", "99"):
+            value = percentiles.get(point, {}).get("value")
+            figures[f"{name}_p{point}_ms"] = value and round(value, 3)
     return {
         "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": told["ok"],
         "failed": told["failed"], **figures, "output_tok_s": round(told["rates"]["output_tokens"]),
-        "invalid": [reason["code"] for reason in told["invalid"]],
+        "invalid": [reason["kind"] for reason in told["invalid"]],
     }  # fmt: skip
 
 
