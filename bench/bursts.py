@@ -82,6 +82,11 @@ class Bursts:
         self._model = model
         self._vocab = vocab
 
+    async def warm(self, count: int, prompt: int, output: int) -> None:
+        """A burst that nobody looks at: links and caches are made."""
+        nobody = asyncio.Semaphore(0)
+        await asyncio.gather(*(self._stream(prompt, output, nobody) for _ in range(count)))
+
     async def run(self, count: int, prompt: int, output: int) -> dict[str, Any]:
         """Figures of one burst, with the decode engine's own clock meanwhile. RuntimeError where a stream is
         cut short."""

@@ -107,7 +107,7 @@ async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> li
     found = []
     async with grpc.aio.insecure_channel(door) as channel:
         bursts = Bursts(channel, MODEL, vocab)
-        await bursts.run(max(arguments.streams), min(arguments.prompts), arguments.burst_output // 4)
+        await bursts.warm(max(arguments.streams), min(arguments.prompts), arguments.burst_output // 4)
         for streams in arguments.streams:
             told: dict[str, Any] = {"topology": topology, "load": "burst"}
             told |= await bursts.run(streams, prompt, arguments.burst_output)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_every_load_is_told_of(topology: str) -> None:
     command = [
         sys.executable, "-m", "bench.gpu_cluster", "--topology", topology, "--streams", "1,3",
-        "--prompts", "90,30", "--output-len", "30", "--requests", "2", "--burst-output", "160",
+        "--prompts", "90,30", "--output-len", "30", "--requests", "2", "--burst-output", "400",
         "--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
