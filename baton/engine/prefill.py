@@ -30,6 +30,8 @@ _AHEAD = 2
 # for both. A device begins with what it is told first and is told the rest while it works, unless a step
 # takes the host longer than it.
 _LEAD_S = 0.002
+# The next look at the clock may come as late as the last one did, but for a single slow one.
+_LONGEST_TURN_S = 0.01
 # How often `finish` looks.
 _POLL_S = 0.0002
 
@@ -109,6 +111,7 @@ class PrefillLoop:
         self._under_way: deque[_Step] = deque()
         # When all that is under way should have ended, and how long before that the next is begun.
         self._ends_at = self._lead_s = 0.0
+        self._looked_at = 0.0
 
     @property
     def under_way(self) -> bool:
@@ -151,6 +154,7 @@ class PrefillLoop:
             takes = cost.seconds_of(units)
             self._lead_s = _LEAD_S + max(0.0, self._clock() - now - takes)
             self._ends_at = max(now, self._ends_at) + takes
+        self._looked_at = self._clock()
         self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
         return True
 
@@ -166,9 +170,11 @@ class PrefillLoop:
 
     def _is_due(self) -> bool:
         """Whether a step may be begun: at once where none is under way, else before that one ends."""
+        now = self._clock()
+        turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if not self._under_way:
             return True
-        return len(self._under_way) < _AHEAD and self._clock() >= self._ends_at - self._lead_s
+        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - self._lead_s
 
     def _end(self, step: _Step) -> list[ChunkResult]:
         self.steps_ended += 1
