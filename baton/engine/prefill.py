@@ -27,8 +27,7 @@ from baton.engine.prefill_scheduler import Chunk, PrefillScheduler
 # Steps begun and not ended, on a GPU: one runs, one waits.
 _AHEAD = 2
 # The next step is begun so long before the last should end: none too early, since who comes meanwhile waits
-# for both. A device begins with what it is told first and is told the rest while it works, unless a step
-# takes the host longer than it.
+# for both. A device begins with what it is told first, and is told the rest while it works.
 _LEAD_S = 0.002
 # The next look at the clock may come as late as the last one did, but for a single slow one.
 _LONGEST_TURN_S = 0.01
@@ -109,9 +108,8 @@ class PrefillLoop:
         self.steps_ended = 0
         self.device_s = 0.0  # what steps took of the device's time
         self._under_way: deque[_Step] = deque()
-        # When all that is under way should have ended, and how long before that the next is begun.
-        self._ends_at = self._lead_s = 0.0
-        self._looked_at = 0.0
+        # When all that is under way should have ended, and when it was last asked for the next.
+        self._ends_at = self._looked_at = 0.0
 
     @property
     def under_way(self) -> bool:
@@ -151,9 +149,7 @@ class PrefillLoop:
         if self._lane.runs_ahead:
             for chunk in chunks:
                 self.scheduler.begun(chunk)
-            takes = cost.seconds_of(units)
-            self._lead_s = _LEAD_S + max(0.0, self._clock() - now - takes)
-            self._ends_at = max(now, self._ends_at) + takes
+            self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
         self._looked_at = self._clock()
         self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
         return True
@@ -174,7 +170,7 @@ class PrefillLoop:
         turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if not self._under_way:
             return True
-        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - self._lead_s
+        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
 
     def _end(self, step: _Step) -> list[ChunkResult]:
         self.steps_ended += 1
