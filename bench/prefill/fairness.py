@@ -122,13 +122,14 @@ class Fairness:
         self._short, self._long, self._count, self._seed = short, long, count, seed
 
     def alone(self) -> dict[str, Any]:
-        """The rate that is sustained, then short prompts at a share of it, and the long one by itself."""
+        """The long prompt by itself, where none has come before; then the rate of short ones that is
+        sustained, and short ones at a share of it."""
+        long = self._traffic.run(Load(self._short, 0, long=self._long, seconds=_LONG_ALONE_S))
         self._traffic.run(Load(self._short, 2 * USERS, users=USERS))
         most = self._traffic.run(Load(self._short, ROUNDS * USERS, users=USERS))
         tokens_s = most.tokens / most.seconds
         rate = SHARE * tokens_s / self._short
         short = self._traffic.run(Load(self._short, self._count, rate=rate, seed=self._seed))
-        long = self._traffic.run(Load(self._short, 0, long=self._long, seconds=_LONG_ALONE_S))
         return {
             "sustained_tok_s": round(tokens_s),
             "rate": round(rate, 2),
