@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.device.attention_library import AttentionLibrary
+from baton.device.attention_library import HALF_DTYPES, AttentionLibrary
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer
 from baton.engine.kernels.gpu.absorb_attention import absorb_attention
@@ -20,8 +20,6 @@ from baton.engine.kernels.gpu.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.prompt_items import PromptTuning
 from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule, Run, plan_attention
 from baton.engine.prompt_split import KeySplit
-
-_LIBRARY_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +61,12 @@ class PromptAttention:
             for group in decoder.layout.groups
         ]  # fmt: skip
         device, dtype = decoder.device, decoder.dtype
-        self._most_rows = most_rows
+        self._most_rows = product_rows(most_rows)
         self._split = split
-        rows = most_rows + split.rows
+        rows = self._most_rows + split.rows
         self._attended = torch.zeros(rows, config.num_heads * config.head_dim, dtype=dtype, device=device)
         self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
-        self._library = AttentionLibrary(config.attention_scale, device)
+        self._library = AttentionLibrary(config.attention_scale, device, dtype)
         keys = rule.key_sizes[0] if rule is not None else 0
         self._gathered = torch.zeros(
             2, config.num_kv_heads, keys, config.head_dim, dtype=dtype, device=device
@@ -94,13 +92,27 @@ class PromptAttention:
             plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
         return plan, tuning
 
-    def run(self, layer: Layer, rows: int, planned: PlannedRows) -> Tensor:
-        """→ [rows, heads · dim]. The rows' q and k must be rotated, and k and v in the cache."""
+    def attended(self, rows: int) -> Tensor:
+        """What `run` yields into."""
+        return self._attended[:rows]
+
+    def begin(self, rows: int, wide: int) -> None:
+        """Before a pass: what stands behind its rows is zeros, so that `run` may yield `wide` of them."""
+        self._attended[rows:wide].zero_()
+
+    def run(self, layer: Layer, rows: int, planned: PlannedRows, wide: int | None = None) -> Tensor:
+        """→ [wide, heads · dim], by default `rows`; those behind `rows` are nobody's. The rows' q and k must
+        be rotated, and k and v in the cache."""
+        wide = wide or rows
         group, plan = self._cache.groups[layer.group], planned.plan
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
-            return found.transpose(1, 2).reshape(-1, out.shape[1])[:rows]
+            found = found.transpose(1, 2).reshape(-1, out.shape[1])
+            if found.shape[0] >= wide:
+                return found[:wide]
+            out.copy_(found[:rows])
+            return self._attended[:wide]
         heads = self.heads[layer.group]
         prompt_attention(
             self._attended, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
@@ -115,7 +127,7 @@ class PromptAttention:
             gather_prefix(self._gathered, group, layer.index, table, call.first, call.keys)
             found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
             self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
-        return out
+        return self._attended[:wide]
 
     def _take(self, call: CausalCall, out: Tensor, sums: Tensor) -> None:
         """Writes a causal call's rows, or joins them to what a span has written."""
@@ -167,7 +179,15 @@ class PromptAttention:
         return True
 
 
+def product_rows(rows: int) -> int:
+    """`rows` as products have them: up to a multiple of 64, beyond 2,048 of 256. The vendor's library looks
+    for the best way anew for every number of rows, and loads what it has not had yet, so there are only as
+    many numbers as can be warmed up."""
+    step = 64 if rows <= 2048 else 256
+    return -(-rows // step) * step
+
+
 def library_rule(decoder: Decoder, most_rows: int) -> LibraryRule | None:
     """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
-    fits = decoder.dtype in _LIBRARY_DTYPES and decoder.config.head_dim % 8 == 0
+    fits = decoder.dtype in HALF_DTYPES and decoder.config.head_dim % 8 == 0
     return LibraryRule.of(most_rows) if fits and decoder.device.type == "cuda" else None

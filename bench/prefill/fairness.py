@@ -57,15 +57,18 @@ class WatchedCost(PrefillCost):
 
 
 class WatchedPass:
-    """Tells the log what chunks a step has."""
+    """Tells the log what chunks a step has, and how long the host took to say it."""
 
-    def __init__(self, inner: Any, said: Callable[[Any], None]) -> None:
-        self._inner, self._said = inner, said
+    def __init__(self, inner: Any, log: StepLog, now: Callable[[], float]) -> None:
+        self._inner, self._log, self._now = inner, log, now
         self.grain, self.refused = inner.grain, inner.refused
 
     def forward(self, chunks: Any) -> Any:
-        self._said(chunks)
-        return self._inner.forward(chunks)
+        self._log.said(chunks)
+        begun = self._now()
+        hidden = self._inner.forward(chunks)
+        self._log.host.append(self._now() - begun)
+        return hidden
 
     def logits(self, hidden: Any) -> Any:
         return self._inner.logits(hidden)
@@ -109,7 +112,7 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()
     loop = PrefillLoop(
-        WatchedPass(engine.prompt_pass, log.said), scheduler, lane_of(decoder.device), clock.now
+        WatchedPass(engine.prompt_pass, log, clock.now), scheduler, lane_of(decoder.device), clock.now
     )
     return Traffic(loop, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
 
@@ -159,9 +162,11 @@ class Fairness:
 
 
 def waits(name: str, seen: Served) -> dict[str, float]:
-    """Percentiles of the short prompts' times to first token."""
+    """Percentiles of the short prompts' times to first token, and of what steps took the host to say."""
     points = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
-    return {f"{name}_{key}_ms": _ms(np.percentile(seen.short, point)) for key, point in points.items()}
+    found = {f"{name}_{key}_ms": _ms(np.percentile(seen.short, point)) for key, point in points.items()}
+    host = {"host_p50_ms": 50, "host_max_ms": 100}
+    return found | {f"{name}_{key}": _ms(np.percentile(seen.host, point)) for key, point in host.items()}
 
 
 def errors(steps: Iterable[Step]) -> dict[str, float]:

@@ -91,7 +91,6 @@ def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
     both.check([(0, 0, 13)])
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="in float32 the true one refuses everything")
 def test_a_library_that_refuses_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attend = AttentionLibrary.attend
 
