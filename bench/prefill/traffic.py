@@ -81,7 +81,7 @@ class Step:
 class Served:
     """What a load saw: seconds from coming to first token, of short prompts and of long ones. Of the short
     ones `unserved` were still waiting at the end, and count with what they had waited; `reached`: tokens that
-    the last long one had got to."""
+    the last long one had got to; `host`: seconds that each step took the host to say."""
 
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
@@ -90,6 +90,7 @@ class Served:
     tokens: int = 0
     seconds: float = 0.0
     steps: list[Step] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
 
 
 class StepLog:
@@ -97,6 +98,7 @@ class StepLog:
 
     def __init__(self, cost: PrefillCost) -> None:
         self.steps: list[Step] = []
+        self.host: list[float] = []
         self._cost = cost
         self._said: list[tuple[tuple[tuple[int, int], ...], float]] = []
 
@@ -129,7 +131,7 @@ class Traffic:
         served, begun = Served(), self._time.now()
         arrivals = load.arrivals()
         coming = next(arrivals, None)
-        first_step = len(self._log.steps)
+        first_step, first_said = len(self._log.steps), len(self._log.host)
         while len(served.short) < load.count or (load.long and not served.long):
             now = self._time.now()
             if now - begun > load.seconds:
@@ -152,6 +154,7 @@ class Traffic:
         served.seconds = self._time.now() - begun
         self._drop(served)
         served.steps = self._log.steps[first_step:]
+        served.host = self._log.host[first_said:]
         return served
 
     def _add(self, tokens: int, came: float) -> Sequence:

@@ -79,7 +79,7 @@ def modelled(bounds: StepBounds, gpu: Gpu) -> Fairness:
     log = StepLog(cost)
     pools = BlockPools(LAYOUT, [20_000])
     scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu), log.said), scheduler, lane, time.now)
+    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu), log, time.now), scheduler, lane, time.now)
     ids = {count: (0,) * count for count in (500, 100_000)}
     return Fairness(Traffic(loop, log, time, ids.__getitem__), 500, 100_000, 800, seed=0)
 
