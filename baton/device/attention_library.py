@@ -2,7 +2,7 @@
 
 cuDNN builds a plan for every new shape, and keeps it for good: tens to hundreds of milliseconds on the host.
 So whoever calls it does so at start, with each of a few shapes and the strides that are to come, and later
-with no other. Its twin, for a CPU and for what the library does not compute, needs no plan.
+with no other. A CPU's twin, which float32 has on a GPU too, needs no plan.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Of others the library says nothing, and yields NaN.
-LIBRARY_DTYPES = torch.bfloat16, torch.float16
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class AttentionLibrary:
     """Calls of one model's heads on one device; all from one thread: plans are the
     thread's."""
 
-    def __init__(self, scale: float, device: torch.device) -> None:
+    def __init__(self, scale: float, device: torch.device, dtype: torch.dtype) -> None:
         self._scale = scale
-        self._on_gpu = device.type == "cuda"
+        self._fused = device.type == "cuda" and dtype in HALF_DTYPES
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
         """query [B, heads, R, dim]; key, value [B, kv heads, K, dim] → [B, heads, R, dim] in the dtype, and
@@ -29,7 +28,7 @@ class AttentionLibrary:
         The last dimension is dense, the rest may be strided; on a GPU the result lies row by row, heads
         beside one another, if the query does. Raises RuntimeError where the library refuses.
         """
-        if not self._on_gpu or query.dtype not in LIBRARY_DTYPES:
+        if not self._fused:
             return plain_attention(query, key, value, self._scale, causal=causal)
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             query, key, value, None, True, 0.0, causal, False, scale=self._scale

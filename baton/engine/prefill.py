@@ -26,10 +26,11 @@ from baton.engine.prefill_scheduler import Chunk, PrefillScheduler
 
 # Steps begun and not ended, on a GPU: one runs, one waits.
 _AHEAD = 2
-# The next step is begun so many times earlier than the last took to begin: none too early, since who comes
-# meanwhile waits for both.
-_MARGIN = 2.0
-_LEAST_LEAD_S = 0.002
+# The next step is begun so long before the last should end: none too early, since who comes meanwhile waits
+# for both. A device begins with what it is told first, and is told the rest while it works.
+_LEAD_S = 0.002
+# The next look at the clock may come as late as the last one did, but for a single slow one.
+_LONGEST_TURN_S = 0.01
 # How often `finish` looks.
 _POLL_S = 0.0002
 
@@ -80,6 +81,7 @@ class _Step:
     """A step that was begun."""
 
     chunks: list[Chunk]
+    runs: list[tuple[int, int]]
     units: float
     drawn: _Drawn | None
     of_prompts: dict[int, list[Logprobs]]
@@ -106,8 +108,8 @@ class PrefillLoop:
         self.steps_ended = 0
         self.device_s = 0.0  # what steps took of the device's time
         self._under_way: deque[_Step] = deque()
-        # When all that is under way should have ended, and how long it takes to begin a step.
-        self._ends_at = self._lead_s = 0.0
+        # When all that is under way should have ended, and when it was last asked for the next.
+        self._ends_at = self._looked_at = 0.0
 
     @property
     def under_way(self) -> bool:
@@ -141,13 +143,15 @@ class PrefillLoop:
             hidden = self._pass.forward(chunks)
             drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
             end = self._lane.moment()
-        units = sum(self.scheduler.cost.of(chunk.start, chunk.count) for chunk in chunks)
+        cost = self.scheduler.cost
+        runs = [(chunk.start, chunk.count) for chunk in chunks]
+        units = cost.of_step(runs)
         if self._lane.runs_ahead:
             for chunk in chunks:
                 self.scheduler.begun(chunk)
-            self._lead_s = max(_LEAST_LEAD_S, (self._clock() - now) * _MARGIN)
-            self._ends_at = max(now, self._ends_at) + self.scheduler.cost.seconds_of(units)
-        self._under_way.append(_Step(chunks, units, drawn, of_prompts, begun, end))
+            self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
+        self._looked_at = self._clock()
+        self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
         return True
 
     def take(self) -> list[ChunkResult]:
@@ -162,15 +166,17 @@ class PrefillLoop:
 
     def _is_due(self) -> bool:
         """Whether a step may be begun: at once where none is under way, else before that one ends."""
+        now = self._clock()
+        turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if not self._under_way:
             return True
-        return len(self._under_way) < _AHEAD and self._clock() >= self._ends_at - self._lead_s
+        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
 
     def _end(self, step: _Step) -> list[ChunkResult]:
         self.steps_ended += 1
         took = step.end.seconds_since(step.begun)
         self.device_s += took
-        self.scheduler.cost.took(step.units, took)
+        self.scheduler.cost.took(step.runs, took)
         tokens: dict[int, tuple[int, Logprobs | None]] = {}
         if step.drawn is not None:
             told = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)

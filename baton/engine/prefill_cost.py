@@ -1,20 +1,30 @@
 """What a chunk of a prompt costs, and how long a step of such chunks takes. Torch-free.
 
-A token costs 1, and as much again for every `half_context` tokens that it attends to. A model's arithmetic
-says where that is: its products take 2 operations a weight and token, its attention 4 a layer, query head
-dimension and token attended to. How long a unit takes is measured while the worker runs.
+A row costs 1 unit, and attention as much again for every `half_context` tokens that the row attends to. A
+model's arithmetic says where that is: its products take 2 operations a weight and row, its attention 4 a
+layer, query head dimension and token attended to. How long a unit takes is measured while the worker runs,
+and so is how much slower than by that arithmetic attention is: else steps far into a long prompt, which are
+mostly attention, would make short prompts look dear.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 from baton.engine.model_config import ModelConfig
 
-# The pace is the median of so many measured steps: the first of all compiles, and a host has slow moments.
+# What is measured is the median of so many steps: the first of all compiles, and a host has slow moments.
 _STEPS_KEPT = 9
+# How many times slower or faster than by its arithmetic attention may be thought.
+_SLOWEST, _FASTEST = 16.0, 0.25
+# Rows that take a GPU no longer than one: its arithmetic is as fast as its memory's reading of the weights.
+LEAST_ROWS_GPU = 224
+
+# (first position, rows) of a chunk.
+Run = tuple[int, int]
 
 
 def half_context(config: ModelConfig) -> float:
@@ -29,32 +39,67 @@ def half_context(config: ModelConfig) -> float:
 class PrefillCost:
     """Units of chunks, and seconds a unit."""
 
-    def __init__(self, half_context: float = math.inf) -> None:
+    def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
+        """`least_rows`: a step of fewer takes as long."""
         self._half_context = half_context
+        self._least_rows = least_rows
         self._paces: deque[float] = deque(maxlen=_STEPS_KEPT)
+        self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
 
     def of(self, start: int, count: int) -> float:
         """Units of tokens `start` to `start + count` of a sequence."""
-        return count + count * (start + count / 2) / self._half_context
+        return count + count * (start + count / 2) / self._half
+
+    def of_step(self, chunks: Iterable[Run]) -> float:
+        """Units of a step of them."""
+        rows, context = self._shares(chunks)
+        return rows + context * self._attention
 
     def tokens_within(self, start: int, units: float) -> int:
         """The most tokens from `start` on that cost at most `units`."""
-        if math.isinf(self._half_context) or math.isinf(units):
+        half = self._half
+        if math.isinf(half) or math.isinf(units):
             return int(min(units, 2**31))
-        slope = 1 + start / self._half_context
-        root = math.sqrt(slope * slope + 2 * units / self._half_context)
-        return int(self._half_context * (root - slope))
+        slope = 1 + start / half
+        return int(half * (math.sqrt(slope * slope + 2 * units / half) - slope))
 
     def units_within(self, seconds: float) -> float:
         """The units that take so long; no bound before anything was measured."""
-        pace = median(self._paces) if self._paces else 0.0
+        pace = self._pace
         return seconds / pace if pace > 0 else math.inf
 
     def seconds_of(self, units: float) -> float:
         """How long they should take; 0 before anything was measured."""
-        return units * median(self._paces) if self._paces else 0.0
+        return units * self._pace
 
-    def took(self, units: float, seconds: float) -> None:
-        """Work of `units` took so long."""
-        if units > 0:
-            self._paces.append(seconds / units)
+    def took(self, chunks: Iterable[Run], seconds: float) -> None:
+        """A step of them took so long. It tells of what took most of it."""
+        rows, context = self._shares(chunks)
+        pace, attention = self._pace, self._attention
+        if not pace or context * attention <= rows:
+            of_rows = rows / (rows + context * attention)
+            self._paces.append(seconds * of_rows / rows)
+        else:
+            slowness = (seconds / pace - rows) / context
+            self._slowness.append(min(max(slowness, _FASTEST), _SLOWEST))
+
+    def _shares(self, chunks: Iterable[Run]) -> tuple[float, float]:
+        """Units of a step's rows, and by arithmetic of its attention."""
+        rows, context = 0, 0.0
+        for start, count in chunks:
+            rows += count
+            context += count * (start + count / 2) / self._half_context
+        return max(rows, self._least_rows), context
+
+    @property
+    def _pace(self) -> float:
+        return median(self._paces) if self._paces else 0.0
+
+    @property
+    def _attention(self) -> float:
+        return median(self._slowness) if self._slowness else 1.0
+
+    @property
+    def _half(self) -> float:
+        """Where attention takes as long as all else, as measured."""
+        return self._half_context / self._attention

@@ -27,12 +27,15 @@ from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.row_ops import embed, norm_rows
 from baton.engine.prefill_scheduler import Chunk
 from baton.engine.products import EPILOGUES, Library, Scratch, run_product
-from baton.engine.prompt_attention import PlannedRows, PromptAttention
-from baton.engine.prompt_plan import LibraryRule, plan_attention
+from baton.engine.prompt_attention import PlannedRows, PromptAttention, product_rows
+from baton.engine.prompt_plan import LibraryRule
+from baton.engine.prompt_split import KeySplit
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # Kernels are compiled anew where a stride is a multiple of 16 in one call and not in the next.
 _TABLE_WIDTH = 16
+# Prompts that end in one step and whose head is warmed up.
+_HEAD_ROWS = 8
 _Ints = npt.NDArray[np.int32]
 
 
@@ -47,30 +50,35 @@ class PrefillPass:
         most_rows: int,
         rule: LibraryRule | None,
         tuning: PromptTuning | None = None,
+        split: KeySplit | None = None,
     ) -> None:
-        """`rule`: what the library takes of attention; `tuning` None: by the rows."""
+        """`rule`: what the library takes of attention; `tuning` None: by the rows; `split`: when
+        few rows' keys are shared by several programs; None: as is best for a large GPU."""
         config, device, dtype = decoder.config, decoder.device, decoder.dtype
         self.most_rows = most_rows
         self._decoder = decoder
         self._cache = cache
         self._tuning = tuning
+        self._split = split or KeySplit()
         self._padding = 0 if rule is None else rule.step
         self.grain = 1 if rule is None else rule.step
         query_width = config.num_heads * config.head_dim
         qkv_width = query_width + 2 * config.num_kv_heads * config.head_dim
 
-        def buffer(width: int, rows: int = most_rows, kind: torch.dtype = dtype) -> Tensor:
+        widest = product_rows(most_rows)
+
+        def buffer(width: int, rows: int = widest, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(rows, width, dtype=kind, device=device)
 
         self._hidden = buffer(config.hidden_size)
-        self._qkv = buffer(qkv_width, most_rows + (0 if rule is None else rule.slack(most_rows)))
+        self._qkv = buffer(qkv_width, widest + (0 if rule is None else rule.slack(most_rows)))
         self._inner = buffer(config.intermediate_size)
         half = config.head_dim // 2
         self._rotary = buffer(half, kind=torch.float32), buffer(half, kind=torch.float32)
         self._scratch = Scratch.empty(
-            most_rows, config.hidden_size, config.intermediate_size, (0, 0), device, dtype
+            widest, config.hidden_size, config.intermediate_size, (0, 0), device, dtype
         )
-        self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule)
+        self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule, self._split)
         self.refused = self._attention.refused
 
     def warm(self) -> None:
@@ -80,12 +88,26 @@ class PrefillPass:
         if rule is not None and most >= rule.least_rows:
             # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
             runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
+        runs.append((4 * self._split.least_keys, 1))
+        self._warm_products()
         for start, rows in runs:
             sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
             sequence.blocks = tuple(
                 (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
             )
             self.logits(self.forward([Chunk(sequence, start, rows)])[-1:])
+
+    def _warm_products(self) -> None:
+        """Each product with each number of rows that passes have, and the head with a few."""
+        layer = self._decoder.layers[0]
+        for rows in sorted({product_rows(rows) for rows in range(1, self.most_rows + 1)}):
+            hidden, attended = self._hidden[:rows], self._attention.attended(rows)
+            self._product("qkv", self._qkv[:rows], hidden, layer.qkv)
+            self._product("output", hidden, attended, layer.output)
+            self._product("gate_up", self._inner[:rows], hidden, layer.gate_up)
+            self._product("down", hidden, self._inner[:rows], layer.down)
+        for rows in range(1, min(_HEAD_ROWS, self.most_rows) + 1):
+            self.logits(self._hidden[:rows])
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
@@ -96,25 +118,30 @@ class PrefillPass:
             raise ValueError(f"a pass of {rows} rows, made for {self.most_rows}")
         (token, position, sequence), groups = self._put(chunks, rows)
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        hidden, qkv, inner = self._hidden[:rows], self._qkv[:rows], self._inner[:rows]
+        wide = product_rows(rows)
+        hidden, qkv, inner = self._hidden[:wide], self._qkv[:wide], self._inner[:wide]
         rotary = self._rotary[0][:rows], self._rotary[1][:rows]
         # What stands behind the rows is padding that others' keys must not be.
         self._qkv[rows : rows + self._padding].zero_()
+        # And what products have behind them stays zeros, or what a row of zeros becomes.
+        hidden[rows:].zero_()
+        self._attention.begin(rows, wide)
         embed(
-            hidden, rotary, token, position,
+            hidden[:rows], rotary, token, position,
             decoder.embedding, decoder.rope.frequencies, decoder.rope.scale,
         )  # fmt: skip
         for layer in decoder.layers:
             planned, heads = groups[layer.group], self._attention.heads[layer.group]
             self._product("qkv", qkv, hidden, layer.qkv, Norm(layer.attention_norm, eps))
             prompt_qkv(
-                qkv, self._cache.groups[layer.group], layer.index, planned.tables, sequence, position,
+                qkv[:rows], self._cache.groups[layer.group], layer.index, planned.tables, sequence, position,
                 rotary, heads, _norms(layer),
             )  # fmt: skip
-            attended = self._attention.run(layer, rows, planned)
+            attended = self._attention.run(layer, rows, planned, wide)
             self._product("output", hidden, attended, layer.output)
             self._product("gate_up", inner, hidden, layer.gate_up, Norm(layer.mlp_norm, eps))
             self._product("down", hidden, inner, layer.down)
+        hidden = hidden[:rows]
         normed = self._scratch.normed[: hidden.numel()].view(hidden.shape)
         norm_rows(normed, hidden, decoder.norm, eps)
         return normed
@@ -136,10 +163,7 @@ class PrefillPass:
         ]
         plans, tunings = [], []
         for number, heads in enumerate(self._attention.heads):
-            rule = self._attention.rule if heads.window is None else None
-            plan = plan_attention(runs, rule, self._attention.has)
-            spanned = sum(span.rows for span in plan.spans)
-            tuning = self._tuning or PromptTuning.of(heads, self._decoder.dtype, spanned)
+            plan, tuning = self._attention.plan(runs, heads, self._tuning)
             lines += [block_lines(chunks, number), item_lines(plan.spans, tuning.rows(heads), heads.window)]
             plans.append(plan)
             tunings.append(tuning)

@@ -1,8 +1,9 @@
 """Which prompt tokens the next prefill step computes. Torch-free.
 
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
-comes first, so that a long one stops nobody: it gets what the others leave. The oldest, once it has been
-here longer than the age cap, has a right to a share of every step, so that nobody starves either.
+comes first, so that a long one stops nobody: it gets what the others leave, and while others come half of a
+step at most, since they wait for all of the step that they find and of the one that they are in. The oldest,
+once it has been here longer than the age cap, has a right to a share of the steps, so that nobody starves.
 
 A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
 starts; and from the age cap on nobody starts before it.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,9 +25,14 @@ from baton.errors import BatonError, ErrorKind
 
 # A step is at least so long, in units of its cost, however slow the worker: a shorter one is mostly overhead.
 LEAST_UNITS = 128.0
-# Of a step, what the oldest prompt has a right to: it takes at most so many times as long as alone. With more
-# short prompts beside a very long one wait twice as long, at loads that leave the long one more anyway.
-AGED_SHARE = 1 / 8
+# Of every fourth step the oldest prompt has a right to half, if the three before gave it nothing: it takes at
+# most eight times as long as alone. With more, short prompts beside a very long one wait longer, at loads
+# that leave the long one more anyway.
+AGED_SHARE, AGED_PASSES = 1 / 2, 3
+# Up to what share of a step a prompt gets something of it that is more than a step from its end, where others
+# end in that step, since they wait for all of it, or have come lately, since more may come while it runs.
+BESIDE_SHARE = 1 / 2
+LATELY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,10 @@ class PrefillScheduler:
         self.cost = cost or PrefillCost()
         # When each was added, in that order.
         self._sequences: dict[Sequence, float] = {}
+        # Steps in a row that gave the oldest nothing, once it has been here longer than the age cap.
+        self._passes = 0
+        # The last to come, here or gone.
+        self._last: deque[tuple[Sequence, float]] = deque(maxlen=2)
 
     @property
     def sequences(self) -> tuple[Sequence, ...]:
@@ -92,6 +103,7 @@ class PrefillScheduler:
         if len(self._sequences) >= self._max_sequences:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._max_sequences} prefills wait already")
         self._sequences[sequence] = self._clock()
+        self._last.append((sequence, self._clock()))
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; the caller computes all of them, then calls `computed`.
@@ -102,10 +114,13 @@ class PrefillScheduler:
         runnable = self._with_blocks(waiting)
         step = _Step(self.cost, self._bounds)
         aged = self._aged(runnable)
-        if aged is not None and len(runnable) > 1:
+        if aged is not None and len(runnable) > 1 and self._passes >= AGED_PASSES:
             step.give(aged, AGED_SHARE)
+        since = self._clock() - LATELY_S
         for sequence in runnable:
-            step.give(sequence)
+            step.give(sequence, crowded=any(at > since and one is not sequence for one, at in self._last))
+        passed = aged is not None and aged not in step.given
+        self._passes = self._passes + 1 if passed else 0
         return step.chunks
 
     def begun(self, chunk: Chunk) -> None:
@@ -191,24 +206,34 @@ class _Step:
         self._cost = cost
         self._tokens = bounds.tokens
         self._grain = bounds.grain
-        self._units = max(cost.units_within(bounds.seconds), LEAST_UNITS)
-        self._given: dict[Sequence, int] = {}
+        self._whole = max(cost.units_within(bounds.seconds), LEAST_UNITS)
+        self._used = 0.0
+        self.given: dict[Sequence, int] = {}
+        self._ends = False
 
     @property
     def chunks(self) -> list[Chunk]:
-        return [Chunk(sequence, sequence.reached, count) for sequence, count in self._given.items()]
+        return [Chunk(sequence, sequence.reached, count) for sequence, count in self.given.items()]
 
-    def give(self, sequence: Sequence, share: float = 1.0) -> None:
-        """Gives a sequence what is left of the step, or a share of it, beside what it has already."""
-        has = self._given.get(sequence, 0)
+    def give(self, sequence: Sequence, share: float = 1.0, *, crowded: bool = False) -> None:
+        """Gives a sequence what is left of the step, or a share of it, beside what it has already; `crowded`:
+        others have come lately."""
+        has = self.given.get(sequence, 0)
         start = sequence.reached + has
-        affordable = self._cost.tokens_within(start, self._units * share)
-        if not self._given:
-            affordable = max(affordable, 1)  # whatever it costs, a step gets on
-        count = min(sequence.length - start, math.ceil(self._tokens * share), affordable)
-        if self._grain < count < sequence.length - start:
+        left = sequence.length - start
+        units = max(0.0, self._whole - self._used) * share
+        if (self._ends or crowded) and self._cost.of(start, left) > self._whole:
+            units = min(units, max(LEAST_UNITS, self._whole * BESIDE_SHARE) - self._used)
+        most = min(left, math.ceil(self._tokens * share))
+        count = min(most, self._cost.tokens_within(start, max(0.0, units)))
+        if not self.given:
+            count = max(count, 1)  # whatever it costs, a step gets on
+        elif count < left and units < LEAST_UNITS:
+            count = 0  # mostly overhead
+        if self._grain < count < left:
             count -= (start + count) % self._grain
         if count > 0:
-            self._given[sequence] = has + count
+            self.given[sequence] = has + count
             self._tokens -= count
-            self._units = max(0.0, self._units - self._cost.of(start, count))
+            self._used += self._cost.of(start, count)
+            self._ends = self._ends or count == left

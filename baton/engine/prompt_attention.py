@@ -3,20 +3,23 @@ vendor's library, joined where a row has parts of both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from baton.device.attention_library import LIBRARY_DTYPES, AttentionLibrary
+from baton.device.attention_library import HALF_DTYPES, AttentionLibrary
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer
 from baton.engine.kernels.gpu.absorb_attention import absorb_attention
 from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.gather_prefix import gather_prefix
+from baton.engine.kernels.gpu.join_parts import join_parts
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.prompt_items import PromptTuning
-from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule
+from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule, Run, plan_attention
+from baton.engine.prompt_split import KeySplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,19 @@ class PlannedRows:
 class PromptAttention:
     """Owns the buffers that attention of up to `most_rows` rows needs, and the library's shapes.
 
+    Parts of rows whose keys are split stand behind row `most_rows`.
     `qkv` [most rows + rule.slack, (heads + 2 kv heads) · dim] is the caller's: passes have their product in
     its first rows, and `rule.step` rows of zeros behind them.
     """
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, qkv: Tensor, most_rows: int, rule: LibraryRule | None
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        qkv: Tensor,
+        most_rows: int,
+        rule: LibraryRule | None,
+        split: KeySplit,
     ) -> None:
         config = decoder.config
         self._cache = cache
@@ -51,11 +61,12 @@ class PromptAttention:
             for group in decoder.layout.groups
         ]  # fmt: skip
         device, dtype = decoder.device, decoder.dtype
-        self._attended = torch.zeros(
-            most_rows, config.num_heads * config.head_dim, dtype=dtype, device=device
-        )
-        self._sums = torch.zeros(config.num_heads, most_rows, dtype=torch.float32, device=device)
-        self._library = AttentionLibrary(config.attention_scale, device)
+        self._most_rows = product_rows(most_rows)
+        self._split = split
+        rows = self._most_rows + split.rows
+        self._attended = torch.zeros(rows, config.num_heads * config.head_dim, dtype=dtype, device=device)
+        self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
+        self._library = AttentionLibrary(config.attention_scale, device, dtype)
         keys = rule.key_sizes[0] if rule is not None else 0
         self._gathered = torch.zeros(
             2, config.num_kv_heads, keys, config.head_dim, dtype=dtype, device=device
@@ -69,17 +80,46 @@ class PromptAttention:
         """Whether the library may be called with it."""
         return shape in self._ready
 
-    def run(self, layer: Layer, rows: int, planned: PlannedRows) -> Tensor:
-        """→ [rows, heads · dim]. The rows' q and k must be rotated, and k and v in the cache."""
+    def plan(
+        self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None
+    ) -> tuple[AttentionPlan, PromptTuning]:
+        """Who computes what of chunks `runs` as they are packed, and how the paged kernel is cut for its
+        part: by `tuning`, or by its rows."""
+        plan = plan_attention(runs, self.rule if heads.window is None else None, self.has)
+        if tuning is None:
+            tuning = PromptTuning.of(heads, self._qkv.dtype, sum(span.rows for span in plan.spans))
+        if heads.window is None:
+            plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
+        return plan, tuning
+
+    def attended(self, rows: int) -> Tensor:
+        """What `run` yields into."""
+        return self._attended[:rows]
+
+    def begin(self, rows: int, wide: int) -> None:
+        """Before a pass: what stands behind its rows is zeros, so that `run` may yield `wide` of them."""
+        self._attended[rows:wide].zero_()
+
+    def run(self, layer: Layer, rows: int, planned: PlannedRows, wide: int | None = None) -> Tensor:
+        """→ [wide, heads · dim], by default `rows`; those behind `rows` are nobody's. The rows' q and k must
+        be rotated, and k and v in the cache."""
+        wide = wide or rows
         group, plan = self._cache.groups[layer.group], planned.plan
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
-            return found.transpose(1, 2).reshape(-1, out.shape[1])[:rows]
+            found = found.transpose(1, 2).reshape(-1, out.shape[1])
+            if found.shape[0] >= wide:
+                return found[:wide]
+            out.copy_(found[:rows])
+            return self._attended[:wide]
+        heads = self.heads[layer.group]
         prompt_attention(
-            out, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
-            self.heads[layer.group], planned.tuning, sums if plan.prefix else None,
+            self._attended, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
+            heads, planned.tuning, self._sums if plan.prefix or plan.parted else None,
         )  # fmt: skip
+        for run in plan.parted:
+            join_parts(self._attended, self._sums, run.row, run.rows, run.first, run.count, heads.dim)
         for causal in plan.causal:
             self._take(causal, out, sums)
         for call in plan.prefix:
@@ -87,7 +127,7 @@ class PromptAttention:
             gather_prefix(self._gathered, group, layer.index, table, call.first, call.keys)
             found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
             self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
-        return out
+        return self._attended[:wide]
 
     def _take(self, call: CausalCall, out: Tensor, sums: Tensor) -> None:
         """Writes a causal call's rows, or joins them to what a span has written."""
@@ -139,7 +179,15 @@ class PromptAttention:
         return True
 
 
+def product_rows(rows: int) -> int:
+    """`rows` as products have them: up to a multiple of 64, beyond 2,048 of 256. The vendor's library looks
+    for the best way anew for every number of rows, and loads what it has not had yet, so there are only as
+    many numbers as can be warmed up."""
+    step = 64 if rows <= 2048 else 256
+    return -(-rows // step) * step
+
+
 def library_rule(decoder: Decoder, most_rows: int) -> LibraryRule | None:
     """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
-    fits = decoder.dtype in LIBRARY_DTYPES and decoder.config.head_dim % 8 == 0
+    fits = decoder.dtype in HALF_DTYPES and decoder.config.head_dim % 8 == 0
     return LibraryRule.of(most_rows) if fits and decoder.device.type == "cuda" else None

@@ -90,7 +90,8 @@ class LibraryRule:
 @dataclass(frozen=True, slots=True)
 class Span:
     """Rows `row` to `row + rows` of a pass, of the sequence whose line of the block tables is `table`. The
-    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself."""
+    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself. What they
+    yield is written to row `into` and those behind it; None: to their own."""
 
     row: int
     rows: int
@@ -98,6 +99,17 @@ class Span:
     begin: int
     end: int
     table: int
+    into: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartedRows:
+    """`count` parts of what `rows` rows from `row` on yield are in as many runs of rows from `first` on."""
+
+    row: int
+    rows: int
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +139,11 @@ class PrefixCall:
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """Spans are computed first, then causal calls, then prefix calls: in that order every row's first part
-    is written and the others are joined to it."""
+    """Spans are computed first, and parted rows joined, then causal calls, then prefix calls: in that order
+    every row's first part is written and the others are joined to it."""
 
     spans: list[Span] = field(default_factory=list)
+    parted: list[PartedRows] = field(default_factory=list)
     causal: list[CausalCall] = field(default_factory=list)
     prefix: list[PrefixCall] = field(default_factory=list)
 

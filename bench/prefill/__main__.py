@@ -12,6 +12,9 @@ the host, the median of --repeats after one more; `device_ms` is what the steps 
     --cached P       the first P percent of each prompt's blocks are cached: in blocks of the device, or only
                      behind it (--tier), so that they are loaded first
     --profile        what one more run's time goes to, by kinds of kernels; `idle` is the device's
+    --fairness       instead: how long short prompts (--short) wait for their first token, at 30 % of the rate
+                     that is sustained of them (Poisson), alone and beside a long one (--long), by a worker's
+                     bounds of a step or those of --step-ms MS,MS, the first of which is also run alone
 
 mfu: operations of the uncached tokens over 989 TFLOP/s (bf16, fp16). peak_gb: the most device memory that
 tensors took; peak_beside_gb: of that, what runs took beside weights, KV and standing buffers.
@@ -30,12 +33,20 @@ from bench.case_output import show
 from bench.prefill.case import TIERS, Case, parse_prompts
 from bench.shapes import SHAPES
 
+# Of a step, where nobody says.
+_ROWS = 8192
+
 
 def main() -> None:
     arguments = _parser().parse_args()
     os.environ.update(ENVIRONMENT)  # as an engine is started; torch is imported later
     with tempfile.TemporaryDirectory() as folder:
-        run_all(cases_of(arguments), arguments, Path(folder))
+        if arguments.fairness:
+            from bench.prefill.fairness import run_fairness
+
+            run_fairness(arguments, Path(folder))
+        else:
+            run_all(cases_of(arguments), arguments, Path(folder))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,12 +58,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--prompts", default="1x1024,1x8192,8x1024,8x8192", type=parse_prompts)
-    parser.add_argument("--chunk-tokens", type=int, default=8192, help="rows of a step, at most")
+    parser.add_argument(
+        "--chunk-tokens",
+        type=int,
+        help=f"rows of a step, at most (default {_ROWS}; with --fairness a worker's)",
+    )
     parser.add_argument("--cached", default="0", help="percent of a prompt; with --tier")
     parser.add_argument("--tier", default="device", help=f"of {','.join(TIERS)}")
     parser.add_argument("--numerics", default="fast", choices=("exact", "fast"))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="what the time goes to")
+    parser.add_argument("--fairness", action="store_true", help="short prompts beside a long one")
+    parser.add_argument(
+        "--step-ms", metavar="MS,MS", help="with --fairness: bounds of a step (default a worker's)"
+    )
+    parser.add_argument("--short", type=int, default=500, help="with --fairness: tokens")
+    parser.add_argument("--long", type=int, default=100_000, help="with --fairness: tokens")
+    parser.add_argument("--count", type=int, default=400, help="with --fairness: short prompts of each load")
+    parser.add_argument("--seed", type=int, default=0, help="with --fairness: of the arrivals")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", action="store_true", help="one object a line, for programs")
     return parser
@@ -65,7 +88,7 @@ def cases_of(arguments: argparse.Namespace) -> list[Case]:
     if any(tier not in TIERS for tier in tiers) or any(not 0 <= share < 100 for share in shares):
         sys.exit(f"bench.prefill: tiers are {', '.join(TIERS)}, shares 0 to 99")
     return [
-        Case(arguments.shape, arguments.dtype, prompts, tokens, arguments.chunk_tokens, share, tier)
+        Case(arguments.shape, arguments.dtype, prompts, tokens, arguments.chunk_tokens or _ROWS, share, tier)
         for prompts, tokens in arguments.prompts
         for share in shares
         for tier in (tiers if share else tiers[:1])

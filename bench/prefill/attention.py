@@ -115,13 +115,13 @@ class Bench:
         from baton.engine.prefill_pass import block_lines
         from baton.engine.prefill_scheduler import Chunk
         from baton.engine.prompt_attention import PlannedRows, PromptAttention
-        from baton.engine.prompt_plan import plan_attention
+        from baton.engine.prompt_split import KeySplit
 
         begun = time.perf_counter()
-        attention = PromptAttention(self.decoder, self.cache, self.qkv, self.rows, rule)
+        attention = PromptAttention(self.decoder, self.cache, self.qkv, self.rows, rule, KeySplit())
         ready = time.perf_counter() - begun
         heads = attention.heads[0]
-        plan = plan_attention([(self.start, self.rows)], rule, attention.has)
+        plan, _ = attention.plan([(self.start, self.rows)], heads, tuning)
         if rule is not None and not plan.causal and not plan.prefix:
             print(f"{self.start}+{self.rows}: the library takes nothing of it", file=sys.stderr)
         lines = [

@@ -68,9 +68,14 @@ class EngineConfig(StrictModel):
     chunk_tokens: int | None = Field(
         None, ge=1, description="prompt tokens one prefill step computes at most; unset: 256, on a GPU 2048"
     )
-    prefill_step_ms: float = Field(25.0, gt=0, description="expected length of a prefill step, at most")
+    prefill_step_ms: float = Field(
+        25.0,
+        gt=0,
+        description="expected length of a prefill step, at most; while others come a prompt that takes more "
+        "than one gets half of that",
+    )
     prefill_age_cap_ms: float = Field(
-        2000.0, ge=0, description="a prompt that is here so long gets an eighth of every step"
+        2000.0, ge=0, description="a prompt that is here so long gets an eighth of all steps, at least"
     )
     max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
     max_logprobs: int = Field(

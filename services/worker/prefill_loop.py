@@ -5,7 +5,7 @@ from __future__ import annotations
 from baton.device.lane import lane_of
 from baton.engine.back_ends import prompt_pass
 from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import PrefillCost, half_context
+from baton.engine.prefill_cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache import PrefixCache
 from services.common.config import EngineConfig
@@ -31,7 +31,7 @@ def prefill_loop(
         model.pools,
         bounds,
         max_sequences=engine.prefill_queue,
-        cost=PrefillCost(half_context(model.config)),
+        cost=PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0),
         prefixes=prefixes,
     )
     return PrefillLoop(prompts, scheduler, lane_of(model.device))

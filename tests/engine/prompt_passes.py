@@ -18,12 +18,14 @@ from baton.engine.plain_prefill import PlainPass
 from baton.engine.prefill_pass import PrefillPass
 from baton.engine.prefill_scheduler import Chunk
 from baton.engine.prompt_plan import LibraryRule
+from baton.engine.prompt_split import KeySplit
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
 # As the true one, in small: every way to cut a chunk within a few dozen tokens.
 SMALL_RULE = LibraryRule(step=8, least_rows=6, least_prefix=16, least_pairs=1, key_sizes=(32, 16))
+SMALL_SPLIT = KeySplit(programs=24, least_keys=6, rows=40, grain=4)
 SMALL_TUNING = PromptTuning(queries=32, tile=16, warps=4, stages=2)
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -49,6 +51,7 @@ class BothPasses:
         family: str = "llama",
         *,
         rule: LibraryRule | None = SMALL_RULE,
+        split: KeySplit = SMALL_SPLIT,
         block_tokens: int = 4,
         lengths: Run[int] = (128,) * 4,
         most_rows: int = 128,
@@ -64,7 +67,7 @@ class BothPasses:
         blocks = [-(-length // block_tokens) for length in lengths]
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
         self.plain = PlainPass(decoder, self.caches[0])
-        self.kernels = PrefillPass(decoder, self.caches[1], most_rows, rule, SMALL_TUNING)
+        self.kernels = PrefillPass(decoder, self.caches[1], most_rows, rule, SMALL_TUNING, split)
         generator = torch.Generator().manual_seed(1)
         self.sequences = []
         shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in layout.groups]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,11 +31,32 @@ def test_a_chunk_costs_what_its_parts_cost() -> None:
 def test_the_pace_is_the_median_of_what_was_measured() -> None:
     cost = PrefillCost()
     assert cost.units_within(0.05) == math.inf
-    cost.took(10, 5.0)  # the first compiles
+    cost.took([(0, 10)], 5.0)  # the first compiles
     for _ in range(4):
-        cost.took(100, 0.1)
-    cost.took(0, 1.0)  # tells nothing
+        cost.took([(0, 100)], 0.1)
     assert math.isclose(cost.units_within(0.05), 50)
+
+
+def test_a_step_of_few_rows_costs_as_much_as_the_least() -> None:
+    cost = PrefillCost(1000.0, least_rows=200)
+    assert cost.of_step([(0, 10), (0, 20)]) == pytest.approx(200 + (10 * 5 + 20 * 10) / 1000)
+    assert cost.of_step([(0, 300)]) == pytest.approx(cost.of(0, 300))
+    cost.took([(0, 10)], 0.2)  # nor does it make rows look dear
+    assert cost.seconds_of(400) == pytest.approx(0.4, rel=1e-3)
+
+
+@given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.5, 8), seed=st.integers(0, 100))
+def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, seed: int) -> None:
+    """Whatever the order of steps near and far from their prompts' beginning, and a bad one now and then."""
+    draw, cost = random.Random(seed), PrefillCost(1000.0)
+    for number in range(200):
+        start, count = draw.choice([(0, 100), (20_000, 50), (50, 200), (5000, 100)])
+        seconds = pace * (count + slowness * count * (start + count / 2) / 1000)
+        cost.took([(start, count)], seconds * (50 if number % 11 == 3 else 1))
+    for start in (0, 1000, 30_000):
+        seconds = pace * (70 + slowness * 70 * (start + 35) / 1000)
+        assert cost.seconds_of(cost.of(start, 70)) == pytest.approx(seconds, rel=0.15)
+        assert cost.tokens_within(start, cost.units_within(seconds)) in range(59, 84)
 
 
 def test_attention_takes_as_long_as_the_products_where_it_should() -> None:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from baton.device.attention_library import AttentionLibrary
+from baton.engine.kernels.gpu.join_parts import join_parts
 from baton.engine.prompt_plan import AttentionPlan, CallShape, LibraryRule, plan_attention
+from baton.engine.prompt_split import KeySplit
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -38,6 +40,25 @@ def test_prefixes_around_every_edge(tmp_path: Path, start: int) -> None:
 def test_chunks_around_every_edge(tmp_path: Path, rows: int) -> None:
     both = BothPasses(tmp_path, lengths=(rows + 30, 80), device=DEVICE)
     both.check([(1, 0, 3), (0, 0, rows)], [(0, rows, 1), (1, 3, 20)])
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_few_rows_keys_are_shared_by_several_programs(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+
+    def joined(*arguments: Any) -> None:
+        counts.append(arguments[5])
+        join_parts(*arguments)
+
+    monkeypatch.setattr("baton.engine.prompt_attention.join_parts", joined)
+    both = BothPasses(tmp_path, rule=None, lengths=(80, 20, 100), device=DEVICE)
+    both.check([(0, 0, 60), (2, 0, 61)])
+    assert counts == []
+    both.check([(1, 0, 7), (0, 60, rows), (2, 61, 3)])
+    assert len(counts) == 2
+    assert min(counts) >= 1
 
 
 @pytest.mark.parametrize("block_tokens", [32, 5])
@@ -70,7 +91,6 @@ def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
     both.check([(0, 0, 13)])
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="in float32 the true one refuses everything")
 def test_a_library_that_refuses_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attend = AttentionLibrary.attend
 
@@ -155,11 +175,31 @@ def test_shapes_are_few_and_calls_read_within_the_slack(most: int) -> None:
             assert max(ends, default=0) <= rows + slack
 
 
+def test_a_hundred_rows_far_into_a_prompt_are_work_for_all_of_a_gpu() -> None:
+    for rows, start in ((100, 100_000), (228, 50_000), (16, 100_000), (300, 100_000)):
+        plan = KeySplit().split(plan_attention([(start, rows)], None, lambda shape: True), 16, 8, 2048)
+        longest = max(span.end - span.begin for span in plan.spans)
+        programs = -(-rows // 16) * 8 * len(plan.spans)
+        assert 0.6 * 528 <= programs <= 528, (rows, programs)
+        assert longest <= 1.3 * (start + rows) / len(plan.spans) + 256
+    for rows, start in ((1000, 1000), (500, 0), (2000, 3000)):
+        whole = plan_attention([(start, rows)], None, lambda shape: True)
+        assert KeySplit().split(whole, 32, 8, 2048) == whole
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_row_sees_every_key_once(seed: int) -> None:
     draw = random.Random(seed)
     chunks = [(draw.choice((0, 0, 15, 16, 40, 100)), draw.choice((1, 7, 8, 9, 24, 24, 31))) for _ in range(5)]
-    found = plan(*chunks)
+    split = KeySplit(programs=draw.choice((4, 30, 300)), least_keys=6, rows=50, grain=draw.choice((1, 4)))
+    found = split.split(plan(*chunks), draw.choice((4, 16)), 2, 128)
+    written = [
+        (span.row if span.into is None else span.into) + n for span in found.spans for n in range(span.rows)
+    ]
+    assert len(written) == len(set(written))
+    assert max((span.into + span.rows for span in found.spans if span.into is not None), default=0) <= 178
+    parts = {part.first + n * part.rows: part.row for part in found.parted for n in range(part.count)}
+    assert parts == {span.into: span.row for span in found.spans if span.into is not None}
     seen: dict[int, list[int]] = {}
     for span in found.spans:
         for row in range(span.rows):

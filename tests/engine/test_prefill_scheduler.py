@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from baton.engine.blocks import BlockPools
 from baton.engine.prefill_cost import PrefillCost
-from baton.engine.prefill_scheduler import AGED_SHARE, LEAST_UNITS, PrefillScheduler, StepBounds
+from baton.engine.prefill_scheduler import AGED_PASSES, AGED_SHARE, LEAST_UNITS, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
@@ -47,7 +46,7 @@ def make(
 
 def paced(seconds_a_unit: float, half_context: float = 1000.0) -> PrefillCost:
     cost = PrefillCost(half_context)
-    cost.took(1.0, seconds_a_unit)
+    cost.took([(0, 1)], seconds_a_unit)
     return cost
 
 
@@ -115,18 +114,50 @@ def test_the_shortest_remaining_comes_first_and_a_long_one_gets_the_rest() -> No
     assert [(c.sequence, c.start, c.count) for c in scheduler.schedule()] == [(short, 0, 30), (long, 100, 70)]
 
 
-def test_what_has_waited_longer_than_the_cap_gets_its_share_of_a_step() -> None:
+def test_what_has_waited_longer_than_the_cap_gets_half_of_every_fourth_step() -> None:
     clock = Clock()
     _, scheduler = make(1000, StepBounds(100, age_cap_s=1.0), clock=clock)
     long = sequence(1000)
     scheduler.add(long)
     clock.now = 0.9
-    for _ in range(4):
+    for _ in range(9):
         scheduler.add(sequence(90))
-    assert long not in [chunk.sequence for chunk in scheduler.schedule()]
+
+    def of_long() -> int:
+        return next((chunk.count for chunk in scheduler.schedule() if chunk.sequence is long), 0)
+
+    assert [of_long() for _ in range(6)] == [0] * 6
     clock.now = 1.0
-    counts = {chunk.sequence: chunk.count for chunk in scheduler.schedule()}
-    assert counts[long] == math.ceil(100 * AGED_SHARE)
+    half = math.ceil(100 * AGED_SHARE)
+    assert [of_long() for _ in range(2 * AGED_PASSES + 2)] == 2 * [*[0] * AGED_PASSES, half]
+
+
+def test_a_long_prompt_gets_half_of_a_step_that_others_wait_for() -> None:
+    clock = Clock()
+    bounds = StepBounds(10_000, seconds=1.0, age_cap_s=1e9)
+    _, scheduler = make(20_000, bounds, cost=paced(0.001, math.inf), clock=clock)
+    long, short, next_but_one = sequence(50_000), sequence(200), sequence(900)
+    scheduler.add(long)
+
+    def counts() -> dict[Sequence, int]:
+        found = {chunk.sequence: chunk.count for chunk in scheduler.schedule()}
+        for chunk in scheduler.schedule():
+            scheduler.computed(chunk)
+            if chunk.is_last:
+                scheduler.remove(chunk.sequence)
+        return found
+
+    assert counts() == {long: 1000}, "nobody else comes"
+    scheduler.add(short)
+    assert counts() == {short: 200, long: 300}
+    assert counts() == {long: 500}, "one has come lately"
+    clock.now += 1.1
+    assert counts() == {long: 1000}
+    scheduler.add(sequence(450))
+    assert list(counts().values()) == [450], "what would be left is not worth a chunk"
+    for one in (sequence(200), next_but_one):
+        scheduler.add(one)
+    assert counts()[next_but_one] == 800, "it ends in the next step"
 
 
 def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_nobody() -> None:
@@ -169,64 +200,3 @@ def test_lent_blocks_stay_their_lenders() -> None:
     scheduler.remove(borrower)
     scheduler.remove(borrower)
     pools.check_integrity([lent])
-
-
-class Worker:
-    """A prefill worker in virtual time: 25 µs a unit, half a millisecond a step."""
-
-    def __init__(self, bounds: StepBounds) -> None:
-        self.clock = Clock()
-        self.cost = paced(25e-6, half_context=27_000)
-        self.scheduler = make(60_000, bounds, 10_000, self.cost, self.clock)[1]
-
-    def step(self) -> list[Sequence]:
-        """Runs one step; the sequences that it completed."""
-        chunks = self.scheduler.schedule()
-        self.clock.now += 0.0005 + 25e-6 * sum(self.cost.of(c.start, c.count) for c in chunks)
-        done = []
-        for chunk in chunks:
-            self.scheduler.computed(chunk)
-            if chunk.is_last:
-                self.scheduler.remove(chunk.sequence)
-                done.append(chunk.sequence)
-        return done
-
-    def ttft_of_short(self, rate: float, count: int, *, beside_a_long_one: bool) -> list[float]:
-        """Seconds to the first token of `count` prompts of 500 tokens, Poisson, sorted."""
-        draw = random.Random(3)
-        arrivals, at = [], 0.0
-        for _ in range(count):
-            at += draw.expovariate(rate)
-            arrivals.append(at)
-        came: dict[Sequence, float] = {}
-        waits: list[float] = []
-        long: Sequence | None = None
-        while len(waits) < count:
-            while arrivals and arrivals[0] <= self.clock.now:
-                one = sequence(500)
-                self.scheduler.add(one)
-                came[one] = arrivals.pop(0)
-            if beside_a_long_one and long is None:
-                long = sequence(100_000)
-                self.scheduler.add(long)
-            if not self.scheduler.queued_tokens:
-                self.clock.now = arrivals[0]
-                continue
-            for one in self.step():
-                if one is long:
-                    long = None
-                else:
-                    waits.append(self.clock.now - came.pop(one))
-        return sorted(waits)
-
-
-def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones() -> None:
-    """500-token prompts at 30 % of what the worker sustains of them, beside 100K-token ones all the time."""
-    bounds = StepBounds(8192, seconds=0.025)
-    rate = 0.3 / (0.0005 + 25e-6 * 505)
-    alone = Worker(bounds).ttft_of_short(rate, 3000, beside_a_long_one=False)
-    beside = Worker(bounds).ttft_of_short(rate, 3000, beside_a_long_one=True)
-    p99 = int(0.99 * 3000)
-    assert beside[p99] <= 2 * alone[p99], (alone[p99], beside[p99])
-    unbounded = Worker(StepBounds(8192, seconds=10.0)).ttft_of_short(rate, 3000, beside_a_long_one=True)
-    assert unbounded[p99] > 3 * alone[p99], "it is the bound in time that does it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from baton.engine.kernels.cache_write import cache_write, token_rows
 from baton.engine.kernels.gpu.absorb_attention import absorb_attention
 from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.gather_prefix import gather_prefix
+from baton.engine.kernels.gpu.join_parts import join_parts
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
 from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
@@ -158,6 +160,28 @@ def test_parts_of_a_softmax_are_joined() -> None:
     torch.testing.assert_close(lse, sums[0], rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="part_lse"):
         absorb_attention(out, lse, parts[0][0][0], parts[0][1][0].double())
+
+
+def test_parts_that_stand_below_one_another_are_joined() -> None:
+    case = PromptCase.random(LLAMA, [(0, 2), (140, 5), (3, 1)], device=DEVICE)
+    cuts = [0, 20, 21, 100, 145]
+    spans = [
+        Span(2, 5, 140, begin, end, 1, None if end == 145 else 9 + 5 * number)
+        for number, (begin, end) in enumerate(pairwise(cuts))
+    ]
+    tuning = PromptTuning(queries=64, tile=64, warps=4, stages=2)
+    items = torch.from_numpy(item_lines(spans, tuning.rows(LLAMA), None)).to(DEVICE)
+    out = torch.full((25, 64), torch.nan, device=DEVICE)
+    lse = torch.full((4, 26), torch.nan, device=DEVICE)
+    prompt_attention(out, case.qkv, case.cache, 1, case.tables, items, LLAMA, tuning, lse)
+    join_parts(out, lse, 2, 5, 9, 3, 16)
+    expected, sums = case.expected(1, [Span(2, 5, 140, 0, 145, 1)])
+    torch.testing.assert_close(out[:8].double().cpu(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(lse[:, :8].double().cpu(), sums, rtol=1e-5, atol=1e-5, equal_nan=True)
+    with pytest.raises(ValueError, match="4 parts of 5 rows"):
+        join_parts(out, lse, 2, 5, 9, 4, 16)
+    with pytest.raises(ValueError, match="do not fit"):
+        join_parts(out, lse, 2, 5, 9, 3, 8)
 
 
 def test_the_plain_library_is_torchs_own_attention() -> None:

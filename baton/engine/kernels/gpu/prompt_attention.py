@@ -20,6 +20,7 @@ from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.prompt_items import (
     ITEM_BEGIN,
     ITEM_END,
+    ITEM_INTO,
     ITEM_POSITION,
     ITEM_ROW,
     ITEM_ROWS,
@@ -81,6 +82,7 @@ def _prompt_attention(
     position = tl.load(line + ITEM_POSITION)
     begin = tl.load(line + ITEM_BEGIN)
     end = tl.load(line + ITEM_END)
+    into = tl.load(line + ITEM_INTO)
     table = tables + tl.load(line + ITEM_TABLE).to(tl.int64) * table_stride
 
     dtype: tl.constexpr = qkv.dtype.element_ty
@@ -159,11 +161,11 @@ def _prompt_attention(
         attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
         highest = higher
 
-    out_rows = (row + r).to(tl.int64) * (HEADS * DIM) + (head * GROUP + g) * DIM
+    out_rows = (into + r).to(tl.int64) * (HEADS * DIM) + (head * GROUP + g) * DIM
     result = (attended / total[:, None]).to(dtype)
     tl.store(out + out_rows[:, None] + d[None, :], result, mask=real[:, None] & in_dim[None, :])
     if WITH_LSE:
-        place = lse + (head * GROUP + g).to(tl.int64) * lse_stride + row + r
+        place = lse + (head * GROUP + g).to(tl.int64) * lse_stride + into + r
         tl.store(place, (highest + tl.log2(total)) * _LN2, mask=real)
 
 
@@ -178,13 +180,14 @@ def prompt_attention(
     tuning: PromptTuning,
     lse: Tensor | None = None,
 ) -> None:
-    """qkv [N, (heads + 2 kv heads) · dim], q rotated → out [N, heads · dim], of the items' rows alone.
+    """qkv [N, (heads + 2 kv heads) · dim], q rotated → out [>= N, heads · dim], of the items' rows alone,
+    where the items want them.
 
     `cache`: the cache group's tensor, of qkv's dtype (float32, bfloat16, float16), with every key and value
     in it that the items name; `layer` counts within the group. `tables` [B, W] int32; `items`
-    [I, ITEM_WIDTH] int32, of at most `tuning.rows(heads)` rows each (`item_lines`). `lse` [heads, >= N]
-    float32: takes the natural logarithm of each row's sum of exponentials. Raises ValueError for shapes that
-    do not fit.
+    [I, ITEM_WIDTH] int32, of at most `tuning.rows(heads)` rows each (`item_lines`). `lse` [heads, N of out or
+    more] float32: takes the natural logarithm of each row's sum of exponentials. Raises ValueError for shapes
+    that do not fit.
     """
     _check(out, qkv, cache, tables, items, heads, lse)
     if not items.shape[0]:
@@ -230,7 +233,8 @@ def _check(
     lse: Tensor | None,
 ) -> None:
     rows, width = out.shape
-    if width != heads.heads * heads.dim or tuple(qkv.shape) != (rows, width + 2 * heads.kv_heads * heads.dim):
+    wide = width + 2 * heads.kv_heads * heads.dim
+    if width != heads.heads * heads.dim or qkv.shape[1] != wide or qkv.shape[0] > rows:
         raise ValueError(f"qkv {tuple(qkv.shape)} and out {tuple(out.shape)} do not fit {heads}")
     if not (qkv.is_contiguous() and out.is_contiguous() and items.is_contiguous()):
         raise ValueError("qkv, out and items must be contiguous")

@@ -21,6 +21,7 @@ ITEM_POSITION = tl.constexpr(2)
 ITEM_BEGIN = tl.constexpr(3)
 ITEM_END = tl.constexpr(4)
 ITEM_TABLE = tl.constexpr(5)
+ITEM_INTO = tl.constexpr(6)
 ITEM_WIDTH = tl.constexpr(8)
 
 
@@ -62,7 +63,8 @@ def item_lines(spans: Iterable[Span], rows: int, window: int | None) -> npt.NDAr
             count, position = min(rows, span.rows - first), span.position + first
             begin = span.begin if window is None else max(span.begin, position - window + 1)
             end = min(span.end, position + count)
-            lines.append((span.row + first, count, position, begin, end, span.table, 0, 0))
+            into = (span.row if span.into is None else span.into) + first
+            lines.append((span.row + first, count, position, begin, end, span.table, into, 0))
     lines.sort(key=lambda line: line[ITEM_BEGIN.value] - line[ITEM_END.value])
     return np.array(lines, dtype=np.int32).reshape(-1, ITEM_WIDTH.value)
 

@@ -1,0 +1,178 @@
+"""A whole cluster on one GPU: what clients of its gRPC door see, and decode beside the bare engine.
+
+    python -m bench.gpu_cluster [--topology shared,both] [--streams 1,16,64] [--prompts 1024,128]
+        [--output-len 256] [--requests 3] [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu]
+        [--alone] [--json]
+
+shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in all); both:
+one worker that does both. `baton up` serves random weights; this program starts it and stops it.
+
+    loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens a second
+    burst    so many prompts at once; then prefill idles, and from the last one's joining to the first one's
+             end TPOT is decode's alone: `engine` is the decode worker's own clock over a second of that
+    alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, when the cluster
+             has stopped; `over_alone` is the burst's TPOT over its step, in percent
+
+One JSON object a measurement goes to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import uvloop
+
+from baton.wakeups import batch_wakeups
+from bench.baton_up import baton_up, write_model
+from bench.bursts import Bursts
+from bench.case_output import show
+from bench.shapes import SHAPES
+
+MODEL = "random"
+TOPOLOGIES = {"shared": ("--prefill", "1", "--decode", "1"), "both": ("--both", "1")}
+# Output tokens of a burst beyond those that its own prompts' time takes; those over which the bare engine's
+# step is taken have this mean number.
+_BURST_TOKENS, _ALONE_MEAN = 512, 96
+_LOADGEN_S, _ALONE_S = 120.0, 120.0
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    random.seed(arguments.seed)
+    uvloop.run(run(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu_cluster",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--topology", default="shared,both", help=f"of {','.join(TOPOLOGIES)}")
+    parser.add_argument("--streams", default="1,16,64", type=_numbers)
+    parser.add_argument("--prompts", default="1024,128", type=_numbers, help="tokens, of closed loops")
+    parser.add_argument("--output-len", type=int, default=256, help="tokens, of closed loops")
+    parser.add_argument("--requests", type=int, default=3, help="of each stream in a closed loop")
+    parser.add_argument("--burst-output", type=int, default=_BURST_TOKENS, help="tokens, of bursts")
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--gpu-memory", default="0.9", help="share of the GPU, of all workers together")
+    parser.add_argument("--up", action="append", default=[], help="one more word for baton up")
+    parser.add_argument("--alone", action="store_true", help="the bare engine beside each burst")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one object a line, for programs")
+    return parser
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    """Raises RuntimeError where a cluster does not start, or cuts a stream short."""
+    longest = max(arguments.prompts) + max(arguments.output_len, arguments.burst_output) + 2
+    bursts: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        model = write_model(Path(name), arguments.shape, longest)
+        for topology in arguments.topology.split(","):
+            flags = [
+                *TOPOLOGIES[topology], "--slots", str(max(arguments.streams)), "--device", arguments.device,
+                "--dtype", arguments.dtype, "--gpu-memory", arguments.gpu_memory,
+                "--max-context-tokens", str(longest), "--log-level", "warning", *arguments.up,
+            ]  # fmt: skip
+            async with baton_up(model, MODEL, flags) as door:
+                found = await _bursts(arguments, topology, door)
+                bursts += found
+                for prompt in arguments.prompts:
+                    for streams in arguments.streams:
+                        loop = await _loop(arguments, door, streams, prompt)
+                        show({"topology": topology, "load": "loop", **loop}, arguments.json)
+    if arguments.alone:
+        await _alone(arguments, bursts)
+
+
+async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> list[dict[str, Any]]:
+    """A burst of each size, after one that makes links and caches."""
+    vocab, prompt = SHAPES[arguments.shape].config["vocab_size"], max(arguments.prompts)
+    batch_wakeups()  # as any busy client of grpc would
+    found = []
+    async with grpc.aio.insecure_channel(door) as channel:
+        bursts = Bursts(channel, MODEL, vocab)
+        await bursts.warm(max(arguments.streams), min(arguments.prompts), arguments.burst_output // 4)
+        for streams in arguments.streams:
+            told: dict[str, Any] = {"topology": topology, "load": "burst"}
+            told |= await bursts.run(streams, prompt, arguments.burst_output)
+            show(told, arguments.json)
+            found.append(told)
+    return found
+
+
+async def _loop(arguments: argparse.Namespace, door: str, streams: int, prompt: int) -> dict[str, Any]:
+    """A closed loop of `streams`, by loadgen."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = await _program(
+            _LOADGEN_S, "loadgen", "run", f"grpc://{door}", "--concurrency", str(streams),
+            "--input-len", str(prompt), "--output-len", str(arguments.output_len),
+            "--num-requests", str(arguments.requests * streams), "--warmup", "2",
+            "--vocab-size", str(SHAPES[arguments.shape].config["vocab_size"]),
+            "--seed", str(arguments.seed), "--out", folder, "--json",
+        )  # fmt: skip
+    figures: dict[str, float | None] = {}
+    for name in ("ttft", "tpot", "itl"):
+        percentiles = told["quantities"][name]["percentiles"]  # empty where no request of the window has it
+        for point in ("50", "99"):
+            value = percentiles.get(point, {}).get("value")
+            figures[f"{name}_p{point}_ms"] = value and round(value, 3)
+    return {
+        "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": told["ok"],
+        "failed": told["failed"], **figures, "output_tok_s": round(told["rates"]["output_tokens"]),
+        "invalid": [reason["kind"] for reason in told["invalid"]],
+    }  # fmt: skip
+
+
+async def _alone(arguments: argparse.Namespace, bursts: list[dict[str, Any]]) -> None:
+    """The bare engine's step at each burst's batch and mean context, and how far the cluster is from it."""
+    for burst in bursts:
+        context = max(1, burst["mean_context"] - _ALONE_MEAN)
+        told = await _program(
+            _ALONE_S, "bench.decode", "--shape", arguments.shape, "--dtype", arguments.dtype,
+            "--batch", str(burst["streams"]), "--context", str(context), "--json",
+        )  # fmt: skip
+        over = {
+            "client": round((burst["tpot_ms"] / told["tpot_ms"] - 1) * 100, 2),
+            "engine": round((burst["engine"]["mean_ms"] / told["tpot_ms"] - 1) * 100, 2),
+        }
+        settings = {name: burst[name] for name in ("topology", "streams", "mean_context", "tpot_ms")}
+        alone = {"load": "alone", **settings, "alone_ms": told["tpot_ms"], "over_alone_percent": over}
+        show(alone, arguments.json)
+
+
+async def _program(within_s: float, *words: str) -> dict[str, Any]:
+    """Runs a module and reads the last line that it writes, a JSON object. Raises RuntimeError."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), within_s)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = out.decode().splitlines()
+    if not lines:
+        raise RuntimeError(f"{words[0]} said nothing and ended with {process.returncode}")
+    told: dict[str, Any] = json.loads(lines[-1])
+    return told
+
+
+if __name__ == "__main__":
+    main()

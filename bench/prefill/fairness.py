@@ -1,0 +1,203 @@
+"""Short prompts beside a long one: what it costs them, and what they cost it. Torch comes with the engine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.device.lane import lane_of
+from baton.engine.blocks import BlockPools
+from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill_cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from bench.case_output import show
+from bench.prefill.case import Case
+from bench.prefill.engine import PrefillEngine
+from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
+from services.common.config import EngineConfig
+
+# Of what the engine sustains of short prompts alone.
+SHARE = 0.3
+# Prompts of a closed loop that keep an engine busy, and how many rounds of them are run.
+USERS, ROUNDS = 16, 8
+# None is refused, however long they wait.
+_QUEUE = 100_000
+# How long a long prompt is looked at alone; short ones beside it for that and so many times their own time.
+_LONG_ALONE_S, _MOST_OF_EXPECTED = 15.0, 1.2
+# Steps before a long prompt's end is told of as one of so many parts of it.
+_DEPTHS = 5
+
+
+class RealTime:
+    """The host's clock."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class WatchedCost(PrefillCost):
+    """Tells the log what steps took."""
+
+    def __init__(self, half_context: float, least_rows: int, log: Callable[[float], None]) -> None:
+        super().__init__(half_context, least_rows)
+        self._log = log
+
+    def took(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
+        self._log(seconds)
+        super().took(chunks, seconds)
+
+
+class WatchedPass:
+    """Tells the log what chunks a step has, and how long the host took to say it."""
+
+    def __init__(self, inner: Any, log: StepLog, now: Callable[[], float]) -> None:
+        self._inner, self._log, self._now = inner, log, now
+        self.grain, self.refused = inner.grain, inner.refused
+
+    def forward(self, chunks: Any) -> Any:
+        self._log.said(chunks)
+        begun = self._now()
+        hidden = self._inner.forward(chunks)
+        self._log.host.append(self._now() - begun)
+        return hidden
+
+    def logits(self, hidden: Any) -> Any:
+        return self._inner.logits(hidden)
+
+
+def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
+    """A line for each step budget: the first is measured alone too, the others are held against that."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
+    config = EngineConfig()
+    chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
+    case = Case(arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens)
+    engine = PrefillEngine([case], arguments.device, folder)
+    print(f"bench.prefill: kernels and plans ready in {engine.ready_s:.1f} s", file=sys.stderr)
+    age_cap_s = config.prefill_age_cap_ms / 1e3
+    alone: dict[str, Any] = {}
+    budgets = [float(ms) for ms in arguments.step_ms.split(",")] if arguments.step_ms else [None]
+    for budget in budgets:
+        step_ms = config.prefill_step_ms if budget is None else budget
+        bounds = StepBounds(chunk_tokens, step_ms / 1e3, age_cap_s, engine.prompt_pass.grain)
+        fair = Fairness(
+            traffic(engine, bounds), arguments.short, arguments.long, arguments.count, arguments.seed
+        )
+        alone = alone or fair.alone()
+        settings = {
+            "shape": arguments.shape, "dtype": arguments.dtype, "step_ms": step_ms,
+            "chunk_tokens": chunk_tokens, "short": arguments.short, "long": arguments.long,
+        }  # fmt: skip
+        show(settings | alone | fair.beside(alone), arguments.json)
+
+
+def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
+    """A loop with a worker's settings, with nobody to hand its blocks to and without a prefix cache."""
+    decoder = engine.decoder
+    pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
+    least_rows = LEAST_ROWS_GPU if decoder.device.type == "cuda" else 0
+    cost = WatchedCost(half_context(decoder.config), least_rows, lambda seconds: log.took(seconds))
+    log = StepLog(cost)
+    scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
+    clock = RealTime()
+    loop = PrefillLoop(
+        WatchedPass(engine.prompt_pass, log, clock.now), scheduler, lane_of(decoder.device), clock.now
+    )
+    return Traffic(loop, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
+
+
+class Fairness:
+    """The loads of one step budget, and their figures."""
+
+    def __init__(self, traffic: Traffic, short: int, long: int, count: int, seed: int) -> None:
+        self._traffic = traffic
+        self._short, self._long, self._count, self._seed = short, long, count, seed
+
+    def alone(self) -> dict[str, Any]:
+        """The long prompt by itself, where none has come before; then the rate of short ones that is
+        sustained, and short ones at a share of it."""
+        long = self._traffic.run(Load(self._short, 0, long=self._long, seconds=_LONG_ALONE_S))
+        self._traffic.run(Load(self._short, 2 * USERS, users=USERS))
+        most = self._traffic.run(Load(self._short, ROUNDS * USERS, users=USERS))
+        tokens_s = most.tokens / most.seconds
+        rate = SHARE * tokens_s / self._short
+        short = self._traffic.run(Load(self._short, self._count, rate=rate, seed=self._seed))
+        return {
+            "sustained_tok_s": round(tokens_s),
+            "rate": round(rate, 2),
+            **waits("alone", short),
+            "long_alone_ms": _ms(max(long.long, default=long.seconds * self._long / max(1, long.reached))),
+            "long_alone_by_depth": by_depth(long.steps, self._long),
+        }
+
+    def beside(self, alone: dict[str, Any]) -> dict[str, Any]:
+        """The same short prompts with a long one running all the time."""
+        rate = alone["rate"]
+        seconds = _MOST_OF_EXPECTED * self._count / rate + _LONG_ALONE_S
+        load = Load(self._short, self._count, rate, long=self._long, seconds=seconds, seed=self._seed)
+        seen = self._traffic.run(load)
+        found = waits("beside", seen)
+        return {
+            **found,
+            "ratio_p99": round(found["beside_p99_ms"] / alone["alone_p99_ms"], 2),
+            "counted": len(seen.short),
+            "unserved": seen.unserved,
+            "long_ms": [_ms(took) for took in seen.long],
+            "long_reached": seen.reached,
+            "long_ratio": round(_ms(max(seen.long)) / alone["long_alone_ms"], 2) if seen.long else None,
+            **errors(seen.steps),
+            "by_depth": by_depth(seen.steps, self._long),
+        }
+
+
+def waits(name: str, seen: Served) -> dict[str, float]:
+    """Percentiles of the short prompts' times to first token, and of what steps took the host to say."""
+    points = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+    found = {f"{name}_{key}_ms": _ms(np.percentile(seen.short, point)) for key, point in points.items()}
+    host = {"host_p50_ms": 50, "host_max_ms": 100}
+    return found | {f"{name}_{key}": _ms(np.percentile(seen.host, point)) for key, point in host.items()}
+
+
+def errors(steps: Iterable[Step]) -> dict[str, float]:
+    """How far steps' times were from what was predicted: percent of the measured."""
+    off = [(step.predicted / step.measured - 1) * 100 for step in steps if step.predicted and step.measured]
+    if not off:
+        return {}
+    return {
+        "step_error_p50": round(float(np.median(np.abs(off))), 1),
+        "step_error_p99": round(float(np.percentile(np.abs(off), 99)), 1),
+        "step_error_mean": round(float(np.mean(off)), 1),
+    }
+
+
+def by_depth(steps: Iterable[Step], long: int) -> list[dict[str, float]]:
+    """Steps by how far the long prompt was, in parts of it: how many, and their medians."""
+    parts: dict[int, list[Step]] = {}
+    for step in steps:
+        parts.setdefault(step.depth * _DEPTHS // long, []).append(step)
+    return [
+        {
+            "from": part * long // _DEPTHS,
+            "steps": len(found),
+            "rows": round(float(np.median([step.rows for step in found]))),
+            "predicted_ms": _ms(np.median([step.predicted for step in found])),
+            "measured_ms": _ms(np.median([step.measured for step in found])),
+            "measured_max_ms": _ms(max(step.measured for step in found)),
+        }
+        for part, found in sorted(parts.items())
+    ]
+
+
+def _ms(seconds: float | np.floating[Any]) -> float:
+    return round(float(seconds) * 1e3, 2)

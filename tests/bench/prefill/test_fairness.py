@@ -1,0 +1,110 @@
+"""`bench.prefill --fairness` on a CPU with a tiny model: every load of it, and what it tells. And the same
+loads through the real loop and scheduler, in virtual time, over an H100 by arithmetic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.engine.blocks import BlockPools
+from baton.engine.prefill import PrefillLoop
+from baton.engine.prefill_cost import LEAST_ROWS_GPU
+from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.layout import CacheGroup, Layout, Plane
+from bench.prefill.__main__ import _parser
+from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
+from bench.prefill.traffic import Load, Step, StepLog, Traffic
+from services.common.config import EngineConfig
+from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledLane, ModelledPass, VirtualTime
+
+TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fairness")
+
+
+def test_the_command_tells_of_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = _parser().parse_args(
+        [
+            *TINY,
+            "--short",
+            "20",
+            "--long",
+            "600",
+            "--count",
+            "12",
+            "--step-ms",
+            "25,8",
+            "--chunk-tokens",
+            "64",
+        ]
+    )
+    run_fairness(told, tmp_path)
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert (first["step_ms"], second["step_ms"]) == (25.0, 8.0)
+    assert first["alone_p99_ms"] == second["alone_p99_ms"] > 0
+    for found in (first, second):
+        assert found["counted"] >= 12
+        assert found["unserved"] <= found["counted"] - 12
+        assert found["long_ms"]
+        assert found["ratio_p99"] == pytest.approx(found["beside_p99_ms"] / found["alone_p99_ms"], abs=0.01)
+        assert sum(part["steps"] for part in found["by_depth"]) >= 600 // 64
+
+
+def test_arrivals_are_poisson_and_the_same_again() -> None:
+    load = Load(500, 4000, rate=25.0, seed=3)
+    times = list(load.arrivals())
+    assert times == list(load.arrivals())
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(4000 / 25, rel=0.05)
+    assert list(Load(500, 9, users=3).arrivals()) == [0.0] * 3
+
+
+def test_errors_are_of_what_was_measured() -> None:
+    steps = [Step(((0, 10),), 0.01, 0.02), Step(((90, 5), (0, 3)), 0.03, 0.02), Step(((0, 1),), 0.0, 0.02)]
+    assert errors(steps) == {"step_error_p50": 50.0, "step_error_p99": 50.0, "step_error_mean": 0.0}
+    shallow, deep = by_depth(steps, 100)
+    assert (shallow["steps"], deep["steps"], deep["from"], deep["rows"]) == (2, 1, 80, 8)
+
+
+LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=64),))
+
+
+def modelled(bounds: StepBounds, gpu: Gpu) -> Fairness:
+    """500-token prompts, beside one of 100K."""
+    time = VirtualTime()
+    lane = ModelledLane(time)
+    cost = WatchedCost(HALF_CONTEXT, LEAST_ROWS_GPU, lambda seconds: log.took(seconds))
+    log = StepLog(cost)
+    pools = BlockPools(LAYOUT, [20_000])
+    scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
+    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu), log, time.now), scheduler, lane, time.now)
+    ids = {count: (0,) * count for count in (500, 100_000)}
+    return Fairness(Traffic(loop, log, time, ids.__getitem__), 500, 100_000, 800, seed=0)
+
+
+def run_modelled(bounds: StepBounds, gpu: Gpu | None = None) -> dict[str, Any]:
+    fair = modelled(bounds, gpu or Gpu())
+    alone = fair.alone()
+    return alone | fair.beside(alone)
+
+
+def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arithmetic() -> None:
+    """By a worker's own bounds, and what the long one pays for it."""
+    config = EngineConfig()
+    bounds = StepBounds(
+        config.chunk_tokens_on("cuda"), config.prefill_step_ms / 1e3, config.prefill_age_cap_ms / 1e3, 256
+    )
+    found = run_modelled(bounds)
+    assert found["ratio_p99"] <= 1.7, found
+    assert found["step_error_p50"] <= 2
+    assert found["long_ratio"] <= 2
+    unbounded = run_modelled(replace(bounds, seconds=1.0))
+    assert unbounded["ratio_p99"] > 2, "it is the bound in time that does it"
+
+
+def test_keys_that_are_not_split_over_programs_are_what_a_long_prompt_would_die_of() -> None:
+    bounds = StepBounds(2048, 0.025, 2.0, 256)
+    split, whole = (modelled(bounds, Gpu(splits)).alone() for splits in (True, False))
+    assert whole["long_alone_ms"] > 2 * split["long_alone_ms"]

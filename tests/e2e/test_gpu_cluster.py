@@ -1,0 +1,29 @@
+"""`bench.gpu_cluster` with a tiny model on a CPU: both topologies are started, measured and stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("topology", ["shared", "both"])
+def test_every_load_is_told_of(topology: str) -> None:
+    command = [
+        sys.executable, "-m", "bench.gpu_cluster", "--topology", topology, "--streams", "1,3",
+        "--prompts", "90,30", "--output-len", "30", "--requests", "2", "--burst-output", "400",
+        "--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    bursts = [one for one in told if one["load"] == "burst"]
+    loops = [one for one in told if one["load"] == "loop"]
+    assert [one["streams"] for one in bursts] == [1, 3]
+    assert all(one["tpot_ms"] > 0 and one["engine"]["steps"] > 0 for one in bursts)
+    assert [(one["prompt"], one["streams"]) for one in loops] == [(90, 1), (90, 3), (30, 1), (30, 3)]
+    assert all(one["ok"] == 2 * one["streams"] and not one["failed"] for one in loops)
