@@ -24,6 +24,7 @@ import platform
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable
 
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.frames import HEADER_BYTES, MAX_COMMIT_BYTES, FrameError
@@ -62,9 +63,14 @@ class _Ring:
 class RingWriter(_Ring):
     """What finds no room waits here, `bound` messages at most."""
 
-    def __init__(self, memory: SharedMemory, offset: int, bound: int) -> None:
+    def __init__(
+        self, memory: SharedMemory, offset: int, bound: int, publish: Callable[[int], None] | None = None
+    ) -> None:
+        """`publish`: moves the tail in our stead, in the order it is called, now or later; it lies at
+        `offset`."""
         super().__init__(memory, offset)
         self._bound = bound
+        self._publish = publish
         self._waiting: deque[memoryview] = deque()
 
     def add(self, message: bytes) -> bool:
@@ -110,7 +116,10 @@ class RingWriter(_Ring):
         self._bytes[: len(record) - first] = record[first:]
         self._number += 1
         self._position += _padded(len(fragment))
-        self._words[_TAIL] = self._position
+        if self._publish is None:
+            self._words[_TAIL] = self._position
+        else:
+            self._publish(self._position)
 
 
 class RingReader(_Ring):

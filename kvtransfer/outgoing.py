@@ -5,7 +5,8 @@
                   └──▶ withdrawn (by us), failed (the receiver or the link)
 
 A pushed block is pinned by the engine and the pin is ours: it ends with `BlockSource.unpin`, called
-once for each push, when the block's last piece has been read or the transfer has ended.
+once for each push, when the block's last piece has been read, or the transfer has ended and nobody reads it
+any more.
 """
 
 from __future__ import annotations
@@ -48,12 +49,16 @@ class _Pushed:
     ordinal: int
     block: int
     offset: int = 0
+    # Pieces of it that are being read, and whether no more will be.
+    reading: int = 0
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PieceSource:
     """The next piece to read, and whether its block is done with it."""
 
+    pushed: _Pushed
     group: int
     ordinal: int
     block: int
@@ -160,27 +165,40 @@ class Transfer:
         return bool(self._queue)
 
     def next_piece(self, geometry: Geometry) -> PieceSource:
-        """The next piece, whose block moves on. The caller reads it, then calls `read_done` with it."""
+        """The next piece, whose block moves on. The caller puts it on the wire (`shipped`), and calls `read_done`
+        when it has been read."""
         pushed = self._queue[0]
         length = geometry.piece_length(pushed.group, pushed.offset)
         last = pushed.offset + length == self._block_bytes[pushed.group]
-        piece = PieceSource(pushed.group, pushed.ordinal, pushed.block, pushed.offset, length, last)
+        piece = PieceSource(
+            pushed, pushed.group, pushed.ordinal, pushed.block, pushed.offset, length, last
+        )
         pushed.offset += length
+        pushed.reading += 1
         return piece
 
-    def read_done(self, piece: PieceSource) -> None:
-        """The piece is on the wire; after a block's last one its pin ends."""
+    def shipped(self, piece: PieceSource) -> None:
+        """The piece is on the wire."""
         self.bytes_partial += piece.length
         if piece.last:
-            self._queue.popleft()
+            self._over(self._queue.popleft())
             self.bytes_shipped += self.bytes_partial
             self.bytes_partial = 0
-            self._source.unpin(piece.group, piece.block)
             self._whole(piece.group)
+
+    def read_done(self, piece: PieceSource) -> None:
+        """Nobody reads it any more; with a block's last one its pin ends."""
+        piece.pushed.reading -= 1
+        if piece.pushed.over:
+            self._over(piece.pushed)
 
     def end(self, state: TransferState) -> None:
         """Drops what is queued and unpins it."""
         self.state = state
         while self._queue:
-            pushed = self._queue.popleft()
+            self._over(self._queue.popleft())
+
+    def _over(self, pushed: _Pushed) -> None:
+        pushed.over = True
+        if not pushed.reading:
             self._source.unpin(pushed.group, pushed.block)

@@ -16,18 +16,20 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from google.protobuf.message import DecodeError
 
+from baton.device.link_device import Memory
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer import frames
-from kvtransfer.checksum import PieceChecksum
 from kvtransfer.counters import ReceiverCounters
+from kvtransfer.device_blocks import DeviceSink
+from kvtransfer.device_scatter import DeviceScatter
 from kvtransfer.events import Arrived, Committed, ReceiverEvent, Withdrawn
 from kvtransfer.frames import (
     Commit,
@@ -43,7 +45,7 @@ from kvtransfer.frames import (
 from kvtransfer.geometry import Geometry
 from kvtransfer.incoming import Incoming
 from kvtransfer.opening import agree
-from kvtransfer.receiving_link import ReceivingLink
+from kvtransfer.receiving_link import Cut, ReceivingLink
 from kvtransfer.staging import Staging
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Listener, OpenCall
@@ -80,20 +82,24 @@ class Receiver:
         wake: Callable[[], None],
         peer_timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        device: DeviceSink | None = None,
     ) -> None:
+        """`device`: where the blocks lie in a device's memory, to which a sender's device may write."""
         if window_pieces < 2:
             raise ValueError("window_pieces must be at least 2")
         self.counters = ReceiverCounters([0] * len(block_bytes))
         self._identity = identity
         self._fingerprint = fingerprint
         self._signer = signer
-        self._geometry = Geometry.of(block_bytes, piece_bytes)
-        self._window_pieces = window_pieces
+        self._cut = Cut(Geometry.of(block_bytes, piece_bytes), window_pieces)
+        self._device = device
+        if device is not None:
+            geometry = Geometry.of(block_bytes, device.piece_bytes)
+            self._device_cut = Cut(geometry, device.window_pieces)
         self._sink = sink
         self._wake = wake
         self._timeout = peer_timeout_s
         self._clock = clock
-        self._checksum = PieceChecksum(piece_bytes)
         self._listeners: list[Listener] = []
         self._links: list[ReceivingLink] = []
         self._quarantined: list[ReceivingLink] = []
@@ -104,8 +110,9 @@ class Receiver:
 
     def listen(self, host: str, port: int = 0, transport: str = "grpc") -> str:
         """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
-        bounds = self._geometry.piece_bytes, self._timeout, MAX_LINKS
-        started = listeners_of(transport, host, port, *bounds, self._wake)
+        bounds = self._cut.geometry.piece_bytes, self._timeout, MAX_LINKS
+        device = self._device.blocks.device if self._device is not None else None
+        started = listeners_of(transport, host, port, *bounds, self._wake, device)
         self._listeners += started
         return " ".join(listener.address for listener in started)
 
@@ -119,15 +126,19 @@ class Receiver:
         if transfer_id in self._incoming or transfer_id in self._answers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {transfer_id} was given out before")
         held = held or [0] * len(block_counts)
-        self._incoming[transfer_id] = Incoming(transfer_id, block_counts, held, self._geometry)
+        self._incoming[transfer_id] = Incoming(
+            transfer_id, block_counts, held, len(self._cut.geometry.block_bytes)
+        )
 
     def forget(self, transfer_id: int) -> None:
-        """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent."""
+        """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent. Waits for
+        a device that moves pieces of it at this moment."""
         incoming = self._incoming.pop(transfer_id, None)
         self._events = [event for event in self._events if event.transfer_id != transfer_id]
         if incoming is None:
             return
         if incoming.link is not None:
+            _finish(incoming)
             self._stop(incoming.link, transfer_id, StopReason.FORGOTTEN)
 
     def acknowledge(self, transfer_id: int) -> None:
@@ -148,6 +159,8 @@ class Receiver:
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
         self._take_calls()
+        for link in list(self._links):
+            self._take_moved(link)
         budget = max_pieces
         speaking = deque(self._links)
         while speaking and budget > 0:
@@ -156,6 +169,8 @@ class Receiver:
                 speaking.append(link)
                 budget -= 1
         for link in self._links:
+            if link.scatter is not None:
+                link.scatter.launch()
             link.flush()
         # Who has more to say is not judged yet: the answer may be among it.
         self._take_breaks(judged=[link for link in self._links if link not in speaking])
@@ -168,6 +183,11 @@ class Receiver:
     def links(self) -> list[LinkAudit]:
         """Every link, quarantined ones included."""
         return [link.audit() for link in (*self._links, *self._quarantined)]
+
+    @property
+    def restless(self) -> bool:
+        """Whether to poll again within microseconds: a device has something under way that wakes nobody."""
+        return any(link.restless() for link in self._links)
 
     @property
     def expected_transfers(self) -> int:
@@ -202,23 +222,34 @@ class Receiver:
             self._break(link, newer)
         if len(self._links) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
+        on_device = self._device if call.device is not None else None
+        cut = self._cut if on_device is None else self._device_cut
         response = OpenLinkResponse(
             receiver=self._identity,
             protocol=protocol,
             link_id=next(self._link_ids),
-            piece_bytes=self._geometry.piece_bytes,
-            window_pieces=self._window_pieces,
+            piece_bytes=cut.geometry.piece_bytes,
+            window_pieces=cut.window_pieces,
         )
-        pieces, piece_bytes = self._window_pieces, self._geometry.piece_bytes
-        staging = Staging(pieces, piece_bytes, call.window(pieces * piece_bytes))
+        size = cut.window_pieces, cut.geometry.piece_bytes
+        window = call.window(*size)
+        scatter = None
+        if on_device is not None:
+            scatter = DeviceScatter(on_device, cast(Memory, window))
+        staging = Staging(*size, window)
         wire = call.grant(response, staging)
         attach_deadline = self._clock() + self._timeout
         self._links.append(
-            ReceivingLink(response.link_id, sender, listener.transport, staging, wire, attach_deadline)
+            ReceivingLink(
+                response.link_id, sender, listener.transport, staging, wire, attach_deadline, cut, scatter
+            )
         )
         self.counters.links_opened += 1
 
     def _break(self, link: ReceivingLink, error: BatonError) -> None:
+        if link.scatter is not None:  # what was heard before the break still counts
+            link.scatter.finish()
+            self._take_moved(link)
         self._links.remove(link)
         self._quarantined.append(link)
         link.break_off(error)
@@ -239,7 +270,7 @@ class Receiver:
                 self._break(link, BatonError(ErrorKind.DEADLINE, overdue))
         for link in [link for link in self._quarantined if link.fenced()]:
             self._quarantined.remove(link)
-            link.staging.release()
+            link.let_go()
             self.counters.links_fenced += 1
 
     # -- frames -----------------------------------------------------------------------------------
@@ -263,6 +294,8 @@ class Receiver:
     def _handle(self, link: ReceivingLink, frame: SenderFrame) -> None:
         match frame:
             case Piece():
+                if link.scatter is not None and self._begin_move(link, link.scatter, frame):
+                    return
                 try:
                     self._piece(link, frame)
                 finally:
@@ -274,23 +307,53 @@ class Receiver:
             case Quiet():
                 self.counters.dropped_unknown += not link.quiet(frame)
 
+    def _begin_move(self, link: ReceivingLink, scatter: DeviceScatter, piece: Piece) -> bool:
+        """Leaves a piece to the device, whose place is expected; every other is looked at here (`_piece`)."""
+        incoming = self._incoming.get(piece.transfer)
+        if incoming is None or incoming.link not in (None, link) or incoming.closed:
+            return False
+        incoming.cut(link.cut.geometry)
+        if not incoming.expects(piece) or incoming.has(piece):
+            return False
+        self._bind(incoming, link)
+        incoming.under_way += 1
+        scatter.add(piece, whole=incoming.mark(piece))
+        return True
+
+    def _take_moved(self, link: ReceivingLink) -> None:
+        """What the device has done meanwhile: credits go home, commits that waited have their turn."""
+        if link.scatter is None:
+            return
+        for move, right in link.scatter.ended():
+            piece = move.piece
+            link.release(piece.staging)
+            incoming = self._incoming.get(piece.transfer)
+            if incoming is None or incoming.link is not link or incoming.committed:
+                continue  # given up meanwhile
+            incoming.under_way -= 1
+            if not right:
+                self._corrupted(incoming)
+                continue
+            self.counters.bytes_received += piece.length
+            self.counters.blocks_received[piece.group] += move.whole
+            if incoming.postponed is not None and not incoming.under_way:
+                commit, incoming.postponed = incoming.postponed, None
+                self._commit(link, commit)
+
     def _piece(self, link: ReceivingLink, piece: Piece) -> None:
         incoming = self._incoming.get(piece.transfer)
-        if incoming is None or incoming.link not in (None, link) or incoming.committed:
+        if incoming is None or incoming.link not in (None, link) or incoming.closed:
             self.counters.dropped_unknown += 1
             if incoming is None and piece.transfer not in self._answers:
                 self._stop(link, piece.transfer, StopReason.FORGOTTEN)
             return
+        incoming.cut(link.cut.geometry)
         self._bind(incoming, link)
         data = link.staging.view(piece.staging, piece.length)
-        found = self._checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
+        found = link.cut.checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
         if found != piece.checksum:
-            self.counters.checksum_failures += 1
-            error = BatonError(
-                ErrorKind.UNAVAILABLE, f"checksum of a piece of transfer {piece.transfer} differs"
-            )
-            self._fail(incoming, WithdrawReason.CORRUPTED, error)
-        elif not self._geometry.is_piece(piece.group, piece.offset, piece.length):
+            self._corrupted(incoming)
+        elif not link.cut.geometry.is_piece(piece.group, piece.offset, piece.length):
             # Its sender took another size of pieces for ours: over this link no transfer could succeed.
             raise FrameError(f"blocks are not cut so: {piece}")
         elif not incoming.expects(piece):
@@ -303,6 +366,13 @@ class Receiver:
             self.counters.bytes_received += piece.length
             self.counters.blocks_received[piece.group] += incoming.mark(piece)
 
+    def _corrupted(self, incoming: Incoming) -> None:
+        self.counters.checksum_failures += 1
+        error = BatonError(
+            ErrorKind.UNAVAILABLE, f"checksum of a piece of transfer {incoming.transfer_id} differs"
+        )
+        self._fail(incoming, WithdrawReason.CORRUPTED, error)
+
     def _bind(self, incoming: Incoming, link: ReceivingLink) -> None:
         if incoming.link is None:
             incoming.link = link
@@ -311,7 +381,7 @@ class Receiver:
 
     def _commit(self, link: ReceivingLink, commit: Commit) -> None:
         incoming = self._incoming.get(commit.transfer)
-        if incoming is None or incoming.committed or incoming.link not in (None, link):
+        if incoming is None or incoming.closed or incoming.link not in (None, link):
             self.counters.dropped_unknown += 1
             unknown = Refused(
                 commit.transfer, ErrorKind.NOT_FOUND, "the receiver does not expect this transfer"
@@ -321,6 +391,10 @@ class Receiver:
             elif incoming.link is not link:
                 link.tell(unknown)
             return
+        if incoming.under_way:
+            incoming.postponed = commit
+            return
+        incoming.cut(link.cut.geometry)
         try:
             record = self._check(incoming, commit)
         except BatonError as error:
@@ -356,6 +430,7 @@ class Receiver:
         if incoming is None or incoming.committed or incoming.link not in (None, link):
             self.counters.dropped_unknown += 1
             return
+        _finish(incoming)
         self._drop(incoming)
         self._events.append(Withdrawn(frame.transfer, frame.reason, "the sender withdrew"))
 
@@ -365,6 +440,7 @@ class Receiver:
         """Ends a bound transfer by the receiver's own judgement; the link goes on."""
         link = incoming.link
         assert link is not None
+        _finish(incoming)
         self._drop(incoming)
         self._events.append(Withdrawn(incoming.transfer_id, reason, error.message))
         refused = Refused(incoming.transfer_id, error.kind, error.message)
@@ -394,3 +470,9 @@ class Receiver:
         self._answers[answer.transfer] = answer
         if len(self._answers) > _REMEMBERED_ANSWERS:
             self._answers.popitem(last=False)
+
+
+def _finish(incoming: Incoming) -> None:
+    """Before its blocks may be another's: no device writes them any more."""
+    if incoming.under_way and incoming.link is not None and incoming.link.scatter is not None:
+        incoming.link.scatter.finish()

@@ -15,17 +15,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import cast
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.checksum import PieceChecksum
+from kvtransfer.checksum import PieceChecksum, place_sum
 from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw
 from kvtransfer.geometry import Geometry
-from kvtransfer.outgoing import BlockSource, Transfer, TransferState
+from kvtransfer.outgoing import BlockSource, PieceSource, Transfer, TransferState
 from kvtransfer.routes import Route
-from kvtransfer.transport import OutOfReachError, SenderWire
+from kvtransfer.transport import GatheringWire, OutOfReachError, SenderWire
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +51,61 @@ class Window:
         self.credits = deque(range(response.window_pieces))
         self.in_flight: dict[int, Transfer] = {}
         self._geometry = Geometry.of(block_bytes, response.piece_bytes)
-        self._checksum = PieceChecksum(min(response.piece_bytes, max(block_bytes)))
+        # A wire that gathers adds a piece's words to its place's checksum, on the device.
+        self._gathering = cast(GatheringWire, wire) if wire.gathers else None
+        largest = 0 if wire.gathers else min(response.piece_bytes, max(block_bytes))
+        self._checksum = PieceChecksum(largest)
+        self._reading: deque[tuple[Transfer, PieceSource]] = deque()
+        self._gathered = 0
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
-        """Reads the transfer's next piece and spends a credit on it."""
+        """Reads the transfer's next piece, or has it read, and spends a credit on it."""
         part = transfer.next_piece(self._geometry)
+        staging = self.credits.popleft()
+        self.in_flight[staging] = transfer
+        transfer.held += 1
+        if self._gathering is not None:
+            self._put_block(self._gathering, transfer, part, staging)
+            return
         data = source.read(part.group, part.block, part.offset, part.length)
         if data.nbytes != part.length:
             raise ValueError(f"the source gave {data.nbytes} bytes for a piece of {part.length}")
         checksum = self._checksum.of(data, transfer.transfer_id, part.group, part.ordinal, part.offset)
-        staging = self.credits.popleft()
-        self.in_flight[staging] = transfer
-        transfer.held += 1
-        self.wire.put(
-            Piece(
-                transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum
-            ),
-            data,
-        )
+        self.wire.put(_piece(transfer, part, staging, checksum), data)
+        transfer.shipped(part)
         transfer.read_done(part)
+
+    def _put_block(
+        self, wire: GatheringWire, transfer: Transfer, part: PieceSource, staging: int
+    ) -> None:
+        place = place_sum(transfer.transfer_id, part.group, part.ordinal, part.offset, part.length)
+        self._reading.append((transfer, part))
+        wire.put_block(_piece(transfer, part, staging, place), part.block)
+        transfer.shipped(part)
+
+    def flush(self) -> None:
+        """What was put is on its way; what has been read meanwhile is unpinned."""
+        if self._gathering is not None:
+            self._gathering.flush()
+            self._take_read(self._gathering)
+
+    def close(self) -> None:
+        """Breaks the wire; nothing is read any more."""
+        self.wire.close()
+        if self._gathering is not None:
+            self._take_read(self._gathering)
+
+    @property
+    def reading(self) -> bool:
+        """Whether a device reads blocks at this moment; nobody is woken when it has."""
+        return bool(self._reading)
+
+    def _take_read(self, wire: GatheringWire) -> None:
+        gathered = wire.gathered()
+        for _ in range(gathered - self._gathered):
+            transfer, part = self._reading.popleft()
+            transfer.read_done(part)
+        self._gathered = gathered
 
     def come_home(self, frame: Credit) -> None:
         """Raises `BatonError` INVALID for a credit that was not away."""
@@ -78,6 +115,12 @@ class Window:
                 raise BatonError(ErrorKind.INVALID, f"the receiver returned staging index {index} unasked")
             transfer.held -= 1
             self.credits.append(index)
+
+
+def _piece(transfer: Transfer, part: PieceSource, staging: int, checksum: int) -> Piece:
+    return Piece(
+        transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum
+    )
 
 
 class SendingLink:
@@ -169,6 +212,15 @@ class SendingLink:
                 return True
         return False
 
+    def flush(self) -> None:
+        """What was put by `step` is on its way."""
+        if self._window is not None and self.broken is None:
+            self._window.flush()
+
+    @property
+    def reading(self) -> bool:
+        return self._window is not None and self._window.reading
+
     def finish_opening(self, now: float) -> bool:
         """True once, when the receiver's answer has come and the link is open; may set `broken`."""
         if self._window is not None or self.broken is not None or not self._opened.done():
@@ -207,7 +259,7 @@ class SendingLink:
     def close(self) -> None:
         """Breaks the wire, now or, should it be opening, as soon as it is there."""
         if self._window is not None:
-            self._window.wire.close()
+            self._window.close()
         else:
             self._opened.add_done_callback(_close_unwanted)
 

@@ -35,9 +35,12 @@ def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
 
 @triton.jit
 def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
-               SUM_SOURCE: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
-    run = runs + tl.program_id(0) * 5
+               SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, ROW: tl.constexpr,
+               WORDS: tl.constexpr):  # fmt: skip
+    run = runs + tl.program_id(0) * ROW
     begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
+    if ALIGNED:  # accesses of 16 bytes
+        begins, goes_to, length = begins // 4 * 4, goes_to // 4 * 4, length // 4 * 4
     piece, place = tl.load(run + 3), tl.load(run + 4)
     at = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     inside = at < length
@@ -66,10 +69,13 @@ def move_runs(
     convert: bool,
     from_bfloat: bool,
     sum_source: bool,
+    aligned: bool = False,
 ) -> None:
-    """source, destination: flat int32; runs [R, 5] int64; sums [pieces] int64, added to. One device."""
+    """source, destination: flat int32; runs [R, 5 or more] int64, contiguous; sums [pieces] int64, added to. One
+    device. `aligned`: every run begins on both sides, and ends, at a multiple of 4 words."""
     grid = (runs.shape[0], triton.cdiv(longest, _WORDS))
     _move_runs[grid](
         source, destination, runs, sums,
-        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, WORDS=_WORDS,
+        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=aligned,
+        ROW=runs.shape[1], WORDS=_WORDS,
     )  # fmt: skip

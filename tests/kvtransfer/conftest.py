@@ -21,6 +21,8 @@ Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
 class TamperedWire:
     """Passes everything on, pieces after what `tamper` makes of them (None: lost)."""
 
+    gathers = False
+
     def __init__(self, wire: SenderWire, connector: TamperedConnector) -> None:
         self._wire = wire
         self._connector = connector

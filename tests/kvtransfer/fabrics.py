@@ -113,6 +113,8 @@ class GrpcFabric:
 class _WrongedWire:
     """A link whose memory is overwritten, or whose socket is cut, at a message that was drawn beforehand."""
 
+    gathers = False
+
     def __init__(self, wire: IpcSenderWire, fabric: IpcFabric) -> None:
         self._wire = wire
         self._fabric = fabric
@@ -150,7 +152,7 @@ class _WrongedWire:
                 at = piece.staging * self._wire._piece_bytes + self._dice.randrange(piece.length)
                 self._wire._memory.window[at] ^= 1 << self._dice.randrange(8)
             case _:  # anywhere in the rings: counters, records heard long ago, records not heard yet
-                self._wire._memory._shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
+                self._wire._memory.shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
 
 
 class IpcFabric:

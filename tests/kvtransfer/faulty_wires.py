@@ -21,6 +21,8 @@ from tests.kvtransfer.trials import Fault, Trial
 class FaultyWire:
     """Passes frames on, but for what a trial says of its transfer."""
 
+    gathers = False
+
     def __init__(self, wire: SenderWire, trials: Callable[[int], Trial | None], dice: random.Random) -> None:
         self._wire = wire
         self._trials = trials

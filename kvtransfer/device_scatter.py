@@ -1,0 +1,118 @@
+"""The receiver's half of a link between devices: out of the window into blocks, summed on the way.
+
+    add ─▶ launch: one kernel a batch of pieces ─▶ ended: which have been moved, and whether their sums are right
+
+A piece that turns out wrong has been written by then, into a block which its ticket reserved and no slot has seen
+(`kvtransfer.moving`). So only a piece whose place is expected comes here, and whoever takes the block away waits
+(`finish`) first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from baton.device.link_device import Memory, Moment
+from kvtransfer.checksum import place_sum
+from kvtransfer.device_blocks import DeviceSink
+from kvtransfer.device_gather import signed
+from kvtransfer.frames import Piece
+from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows, words_of
+from kvtransfer.row_batches import Move, batches
+
+_BATCH_BYTES = 64 << 20
+_ROW_BYTES = 8 * ROW_WORDS
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """A batch that the device was told of."""
+
+    batch: list[Move]
+    end: Moment
+
+
+class DeviceScatter:
+    """Owned by the loop."""
+
+    def __init__(self, sink: DeviceSink, window: Memory) -> None:
+        device = sink.blocks.device
+        pieces = sink.window_pieces
+        self._sink = sink
+        self._window = window
+        self._window_words = words_of(window.tensor)
+        self._aligned = sink.blocks.aligned(sink.piece_bytes)
+        self._rows = device.on_host(pieces, ROW_WORDS)
+        self._found = device.on_host(pieces, ROW_WORDS)
+        self._rows_there = device.table(pieces, ROW_WORDS)
+        self._rows_view, self._found_view = self._rows.numpy(), self._found.numpy()
+        self._line = device.line()
+        self._queue: list[Move] = []
+        self._moving: deque[_Moving] = deque()
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._moving or self._queue)
+
+    def add(self, piece: Piece, whole: bool) -> None:
+        """Its place is expected, and no other piece has it. `whole`: as `Move`'s."""
+        self._queue.append(Move(piece, self._sink.place(piece.transfer, piece.group, piece.ordinal), whole))
+
+    def launch(self) -> None:
+        """Says to the device what was added."""
+        queue, self._queue = self._queue, []
+        for batch in batches(queue, self._sink.piece_bytes, _BATCH_BYTES):
+            self._launch(batch)
+
+    def ended(self) -> list[tuple[Move, bool]]:
+        """What has been moved since the last call, in its order, and whether each is what was sent."""
+        done: list[tuple[Move, bool]] = []
+        while self._moving and self._moving[0].end.ended():
+            for move in self._moving.popleft().batch:
+                piece = move.piece
+                found = int(self._found_view[piece.staging, ROW_WORDS - 1]) & _MASK
+                done.append((move, found == piece.checksum))
+        return done
+
+    def finish(self) -> None:
+        """Waits until all that was added has been moved."""
+        self.launch()
+        self._line.finish()
+
+    def release(self) -> None:
+        """The link is fenced, and nothing is under way: the window goes back to the device."""
+        self._window_words = self._window_words.new_empty(0)
+        self._window.free()
+
+    def _launch(self, batch: list[Move]) -> None:
+        self._fill(batch)
+        first = batch[0].piece.staging
+        size, place = len(batch) * _ROW_BYTES, first * _ROW_BYTES
+        there = self._rows_there[first : first + len(batch)]
+        self._line.copy(there.data_ptr(), self._rows.data_ptr() + place, size)
+        self._line.run(lambda: self._scatter(batch))
+        self._line.copy(self._found.data_ptr() + place, there.data_ptr(), size)
+        self._moving.append(_Moving(batch, self._line.moment()))
+
+    def _fill(self, batch: list[Move]) -> None:
+        first, group = batch[0].piece.staging, batch[0].piece.group
+        words, piece_words = self._sink.blocks.block_words[group], self._sink.piece_bytes // WORD_BYTES
+        for n, (piece, block) in enumerate((move.piece, move.block) for move in batch):
+            begins = place_sum(piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length)
+            self._rows_view[first + n] = (
+                piece.staging * piece_words,
+                block * words + piece.offset // WORD_BYTES,
+                piece.length // WORD_BYTES,
+                n * ROW_WORDS + ROW_WORDS - 1,
+                0,
+                signed(begins),
+            )
+
+    def _scatter(self, batch: list[Move]) -> None:
+        first, group = batch[0].piece.staging, batch[0].piece.group
+        longest = max(move.piece.length for move in batch) // WORD_BYTES
+        move_rows(
+            self._window_words, self._sink.blocks.words[group], self._rows_there[first : first + len(batch)],
+            longest, Travels.SOURCE, aligned=self._aligned,
+        )  # fmt: skip

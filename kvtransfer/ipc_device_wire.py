@@ -1,0 +1,59 @@
+"""The sender's end of an ipc link between devices: everything it says goes through the device's line, in order."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkResponse
+from kvtransfer.device_gather import DeviceGather
+from kvtransfer.frames import Commit, Piece, Quiet, Withdraw, encode_piece_header
+from kvtransfer.ipc_memory import LinkMemory
+from kvtransfer.ipc_sender_wire import IpcSenderWire
+from kvtransfer.row_batches import Move
+
+
+class IpcDeviceWire(IpcSenderWire):
+    """A `GatheringWire`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        memory: LinkMemory,
+        response: OpenLinkResponse,
+        wake: Callable[[], None],
+        gather: DeviceGather,
+    ) -> None:
+        super().__init__(sock, memory, response, wake, gather.publish)
+        self._gather = gather
+
+    @property
+    def gathers(self) -> bool:
+        return True
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        raise AssertionError("blocks on a device are put by their number")
+
+    def put_block(self, piece: Piece, block: int) -> None:
+        if self._gather.add(Move(piece, block)):
+            self.flush()
+
+    def flush(self) -> None:
+        if self._closed:
+            return
+        try:
+            for batch in self._gather.launch():
+                self._add(b"".join(encode_piece_header(move.piece) for move in batch))
+        except RuntimeError as error:  # CUDA's, torch's
+            self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+
+    def gathered(self) -> int:
+        return self._gather.gathered()
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self.flush()
+        super().tell(frame)
+
+    def _let_go(self) -> None:
+        self._gather.close()
