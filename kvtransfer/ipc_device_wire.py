@@ -44,9 +44,13 @@ class IpcDeviceWire(IpcSenderWire):
             return
         try:
             for batch in self._gather.launch():
-                self._add(b"".join(encode_piece_header(move.piece) for move in batch))
+                self._add(b"".join(self.header(move.piece) for move in batch))
         except RuntimeError as error:  # CUDA's, torch's
             self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+
+    def header(self, piece: Piece) -> bytes:
+        """What announces a piece."""
+        return encode_piece_header(piece)
 
     def gathered(self) -> int:
         return self._gather.gathered()

@@ -327,6 +327,9 @@ class Receiver:
         for move, right in link.scatter.ended():
             piece = move.piece
             link.release(piece.staging)
+            if right:
+                self.counters.bytes_received += piece.length
+                self.counters.blocks_received[piece.group] += move.whole
             incoming = self._incoming.get(piece.transfer)
             if incoming is None or incoming.link is not link or incoming.committed:
                 continue  # given up meanwhile
@@ -334,8 +337,6 @@ class Receiver:
             if not right:
                 self._corrupted(incoming)
                 continue
-            self.counters.bytes_received += piece.length
-            self.counters.blocks_received[piece.group] += move.whole
             if incoming.postponed is not None and not incoming.under_way:
                 commit, incoming.postponed = incoming.postponed, None
                 self._commit(link, commit)

@@ -68,6 +68,11 @@ class _Span:
         }  # fmt: skip
 
 
+def span_tensor(address: int, size: int, device: torch.device) -> Tensor:
+    """uint8; whose memory it is keeps it longer than the tensor."""
+    return torch.as_tensor(_Span(address, size), device=device)
+
+
 class _CudaMemory:
     def __init__(self, size: int, device: torch.device, runtime: CudaRuntime) -> None:
         self.size = size
@@ -77,7 +82,7 @@ class _CudaMemory:
             self.address = runtime.allocate(-(-size // _WHOLE) * _WHOLE)
         except CudaError as error:
             raise OSError(f"no {size} bytes on {device}: {error}") from error
-        self.tensor = torch.as_tensor(_Span(self.address, size), device=device)
+        self.tensor = span_tensor(self.address, size, device)
         self._free = False
 
     def handle(self) -> bytes:
