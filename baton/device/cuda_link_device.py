@@ -33,6 +33,7 @@ class _CudaMoment:
 class _CudaLine:
     def __init__(self, device: torch.device, runtime: CudaRuntime) -> None:
         self._runtime = runtime
+        self._index = device.index
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._raw = int(self._stream.cuda_stream)
 
@@ -44,6 +45,7 @@ class _CudaLine:
             work()
 
     def publish(self, address: int, value: int) -> None:
+        self._runtime.set_device(self._index)
         self._runtime.write_value(address, value, self._raw)
 
     def moment(self) -> Moment:
@@ -134,8 +136,8 @@ class CudaLinkDevice:
 
     def __init__(self, device: torch.device) -> None:
         """OSError where CUDA's libraries lack what links need."""
-        self.tensors_on = device
         self._index = int(device.index or 0)
+        self.tensors_on = torch.device("cuda", self._index)
         self._runtime = cuda_runtime()
         self.name = self._runtime.bus_id(self._index)
 

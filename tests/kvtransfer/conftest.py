@@ -13,7 +13,7 @@ from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
 from kvtransfer.transport import Connector, SenderWire
 from kvtransfer.transports import connectors_of
-from tests.kvtransfer.device_rigs import CudaRig, DeviceRig, FakeRig
+from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
@@ -114,16 +114,11 @@ class LinkPeers:
             peers.close()
 
 
-def rig_of(name: str) -> DeviceRig | None:
-    if name == "ipc-device":
-        return FakeRig(3)
-    return CudaRig() if name == "ipc-cuda" else None
-
-
 ON_CUDA = pytest.param("ipc-cuda", marks=pytest.mark.gpu)
+BETWEEN_GPUS = pytest.param("ipc-peer", marks=pytest.mark.multigpu)
 
 
-@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-device", ON_CUDA])
+@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-played", ON_CUDA, BETWEEN_GPUS])
 def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
     made = LinkPeers(request.param)
     yield made

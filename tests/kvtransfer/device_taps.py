@@ -122,7 +122,7 @@ class Taps:
         self._groups = groups
         self.scratch = rig.array((pieces, -(-piece_bytes // 16) * 16), np.uint8)
         # The sender's, with the taps' own as last group.
-        self.blocks = DeviceBlocks(rig.sender, [rig.tensor(array) for array in (*groups, self.scratch)])
+        self.blocks = DeviceBlocks(rig.sender, [rig.tensor(a, rig.sender) for a in (*groups, self.scratch)])
         # Of the link that this thread opens.
         self._opening = threading.local()
 

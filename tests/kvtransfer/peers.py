@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.errors import BatonError
 from baton.v1.decode_pb2 import Ticket, TicketBody
@@ -24,8 +23,7 @@ from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Connector, Listener
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.device_taps import Taps
-
-NewArray = Callable[[tuple[int, int], type[np.uint8]], NDArray[np.uint8]]
+from tests.kvtransfer.owned_blocks import NewArray
 
 FINGERPRINT = b"f" * 32
 SECRET = b"s" * 32
@@ -293,7 +291,7 @@ def make_peers(
     device = None
     if rig is not None:
         device = DeviceSink(
-            DeviceBlocks(rig.receiver, [rig.tensor(group) for group in sink.groups]),
+            DeviceBlocks(rig.receiver, [rig.tensor(group, rig.receiver) for group in sink.groups]),
             sink.place, window_pieces=shape.window_pieces, piece_bytes=shape.piece_bytes,
         )  # fmt: skip
         taps = Taps(source.groups, shape.window_pieces, shape.piece_bytes, rig)
