@@ -27,6 +27,9 @@ class DeviceRig(Protocol):
 
     def tensor(self, array: NDArray[np.uint8], device: LinkDevice) -> Tensor: ...
 
+    def flip(self, address: int, bit: int) -> None:
+        """One bit of device memory."""
+
     def advance(self) -> None:
         """Time goes on."""
 
@@ -44,6 +47,9 @@ class FakeRig:
 
     def tensor(self, array: NDArray[np.uint8], device: LinkDevice) -> Tensor:
         return torch.from_numpy(array)
+
+    def flip(self, address: int, bit: int) -> None:
+        ctypes.c_uint8.from_address(address).value ^= 1 << bit
 
     def advance(self) -> None:
         self.pump.some()
@@ -74,6 +80,11 @@ class CudaRig:
         # Registered until the process ends: its pages must not go before.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
         return span_tensor(address, array.nbytes, device.tensors_on).view(array.shape)
+
+    def flip(self, address: int, bit: int) -> None:
+        from baton.device.cuda_link_device import span_tensor
+
+        span_tensor(address, 1, self.receiver.tensors_on).bitwise_xor_(1 << bit)
 
     def advance(self) -> None:
         """It does by itself."""

@@ -8,6 +8,7 @@ So whatever a test makes of a piece or its bytes is gathered, copied and announc
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from kvtransfer.transport import Connector, SenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 
 _MASK = (1 << 64) - 1
+_LINKS = 64
 
 def words_sum(data: bytes) -> int:
     """What a piece's bytes add to its place's checksum."""
@@ -37,17 +39,20 @@ class Bottom:
 
     gathers = False
 
-    def __init__(self, wire: IpcDeviceWire, scratch: NDArray[np.uint8], group: int) -> None:
+    def __init__(
+        self, wire: IpcDeviceWire, scratch: NDArray[np.uint8], first: int, pieces: int, group: int
+    ) -> None:
         self.wire = wire
         self._scratch = scratch
+        self._first, self._pieces = first, pieces
         self._group = group
         self._said: defaultdict[int, deque[Piece]] = defaultdict(deque)
         wire.header = self._header  # type: ignore[method-assign]
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         data = bytes(payload)
-        index = min(piece.staging, len(self._scratch) - 1)
-        if piece.staging < len(self._scratch):
+        index = self._first + min(piece.staging, self._pieces - 1)
+        if piece.staging < self._pieces:
             self._scratch[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         begins = (piece.checksum - words_sum(data)) & _MASK
         self._said[piece.staging].append(piece)
@@ -120,7 +125,10 @@ class Taps:
         self, groups: Sequence[NDArray[np.uint8]], pieces: int, piece_bytes: int, rig: DeviceRig
     ) -> None:
         self._groups = groups
-        self.scratch = rig.array((pieces, -(-piece_bytes // 16) * 16), np.uint8)
+        self._pieces = pieces
+        # A region for each link, round and round.
+        self.scratch = rig.array((_LINKS * pieces, -(-piece_bytes // 16) * 16), np.uint8)
+        self._links = itertools.count()
         # The sender's, with the taps' own as last group.
         self.blocks = DeviceBlocks(rig.sender, [rig.tensor(a, rig.sender) for a in (*groups, self.scratch)])
         # Of the link that this thread opens.
@@ -136,7 +144,8 @@ class Taps:
         self._opening.bottom = None
         if not isinstance(wire, IpcDeviceWire):
             return wire
-        self._opening.bottom = Bottom(wire, self.scratch, len(self._groups))
+        first = next(self._links) % _LINKS * self._pieces
+        self._opening.bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))
         return self._opening.bottom
 
     def upper(self, wire: SenderWire) -> SenderWire:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.kvtransfer.adversary import Adversary
 from tests.kvtransfer.byte_proxy import ByteProxy, WrongDice
-from tests.kvtransfer.fabrics import GrpcFabric, IpcFabric, MemoryFabric
+from tests.kvtransfer.device_rigs import rig_of
+from tests.kvtransfer.fabrics import DeviceFabric, GrpcFabric, IpcFabric, MemoryFabric
 from tests.kvtransfer.trials import CORRUPTING, Fault
 
 # Each fault once, so that 400 transfers have it ten times: often enough to strike at least once.
@@ -74,6 +75,27 @@ def test_over_grpc(transfers: int) -> None:
 )
 def test_over_ipc(transfers: int) -> None:
     fabric = IpcFabric(6)
+    adversary = Adversary(fabric, 13, MOSTLY_NONE if transfers > 1000 else EVERY)
+    adversary.run(transfers)
+    print(adversary.books, fabric.struck)
+    check(adversary)
+    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
+    adversary.close()
+
+
+@pytest.mark.parametrize(
+    ("over", "transfers"),
+    [
+        pytest.param("ipc-played", 200, id="played-200"),
+        pytest.param("ipc-played", 10_000, id="played-10000", marks=pytest.mark.slow),
+        pytest.param("ipc-cuda", 1000, id="cuda-1000", marks=pytest.mark.gpu),
+        pytest.param("ipc-peer", 1000, id="peer-1000", marks=pytest.mark.multigpu),
+    ],
+)
+def test_between_devices(over: str, transfers: int) -> None:
+    rig = rig_of(over)
+    assert rig is not None
+    fabric = DeviceFabric(6, rig)
     adversary = Adversary(fabric, 13, MOSTLY_NONE if transfers > 1000 else EVERY)
     adversary.run(transfers)
     print(adversary.books, fabric.struck)
