@@ -264,3 +264,15 @@ class DeviceFabric(IpcFabric):
         if idle:
             self.woken.wait(0.001)
         self.woken.clear()
+
+
+class PlainDeviceFabric(DeviceFabric):
+    """Nothing is between the ends, which gather, copy and scatter by themselves."""
+
+    def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
+        return tampering(self)
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        return self._inner.open(address, request, timeout_s)
