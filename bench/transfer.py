@@ -103,7 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
     parser.add_argument("--transport", choices=["grpc", "ipc"], default="grpc")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the blocks lie")
-    parser.add_argument("--peer", type=int, default=0, help="with cuda: the receiver's GPU; the sender's is 0")
+    parser.add_argument(
+        "--peer", type=int, default=0, help="with cuda: the receiver's GPU; the sender's is 0"
+    )
     parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
     parser.add_argument("--rounds", type=int, default=5, help="transfers of each size, and raw ones")
     parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")

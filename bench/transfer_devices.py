@@ -19,6 +19,7 @@ class GpuBlocks:
         self._pool = _random_pool(count, device)
         self._places = random.Random(1).sample(range(count), count)
         self.blocks = DeviceBlocks(CudaLinkDevice(device), [self._pool])
+        self.blocks.warm()
 
     def sink(self) -> DeviceSink:
         """What a receiver needs; the pool is emptied."""

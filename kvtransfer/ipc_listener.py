@@ -177,9 +177,7 @@ class IpcReceiverWire(IpcWire):
 class _OpenCall:
     """A sender's request between its thread, which waits, and the loop, which answers."""
 
-    def __init__(
-        self, request: OpenLinkRequest, device: LinkDevice | None, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, request: OpenLinkRequest, device: LinkDevice | None, wake: Callable[[], None]) -> None:
         self.request = request
         self.device = device
         self.answer: Future[tuple[OpenLinkResponse, IpcReceiverWire]] = Future()

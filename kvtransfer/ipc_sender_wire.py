@@ -85,7 +85,10 @@ class IpcSenderWire(IpcWire):
         try:
             self._let_go()
             self._memory.unmap()
-        except (BufferError, RuntimeError):  # a view is held, or CUDA fails: the process's end is the proof then
+        except (
+            BufferError,
+            RuntimeError,
+        ):  # a view is held, or CUDA fails: the process's end is the proof then
             _LOG.exception("a link's window stays mapped")
         else:
             self._control.say(Word.UNMAPPED)

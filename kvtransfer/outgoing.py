@@ -170,9 +170,7 @@ class Transfer:
         pushed = self._queue[0]
         length = geometry.piece_length(pushed.group, pushed.offset)
         last = pushed.offset + length == self._block_bytes[pushed.group]
-        piece = PieceSource(
-            pushed, pushed.group, pushed.ordinal, pushed.block, pushed.offset, length, last
-        )
+        piece = PieceSource(pushed, pushed.group, pushed.ordinal, pushed.block, pushed.offset, length, last)
         pushed.offset += length
         pushed.reading += 1
         return piece

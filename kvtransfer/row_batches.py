@@ -33,7 +33,5 @@ def batches(moves: list[Move], piece_bytes: int, most_bytes: int) -> list[list[M
 
 def _follows(before: Piece, after: Piece, piece_bytes: int) -> bool:
     return (
-        after.staging == before.staging + 1
-        and after.group == before.group
-        and before.length == piece_bytes
+        after.staging == before.staging + 1 and after.group == before.group and before.length == piece_bytes
     )

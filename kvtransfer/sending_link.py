@@ -75,9 +75,7 @@ class Window:
         transfer.shipped(part)
         transfer.read_done(part)
 
-    def _put_block(
-        self, wire: GatheringWire, transfer: Transfer, part: PieceSource, staging: int
-    ) -> None:
+    def _put_block(self, wire: GatheringWire, transfer: Transfer, part: PieceSource, staging: int) -> None:
         place = place_sum(transfer.transfer_id, part.group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
         wire.put_block(_piece(transfer, part, staging, place), part.block)
@@ -118,9 +116,7 @@ class Window:
 
 
 def _piece(transfer: Transfer, part: PieceSource, staging: int, checksum: int) -> Piece:
-    return Piece(
-        transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum
-    )
+    return Piece(transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum)
 
 
 class SendingLink:

@@ -15,7 +15,9 @@ def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks | None:
     if model.device.type != "cuda" or transport == "grpc":
         return None
     try:
-        return DeviceBlocks(CudaLinkDevice(model.device), model.cache.groups)
+        blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.groups)
+        blocks.warm()
+        return blocks
     except (OSError, RuntimeError, AttributeError, ValueError) as error:
         log.warning("no_links_between_gpus", reason=str(error))
         return None

@@ -28,6 +28,7 @@ from tests.kvtransfer.device_rigs import DeviceRig
 _MASK = (1 << 64) - 1
 _LINKS = 64
 
+
 def words_sum(data: bytes) -> int:
     """What a piece's bytes add to its place's checksum."""
     words = np.frombuffer(data, dtype="<u4").astype(np.uint64)

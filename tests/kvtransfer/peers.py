@@ -77,7 +77,6 @@ class Store:
         block = self.places[transfer_id][group][ordinal]
         self.groups[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
-
     def place(self, transfer_id: int, group: int, ordinal: int) -> int:
         """Where a device will write a piece."""
         assert transfer_id in self.places, "a place of a transfer that was given up"

@@ -96,9 +96,7 @@ def make_receiver(
     )  # fmt: skip
 
 
-def send(
-    name: str, incarnation: int, address: str, transfer_id: int, stage: str, transport: str
-) -> None:
+def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str, transport: str) -> None:
     rig = rig_of(transport, at_once=True)
     woken, source = threading.Event(), blocks_on(rig, Source, BLOCKS)
     sender = make_sender(name, incarnation, source, woken, rig)
