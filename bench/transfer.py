@@ -9,8 +9,9 @@ first push to the acknowledged commit. `raw_gb_s` is grpc alone: as many message
 stream, in the same rounds; over ipc, as many pieces copied into a window of shared memory. Each figure is the
 median of the rounds', in 10^9 bytes a second.
 
-On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to the one that `--peer` names (0: to
-itself); raw is one copy of as many bytes between the two. What arrived last is compared with what was sent.
+On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to the one that `--peer` names
+(0: to itself); raw is one copy of as many bytes between the two. What arrived last is compared with what was
+sent.
 
 With streams: a router, a prefill and a decode worker with fake engines (`bench/fake_engine.py`) serve so
 many closed-loop clients in this process, and a sender in another keeps transferring to that decode worker,

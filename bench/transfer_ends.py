@@ -5,8 +5,8 @@
                                       {"transfer", "blocks"} on stdin expects that transfer and says {}, for
                                       {"compare": blocks} says whether what came last is what was sent
 
-Blocks lie in plain memory or a GPU's, in random order on both sides. Raw bytes go over grpc as pieces do, in messages
-of the same size on one stream, to a server that drops them: what is left out is all that is ours.
+Blocks lie in plain memory or a GPU's, in random order on both sides. Raw bytes go over grpc as pieces do, in
+messages of the same size on one stream, to a server that drops them: what is left out is all that is ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Blocks in a device's memory, as links that move them there need them: where they are, and who says which.
 
-A link between two devices has its own cut of blocks into pieces: large ones, since a piece costs each host some
-microseconds, whatever its length.
+A link between two devices has its own cut of blocks into pieces: large ones, since a piece costs each host
+some microseconds, whatever its length.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class DeviceBlocks:
             move_rows(there, there, row, 1, travels, aligned=self.aligned(self.largest_piece()))
 
     def largest_piece(self) -> int:
-        """What a piece has at most, unless told otherwise: a block of the largest, where that is not too much."""
+        """What a piece has at most, unless told otherwise: a block of the largest, where that is not too
+        much."""
         return min(LARGEST_PIECE_BYTES, max(self.block_bytes))
 
 

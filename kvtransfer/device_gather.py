@@ -1,10 +1,14 @@
 """The sender's half of a link between devices: blocks into staging, staging into the receiver's window.
 
-    blocks ──kernel, sums──▶ staging of ours ──copy──▶ window          rows ──copy──▶ rows of the link's memory
-         gathering line            │               the link's line, in this order               │
-                                   └──── index n here is index n there ─────  then the ring's tail ┘
+    blocks ──kernel, sums──▶ staging of ours      then: staging ──copy──▶ window
+           (the gathering line)                         rows ─────copy──▶ rows of the link's memory
+                                                        n ──────────────▶ the ring's tail
+                                                  (the link's line, in this order)
 
-An index of staging is free when its credit is: the receiver had the bytes by then. Nothing waits here but `close`.
+Index n of staging is copied to index n of the window.
+
+An index of staging is free when its credit is: the receiver had the bytes by then. Nothing waits here but
+`close`.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from kvtransfer.ipc_memory import ROWS, TO_RECEIVER, LinkMemory
 from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows, words_of
 from kvtransfer.row_batches import Move, batches
 
-# What one kernel gathers and one copy carries. The first ones, with nothing before them on the line, are smaller:
-# the wire is to begin soon.
+# What one kernel gathers and one copy carries. The first ones, with nothing before them on the line, are
+# smaller: the wire is to begin soon.
 _BATCH_BYTES = 32 << 20
 _FIRST_BYTES = 8 << 20
 _ROW_BYTES = 8 * ROW_WORDS
@@ -81,8 +85,8 @@ class DeviceGather:
         return self._gathered
 
     def close(self) -> None:
-        """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError where
-        that cannot be said: then nothing is read any more either."""
+        """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
+        where that cannot be said: then nothing is read any more either."""
         try:
             self._gathering.finish()
             self._wire.finish()

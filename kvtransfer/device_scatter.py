@@ -1,10 +1,10 @@
 """The receiver's half of a link between devices: out of the window into blocks, summed on the way.
 
-    add ─▶ launch: one kernel a batch of pieces ─▶ ended: which have been moved, and whether their sums are right
+    add ─▶ launch: one kernel a batch of pieces ─▶ ended: which were moved, and whether their sums are right
 
-A piece that turns out wrong has been written by then, into a block which its ticket reserved and no slot has seen
-(`kvtransfer.moving`). So only a piece whose place is expected comes here, and whoever takes the block away waits
-(`finish`) first.
+A piece that turns out wrong has been written by then, into a block which its ticket reserved and no slot has
+seen (`kvtransfer.moving`). So only a piece whose place is expected comes here, and whoever takes the block
+away waits (`finish`) first.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def decode_from_sender(message: bytes) -> tuple[SenderFrame, memoryview]:
 
 
 def decode_announced(message: bytes) -> list[SenderFrame]:
-    """`decode_from_sender` where pieces' bytes went another way: each is announced by its header alone, several in
-    one message."""
+    """`decode_from_sender` where pieces' bytes went another way: each is announced by its header alone,
+    several in one message."""
     if len(message) < HEADER_BYTES or len(message) % HEADER_BYTES or message[_KIND_AT] != Kind.PIECE:
         return [decode_from_sender(message)[0]]
     pieces: list[SenderFrame] = []

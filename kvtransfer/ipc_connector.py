@@ -19,7 +19,6 @@ from kvtransfer.ipc_control import (
     CONNECT_S,
     HELLO,
     TRANSPORT,
-    Control,
     Word,
     address_of,
     receive_message,
@@ -72,8 +71,8 @@ class IpcConnector:
             raise
 
     def _prove(self, sock: socket.socket, timeout_s: float) -> bool:
-        """Shows the listener that we map the very memory that it does, and so are on its host; whether blocks go
-        from our device to its own.
+        """Shows the listener that we map the very memory that it does, and so are on its host; whether blocks
+        go from our device to its own.
 
         A listener that says nothing is a process that is stopped: no other transport reaches it either.
         """

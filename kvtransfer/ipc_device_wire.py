@@ -1,4 +1,5 @@
-"""The sender's end of an ipc link between devices: everything it says goes through the device's line, in order."""
+"""The sender's end of an ipc link between devices: everything it says goes through the device's line, in
+order."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the two ends of an ipc link both map: a ring each way, and behind them the window of staging, or, where
-the window is a device's memory, what a device writes beside it.
+"""What the two ends of an ipc link both map: a ring each way, and behind them the window of staging, or,
+where the window is a device's memory, what a device writes beside it.
 
     ring to the receiver | ring to the sender | window                                  blocks on the host
                                               | handle of the window | row 0 | row 1 …  blocks on a device
 
-A row belongs to a staging index. The sender's device writes it after the index's bytes: it ends with the checksum
-that the gather found (`kvtransfer.moving`).
+A row belongs to a staging index. The sender's device writes it after the index's bytes: it ends with the
+checksum that the gather found (`kvtransfer.moving`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The page by which a listener and a caller see that they share memory, and what devices they have.
 
-    nonce 16 | the caller's answer to it 16 | … | the listener's device 64 | 1: the caller's device writes to it
+    nonce 16 | the caller's answer 16 | … | the listener's device 64 | 1: the caller's device writes to it
 
 The listener makes it for one caller, fills in its half and hands it over; the caller fills in the other half
 before it asks for anything.

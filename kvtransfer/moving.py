@@ -123,8 +123,8 @@ def move_rows(
     """Moves one run a row between two tensors of `words_of`, and adds the sum of its words to the row's end.
 
     rows: int64 [n, ROW_WORDS], a `Run`'s numbers and the sum; `piece` is n times ROW_WORDS and 5 for the nth
-    row. `longest`: of the runs, in words. `aligned`: every place and length is a multiple of 4 words. On a GPU it
-    only enqueues, on the current stream.
+    row. `longest`: of the runs, in words. `aligned`: every place and length is a multiple of 4 words. On a
+    GPU it only enqueues, on the current stream.
     """
     if source.device.type == "cpu":
         for row in rows:

@@ -165,8 +165,8 @@ class Transfer:
         return bool(self._queue)
 
     def next_piece(self, geometry: Geometry) -> PieceSource:
-        """The next piece, whose block moves on. The caller puts it on the wire (`shipped`), and calls `read_done`
-        when it has been read."""
+        """The next piece, whose block moves on. The caller puts it on the wire (`shipped`), and calls
+        `read_done` when it has been read."""
         pushed = self._queue[0]
         length = geometry.piece_length(pushed.group, pushed.offset)
         last = pushed.offset + length == self._block_bytes[pushed.group]

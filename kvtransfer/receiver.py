@@ -12,24 +12,19 @@ checksum of its piece was right, only while its transfer is expected, and each b
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
-from baton.device.link_device import Memory
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket
-from baton.v1.transfer_pb2 import CommitRecord, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer import frames
+from kvtransfer.answers import Answers
+from kvtransfer.commit_check import check_commit
 from kvtransfer.counters import ReceiverCounters
 from kvtransfer.device_blocks import DeviceSink
-from kvtransfer.device_scatter import DeviceScatter
 from kvtransfer.events import Arrived, Committed, ReceiverEvent, Withdrawn
 from kvtransfer.frames import (
     Commit,
@@ -42,19 +37,15 @@ from kvtransfer.frames import (
     Withdraw,
     WithdrawReason,
 )
-from kvtransfer.geometry import Geometry
+from kvtransfer.granting import Granting
 from kvtransfer.incoming import Incoming
-from kvtransfer.opening import agree
-from kvtransfer.receiving_link import Cut, ReceivingLink
-from kvtransfer.staging import Staging
+from kvtransfer.receiving_link import ReceivingLink
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Listener, OpenCall
 from kvtransfer.transports import listeners_of
 
 _LOG = logging.getLogger(__name__)
 
-# Answers kept for commits that come twice.
-_REMEMBERED_ANSWERS = 4096
 # Links that may exist at once, quarantined ones included: bounds staging memory and threads.
 MAX_LINKS = 64
 
@@ -85,17 +76,13 @@ class Receiver:
         device: DeviceSink | None = None,
     ) -> None:
         """`device`: where the blocks lie in a device's memory, to which a sender's device may write."""
-        if window_pieces < 2:
-            raise ValueError("window_pieces must be at least 2")
         self.counters = ReceiverCounters([0] * len(block_bytes))
         self._identity = identity
-        self._fingerprint = fingerprint
         self._signer = signer
-        self._cut = Cut(Geometry.of(block_bytes, piece_bytes), window_pieces)
-        self._device = device
-        if device is not None:
-            geometry = Geometry.of(block_bytes, device.piece_bytes)
-            self._device_cut = Cut(geometry, device.window_pieces)
+        self._granting = Granting(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
+        self._groups = len(block_bytes)
+        self._piece_bytes = piece_bytes
+        self._device = None if device is None else device.blocks.device
         self._sink = sink
         self._wake = wake
         self._timeout = peer_timeout_s
@@ -104,15 +91,13 @@ class Receiver:
         self._links: list[ReceivingLink] = []
         self._quarantined: list[ReceivingLink] = []
         self._incoming: dict[int, Incoming] = {}
-        self._answers: OrderedDict[int, frames.Committed | Refused] = OrderedDict()
+        self._answers = Answers()
         self._events: list[ReceiverEvent] = []
-        self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
     def listen(self, host: str, port: int = 0, transport: str = "grpc") -> str:
         """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
-        bounds = self._cut.geometry.piece_bytes, self._timeout, MAX_LINKS
-        device = self._device.blocks.device if self._device is not None else None
-        started = listeners_of(transport, host, port, *bounds, self._wake, device)
+        bounds = self._piece_bytes, self._timeout, MAX_LINKS
+        started = listeners_of(transport, host, port, *bounds, self._wake, self._device)
         self._listeners += started
         return " ".join(listener.address for listener in started)
 
@@ -126,13 +111,11 @@ class Receiver:
         if transfer_id in self._incoming or transfer_id in self._answers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {transfer_id} was given out before")
         held = held or [0] * len(block_counts)
-        self._incoming[transfer_id] = Incoming(
-            transfer_id, block_counts, held, len(self._cut.geometry.block_bytes)
-        )
+        self._incoming[transfer_id] = Incoming(transfer_id, block_counts, held, self._groups)
 
     def forget(self, transfer_id: int) -> None:
-        """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent. Waits for
-        a device that moves pieces of it at this moment."""
+        """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent. Waits
+        for a device that moves pieces of it at this moment."""
         incoming = self._incoming.pop(transfer_id, None)
         self._events = [event for event in self._events if event.transfer_id != transfer_id]
         if incoming is None:
@@ -216,34 +199,14 @@ class Receiver:
 
     def _open(self, listener: Listener, call: OpenCall) -> None:
         sender = call.request.sender
-        protocol = agree(call.request, self._identity, self._fingerprint)
+        protocol = self._granting.agree(call)
         newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
         for link in [link for link in self._links if link.peer.name == sender.name]:
             self._break(link, newer)
         if len(self._links) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
-        on_device = self._device if call.device is not None else None
-        cut = self._cut if on_device is None else self._device_cut
-        response = OpenLinkResponse(
-            receiver=self._identity,
-            protocol=protocol,
-            link_id=next(self._link_ids),
-            piece_bytes=cut.geometry.piece_bytes,
-            window_pieces=cut.window_pieces,
-        )
-        size = cut.window_pieces, cut.geometry.piece_bytes
-        window = call.window(*size)
-        scatter = None
-        if on_device is not None:
-            scatter = DeviceScatter(on_device, cast(Memory, window))
-        staging = Staging(*size, window)
-        wire = call.grant(response, staging)
-        attach_deadline = self._clock() + self._timeout
-        self._links.append(
-            ReceivingLink(
-                response.link_id, sender, listener.transport, staging, wire, attach_deadline, cut, scatter
-            )
-        )
+        deadline = self._clock() + self._timeout
+        self._links.append(self._granting.grant(call, listener.transport, protocol, deadline))
         self.counters.links_opened += 1
 
     def _break(self, link: ReceivingLink, error: BatonError) -> None:
@@ -294,31 +257,18 @@ class Receiver:
     def _handle(self, link: ReceivingLink, frame: SenderFrame) -> None:
         match frame:
             case Piece():
-                if link.scatter is not None and self._begin_move(link, link.scatter, frame):
-                    return
+                moved = False
                 try:
-                    self._piece(link, frame)
+                    moved = self._piece(link, frame)
                 finally:
-                    link.release(frame.staging)
+                    if not moved:
+                        link.release(frame.staging)
             case Commit():
                 self._commit(link, frame)
             case Withdraw():
                 self._withdraw(link, frame)
             case Quiet():
                 self.counters.dropped_unknown += not link.quiet(frame)
-
-    def _begin_move(self, link: ReceivingLink, scatter: DeviceScatter, piece: Piece) -> bool:
-        """Leaves a piece to the device, whose place is expected; every other is looked at here (`_piece`)."""
-        incoming = self._incoming.get(piece.transfer)
-        if incoming is None or incoming.link not in (None, link) or incoming.closed:
-            return False
-        incoming.cut(link.cut.geometry)
-        if not incoming.expects(piece) or incoming.has(piece):
-            return False
-        self._bind(incoming, link)
-        incoming.under_way += 1
-        scatter.add(piece, whole=incoming.mark(piece))
-        return True
 
     def _take_moved(self, link: ReceivingLink) -> None:
         """What the device has done meanwhile: credits go home, commits that waited have their turn."""
@@ -341,15 +291,25 @@ class Receiver:
                 commit, incoming.postponed = incoming.postponed, None
                 self._commit(link, commit)
 
-    def _piece(self, link: ReceivingLink, piece: Piece) -> None:
+    def _piece(self, link: ReceivingLink, piece: Piece) -> bool:
+        """Whether a device has it from now on; else the piece is dealt with."""
         incoming = self._incoming.get(piece.transfer)
         if incoming is None or incoming.link not in (None, link) or incoming.closed:
             self.counters.dropped_unknown += 1
             if incoming is None and piece.transfer not in self._answers:
                 self._stop(link, piece.transfer, StopReason.FORGOTTEN)
-            return
+            return False
         incoming.cut(link.cut.geometry)
         self._bind(incoming, link)
+        if link.scatter is not None and incoming.expects(piece) and not incoming.has(piece):
+            incoming.under_way += 1
+            link.scatter.add(piece, whole=incoming.mark(piece))
+            return True
+        self._verify(link, incoming, piece)
+        return False
+
+    def _verify(self, link: ReceivingLink, incoming: Incoming, piece: Piece) -> None:
+        """On the host; where a device moves blocks, only what is not as expected."""
         data = link.staging.view(piece.staging, piece.length)
         found = link.cut.checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
         if found != piece.checksum:
@@ -397,7 +357,7 @@ class Receiver:
             return
         incoming.cut(link.cut.geometry)
         try:
-            record = self._check(incoming, commit)
+            record = check_commit(commit, incoming, self._signer, self._identity.incarnation)
         except BatonError as error:
             if incoming.link is None:  # whoever this is has shown neither bytes nor a right ticket
                 link.tell(Refused(commit.transfer, error.kind, error.message))
@@ -408,23 +368,6 @@ class Receiver:
         incoming.committed = True
         link.transfers.discard(commit.transfer)
         self._events.append(Committed(commit.transfer, record))
-
-    def _check(self, incoming: Incoming, commit: Commit) -> CommitRecord:
-        """The record, if it pays with our own ticket and nothing is missing."""
-        try:
-            record = CommitRecord.FromString(commit.record)
-        except DecodeError as error:
-            raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be read") from error
-        body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
-        if body.transfer_id != commit.transfer or body.issuer.incarnation != self._identity.incarnation:
-            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
-        if record.attempt != body.attempt:
-            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
-        incoming.compare(record.block_counts, body)
-        if incoming.missing_pieces:
-            # Such as one whose transfer was misread on the way: another attempt may be luckier.
-            raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
-        return record
 
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:
         incoming = self._incoming.get(frame.transfer)
@@ -447,7 +390,7 @@ class Receiver:
         refused = Refused(incoming.transfer_id, error.kind, error.message)
         link.tell(refused)
         self._stop(link, incoming.transfer_id, StopReason.REFUSED)
-        self._remember(refused)
+        self._answers.remember(refused)
 
     def _drop(self, incoming: Incoming) -> None:
         del self._incoming[incoming.transfer_id]
@@ -463,14 +406,9 @@ class Receiver:
         if incoming is None or not incoming.committed:
             raise BatonError(ErrorKind.NOT_FOUND, f"transfer {transfer_id} waits for no answer")
         del self._incoming[transfer_id]
-        self._remember(answer)
+        self._answers.remember(answer)
         if incoming.link is not None:
             incoming.link.tell(answer)
-
-    def _remember(self, answer: frames.Committed | Refused) -> None:
-        self._answers[answer.transfer] = answer
-        if len(self._answers) > _REMEMBERED_ANSWERS:
-            self._answers.popitem(last=False)
 
 
 def _finish(incoming: Incoming) -> None:

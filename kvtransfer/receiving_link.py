@@ -34,7 +34,8 @@ class Cut:
 
     @cached_property
     def checksum(self) -> PieceChecksum:
-        """On the host; large pieces have large tables, and a device rarely leaves one to be looked at here."""
+        """On the host; large pieces have large tables, and a device rarely leaves one to be looked at
+        here."""
         return PieceChecksum(self.geometry.piece_bytes)
 
 

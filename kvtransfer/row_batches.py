@@ -17,8 +17,8 @@ class Move:
 
 
 def batches(moves: list[Move], piece_bytes: int, most_bytes: int) -> list[list[Move]]:
-    """Cuts them, in their order, into what one kernel and one copy take: at most `most_bytes`, or one piece. A
-    shorter piece is the last of its batch, so that the batch is one run of bytes in staging."""
+    """Cuts them, in their order, into what one kernel and one copy take: at most `most_bytes`, or one piece.
+    A shorter piece is the last of its batch, so that the batch is one run of bytes in staging."""
     found: list[list[Move]] = []
     size = 0
     for move in moves:

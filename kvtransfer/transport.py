@@ -11,8 +11,8 @@
 
 One-sided: granting a call exports the window of staging; `put` writes into one index of it, and the
 piece is heard only when its bytes are there. All methods but `open` return at once (`close` where a device
-writes waits until it has stopped); they are called by one thread, the engine's loop. A transport's own threads do no more than move frames through
-bounded queues and call `wake`.
+writes waits until it has stopped); they are called by one thread, the engine's loop. A transport's own
+threads do no more than move frames through bounded queues and call `wake`.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class GatheringWire(SenderWire, Protocol):
         """What was queued is on its way."""
 
     def gathered(self) -> int:
-        """How many pieces' blocks have been read since the link is there, in the order of their puts; all, once
-        it is closed."""
+        """How many pieces' blocks have been read since the link is there, in the order of their puts; all,
+        once it is closed."""
 
 
 class OpenCall(Protocol):
@@ -107,8 +107,8 @@ class OpenCall(Protocol):
         """Where the sender's device would write; None where bytes come to the host."""
 
     def window(self, pieces: int, piece_bytes: int) -> Window | None:
-        """Memory for the staging of this call's link, the device's where there is one; None where any will do.
-        `BatonError` OVERLOADED."""
+        """Memory for the staging of this call's link, the device's where there is one; None where any will
+        do. `BatonError` OVERLOADED."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> ReceiverWire:
         """Exports the window to this sender and gives the wire it will come to."""

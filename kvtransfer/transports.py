@@ -33,8 +33,8 @@ def listeners_of(
     wake: Callable[[], None],
     device: LinkDevice | None = None,
 ) -> list[Listener]:
-    """Starts those of `transport` (grpc, ipc, or auto: what this machine has), the fastest first; `device`: where
-    blocks are to go.
+    """Starts those of `transport` (grpc, ipc, or auto: what this machine has), the fastest first; `device`:
+    where blocks are to go.
 
     `BatonError` INVALID where it cannot bind, or this machine has no such transport.
     """

@@ -1,7 +1,7 @@
 """The few calls of CUDA's runtime and driver that torch has no word for, bound by ctypes.
 
-They are made in the very libraries that torch has loaded, so both speak of one context. Each raises `CudaError`
-where CUDA says no. Addresses are plain integers.
+They are made in the very libraries that torch has loaded, so both speak of one context. Each raises
+`CudaError` where CUDA says no. Addresses are plain integers.
 """
 
 from __future__ import annotations

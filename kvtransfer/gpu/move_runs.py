@@ -71,8 +71,8 @@ def move_runs(
     sum_source: bool,
     aligned: bool = False,
 ) -> None:
-    """source, destination: flat int32; runs [R, 5 or more] int64, contiguous; sums [pieces] int64, added to. One
-    device. `aligned`: every run begins on both sides, and ends, at a multiple of 4 words."""
+    """source, destination: flat int32; runs [R, 5 or more] int64, contiguous; sums [pieces] int64, added to.
+    One device. `aligned`: every run begins on both sides, and ends, at a multiple of 4 words."""
     grid = (runs.shape[0], triton.cdiv(longest, _WORDS))
     _move_runs[grid](
         source, destination, runs, sums,

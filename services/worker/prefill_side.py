@@ -79,8 +79,9 @@ class PrefillSide:
         names_agree: bool = True,
         ships_first: int = 0,
     ) -> None:
-        """`names_agree`: our names of blocks are also decode's, since all were told one secret. `ships_first`: so
-        many pieces of what a step has finished go before the next is begun: a GPU moves them meanwhile."""
+        """`names_agree`: our names of blocks are also decode's, since all were told one secret.
+        `ships_first`: so many pieces of what a step has finished go before the next is begun: a GPU moves
+        them meanwhile."""
         self._names_agree = names_agree
         self._ships_first = ships_first
         self._model = model

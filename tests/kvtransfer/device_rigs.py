@@ -91,8 +91,8 @@ class CudaRig:
 
 
 def rig_of(transport: str, *, at_once: bool = False) -> DeviceRig | None:
-    """What a test's name of a transport has behind the first dash: `ipc-played`, `ipc-cuda` (one GPU), `ipc-peer`
-    (from the first GPU to the second). `at_once`: for one end in a process of its own."""
+    """What a test's name of a transport has behind the first dash: `ipc-played`, `ipc-cuda` (one GPU),
+    `ipc-peer` (from the first GPU to the second). `at_once`: for one end in a process of its own."""
     match transport.partition("-")[2]:
         case "played":
             return FakeRig(None if at_once else 3)

@@ -1,6 +1,6 @@
 """Lets wires of bytes, which tests tamper with, stand in a link between devices.
 
-    the link's put_block ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire: put(piece, bytes)
+    the link's put_block ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
         ─▶ Bottom: bytes into a block of its own, announced as the piece says ─▶ the device's wire
 
 So whatever a test makes of a piece or its bytes is gathered, copied and announced by the real thing.

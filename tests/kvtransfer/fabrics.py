@@ -27,7 +27,6 @@ from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FakeClock
 
-
 # Of every link of an adversary's.
 PIECE_BYTES = 1024
 WINDOW = 10

@@ -1,8 +1,8 @@
 """A `LinkDevice` whose memory is a file's and whose lines do their work when they are pumped.
 
-In one process, lines of all devices are pumped together, some work at a time, by whoever asks whether a moment has
-ended, and by the test: what is said is done late and in pieces, as on a GPU, but by seed. With `Pump(None)` it is
-done when it is said, for ends in different processes.
+In one process, lines of all devices are pumped together, some work at a time, by whoever asks whether a
+moment has ended, and by the test: what is said is done late and in pieces, as on a GPU, but by seed. With
+`Pump(None)` it is done when it is said, for ends in different processes.
 """
 
 from __future__ import annotations

@@ -281,8 +281,8 @@ def make_peers(
     rig: DeviceRig | None = None,
     tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
 ) -> Peers:
-    """Over the transport named, or over the listener and connectors given; or between a rig's devices over ipc,
-    where `tap` may put wires of bytes in between."""
+    """Over the transport named, or over the listener and connectors given; or between a rig's devices over
+    ipc, where `tap` may put wires of bytes in between."""
     array = np.empty if rig is None else rig.array
     source = Store(shape.block_bytes, shape.blocks, 1, array)
     sink = Store(shape.block_bytes, shape.blocks, 2, array)

@@ -28,7 +28,6 @@ from tests.kvtransfer.conftest import BETWEEN_GPUS, ON_CUDA
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.staged_peer import (
-    BLOCK_BYTES,
     BLOCKS,
     STAGES,
     WINDOW,
