@@ -27,6 +27,7 @@ import argparse
 import os
 import platform
 import sys
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 
@@ -52,7 +53,7 @@ def two_processes(
     size = blocks * block_bytes_on(device) / 1e9
     with receiver_process(blocks, transport, peer) as receiver:
         sending = SendingEnd(blocks, device=device)
-        raw_seconds = partial(receiver.raw_seconds, megabytes)
+        raw_seconds: Callable[[], float] = partial(receiver.raw_seconds, megabytes)
         if device != "cpu":
             from bench.transfer_devices import RawCopies
 

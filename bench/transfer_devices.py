@@ -78,7 +78,7 @@ class RawCopies:
 
     def seconds(self) -> float:
         torch.cuda.synchronize(self._from.device)
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begun.record()
         self._to.copy_(self._from, non_blocking=True)
         ended.record()

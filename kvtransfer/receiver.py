@@ -4,9 +4,10 @@
                               └────▶ Withdrawn        forget(id) at any time
 
 One thread, the engine's loop, calls everything here. It calls `poll` whenever `wake` was called, and
-at least every 100 ms, since deadlines are noticed nowhere else. The sink sees a byte only after the
-checksum of its piece was right, only while its transfer is expected, and each byte once: after
-`forget` or `Withdrawn` not one more, so the blocks may be reused at once.
+at least every 100 ms, since deadlines are noticed nowhere else. The sink sees a byte only while its
+transfer is expected, and each byte once: after `forget` or `Withdrawn` not one more, so the blocks may be
+reused at once. It sees it after the checksum of its piece was right; a device sums while it writes, so there
+a wrong piece has been written by then, and its transfer is withdrawn.
 """
 
 from __future__ import annotations

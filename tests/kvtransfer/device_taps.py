@@ -146,8 +146,9 @@ class Taps:
         if not isinstance(wire, IpcDeviceWire):
             return wire
         first = next(self._links) % _LINKS * self._pieces
-        self._opening.bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))
-        return self._opening.bottom
+        bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))
+        self._opening.bottom = bottom
+        return bottom
 
     def upper(self, wire: SenderWire) -> SenderWire:
         bottom: Bottom | None = self._opening.bottom

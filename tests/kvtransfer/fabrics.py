@@ -95,15 +95,16 @@ class MemoryFabric(_OnHost):
 
     def __init__(self) -> None:
         self.woken = threading.Event()
-        self.connector = _Latest()
+        self.connector = self._latest = _Latest()
         self._clock = FakeClock()
 
     def clock(self) -> float:
         return self._clock.now
 
     def attach(self, receiver: Receiver) -> str:
-        self.connector.target = MemoryTransport(self.woken.set)
-        receiver.attach(self.connector.target)
+        memory = MemoryTransport(self.woken.set)
+        self._latest.target = memory
+        receiver.attach(memory)
         return MemoryTransport.address
 
     def rest(self, idle: bool) -> None:

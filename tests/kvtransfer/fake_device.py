@@ -73,7 +73,10 @@ class _FakeLine:
         pump.add(self)
 
     def copy(self, destination: int, source: int, size: int) -> None:
-        self._say(lambda: ctypes.memmove(destination, source, size) and None)
+        def move() -> None:
+            ctypes.memmove(destination, source, size)
+
+        self._say(move)
 
     def run(self, work: Callable[[], None]) -> None:
         self._say(work)

@@ -18,7 +18,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer import ipc_control
 from kvtransfer.byte_ring import CAPACITY, RING_BYTES
-from kvtransfer.ipc_connector import IpcConnector, IpcSenderWire
+from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.ipc_control import (
     HELLO,
     Word,
@@ -28,6 +28,7 @@ from kvtransfer.ipc_control import (
 )
 from kvtransfer.ipc_listener import IpcListener
 from kvtransfer.ipc_page import NONCE_BYTES, answer_to
+from kvtransfer.ipc_sender_wire import IpcSenderWire
 from kvtransfer.opening import open_request
 from kvtransfer.transport import OutOfReachError
 from kvtransfer.transports import connectors_of
