@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from baton.device.link_device import LinkDevice
-from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows, words_of
+from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, words_of
+from kvtransfer.row_mover import RowMover
 
 # A block of 64 tokens of an 8B model in 16 bits.
 LARGEST_PIECE_BYTES = 8 << 20
@@ -37,11 +37,10 @@ class DeviceBlocks:
 
     def warm(self) -> None:
         """Compiles what moves them, where that takes its time: not while somebody waits for a transfer."""
-        device = self.device.tensors_on
-        there = torch.zeros(_ALIGNED_BYTES, dtype=torch.int32, device=device)
-        row = torch.zeros((1, ROW_WORDS), dtype=torch.int64, device=device)
+        table = self.device.table(1, ROW_WORDS)
+        aligned = self.aligned(self.largest_piece())
         for travels in Travels:
-            move_rows(there, there, row, 1, travels, aligned=self.aligned(self.largest_piece()))
+            RowMover(self.words[0], self.words[0], table, travels, aligned=aligned)
 
     def largest_piece(self) -> int:
         """What a piece has at most, unless told otherwise: a block of the largest, where that is not too

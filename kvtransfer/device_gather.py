@@ -19,8 +19,9 @@ from contextlib import ExitStack
 from baton.device.link_device import Moment
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.ipc_memory import ROWS, TO_RECEIVER, LinkMemory
-from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows, words_of
+from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, words_of
 from kvtransfer.row_batches import Move, batches
+from kvtransfer.row_mover import RowMover
 
 # What one kernel gathers and one copy carries. The first ones, with nothing before them on the line, are
 # smaller: the wire is to begin soon.
@@ -39,7 +40,7 @@ class DeviceGather:
         self._blocks = blocks
         self._piece_bytes = piece_bytes
         self._pieces = window_pieces
-        self._aligned = blocks.aligned(piece_bytes)
+        aligned = blocks.aligned(piece_bytes)
         with ExitStack() as undo:
             self._registered = device.register(memory.shared)
             undo.callback(self._registered.release)
@@ -51,8 +52,13 @@ class DeviceGather:
             self._rows_there = device.table(window_pieces, ROW_WORDS)
             self._gathering, self._wire = device.line(), device.line()
             self._let_go = undo.pop_all()
-        self._staging_words = words_of(self._staging.tensor)
+        staging_words = words_of(self._staging.tensor)
+        self._movers = [
+            RowMover(words, staging_words, self._rows_there, Travels.DESTINATION, aligned=aligned)
+            for words in blocks.words
+        ]
         self._rows_view = self._rows.numpy()
+        self._host_rows, self._table = self._rows.data_ptr(), self._rows_there.data_ptr()
         self._queue: list[Move] = []
         # Batches whose blocks are being read, with their number of pieces.
         self._reading: deque[tuple[Moment, int]] = deque()
@@ -90,7 +96,7 @@ class DeviceGather:
         try:
             self._gathering.finish()
             self._wire.finish()
-            self._staging_words = self._staging_words.new_empty(0)
+            self._movers.clear()
             self._let_go.close()
         finally:
             self._gathered += sum(count for _, count in self._reading) + len(self._queue)
@@ -104,15 +110,16 @@ class DeviceGather:
             return
         self._fill(batch)
         size, place = len(batch) * _ROW_BYTES, first.staging * _ROW_BYTES
-        there = self._rows_there[first.staging : first.staging + len(batch)]
-        self._gathering.copy(there.data_ptr(), self._rows.data_ptr() + place, size)
-        self._gathering.run(lambda: self._gather(batch, first.group))
+        there = self._table + place
+        self._gathering.copy(there, self._host_rows + place, size)
+        longest = max(move.piece.length for move in batch) // WORD_BYTES
+        self._movers[first.group].move(self._gathering, first.staging, len(batch), longest)
         read = self._gathering.moment()
         self._wire.after(read)
         start = first.staging * self._piece_bytes
         length = (len(batch) - 1) * self._piece_bytes + last.length
         self._wire.copy(self._window.address + start, self._staging.address + start, length)
-        self._wire.copy(self._registered.address + ROWS + place, there.data_ptr(), size)
+        self._wire.copy(self._registered.address + ROWS + place, there, size)
         self._reading.append((read, len(batch)))
 
     def _fill(self, batch: list[Move]) -> None:
@@ -128,14 +135,6 @@ class DeviceGather:
                 0,
                 signed(piece.checksum),
             )
-
-    def _gather(self, batch: list[Move], group: int) -> None:
-        first = batch[0].piece.staging
-        longest = max(move.piece.length for move in batch) // WORD_BYTES
-        move_rows(
-            self._blocks.words[group], self._staging_words, self._rows_there[first : first + len(batch)],
-            longest, Travels.DESTINATION, aligned=self._aligned,
-        )  # fmt: skip
 
 
 def signed(word: int) -> int:

@@ -17,8 +17,9 @@ from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.device_gather import signed
 from kvtransfer.frames import Piece
-from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows, words_of
+from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, words_of
 from kvtransfer.row_batches import Move, batches
+from kvtransfer.row_mover import RowMover
 
 _BATCH_BYTES = 64 << 20
 _ROW_BYTES = 8 * ROW_WORDS
@@ -41,11 +42,16 @@ class DeviceScatter:
         pieces = sink.window_pieces
         self._sink = sink
         self._window = window
-        self._window_words = words_of(window.tensor)
-        self._aligned = sink.blocks.aligned(sink.piece_bytes)
+        window_words, aligned = words_of(window.tensor), sink.blocks.aligned(sink.piece_bytes)
         self._rows = device.on_host(pieces, ROW_WORDS)
         self._found = device.on_host(pieces, ROW_WORDS)
         self._rows_there = device.table(pieces, ROW_WORDS)
+        self._movers = [
+            RowMover(window_words, words, self._rows_there, Travels.SOURCE, aligned=aligned)
+            for words in sink.blocks.words
+        ]
+        self._host_rows, self._host_found = self._rows.data_ptr(), self._found.data_ptr()
+        self._table = self._rows_there.data_ptr()
         self._rows_view, self._found_view = self._rows.numpy(), self._found.numpy()
         self._line = device.line()
         self._queue: list[Move] = []
@@ -82,17 +88,18 @@ class DeviceScatter:
 
     def release(self) -> None:
         """The link is fenced, and nothing is under way: the window goes back to the device."""
-        self._window_words = self._window_words.new_empty(0)
+        self._movers.clear()
         self._window.free()
 
     def _launch(self, batch: list[Move]) -> None:
         self._fill(batch)
         first = batch[0].piece.staging
         size, place = len(batch) * _ROW_BYTES, first * _ROW_BYTES
-        there = self._rows_there[first : first + len(batch)]
-        self._line.copy(there.data_ptr(), self._rows.data_ptr() + place, size)
-        self._line.run(lambda: self._scatter(batch))
-        self._line.copy(self._found.data_ptr() + place, there.data_ptr(), size)
+        there = self._table + place
+        self._line.copy(there, self._host_rows + place, size)
+        longest = max(move.piece.length for move in batch) // WORD_BYTES
+        self._movers[batch[0].piece.group].move(self._line, first, len(batch), longest)
+        self._line.copy(self._host_found + place, there, size)
         self._moving.append(_Moving(batch, self._line.moment()))
 
     def _fill(self, batch: list[Move]) -> None:
@@ -108,11 +115,3 @@ class DeviceScatter:
                 0,
                 signed(begins),
             )
-
-    def _scatter(self, batch: list[Move]) -> None:
-        first, group = batch[0].piece.staging, batch[0].piece.group
-        longest = max(move.piece.length for move in batch) // WORD_BYTES
-        move_rows(
-            self._window_words, self._sink.blocks.words[group], self._rows_there[first : first + len(batch)],
-            longest, Travels.SOURCE, aligned=self._aligned,
-        )  # fmt: skip

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.frames import Commit, Piece
+from kvtransfer.frames import Piece
 from kvtransfer.geometry import Geometry
 from kvtransfer.ticket import held_counts
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
+    from baton.v1.transfer_pb2 import CommitRecord
     from kvtransfer.receiving_link import ReceivingLink
 
 
@@ -36,9 +37,9 @@ class Incoming:
         self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
         self.link: ReceivingLink | None = None
         self.committed = False
-        # Pieces that a device moves at this moment, and the commit that waits for them.
+        # Pieces that a device moves at this moment, and the record of the commit that waits for them.
         self.under_way = 0
-        self.postponed: Commit | None = None
+        self.postponed: CommitRecord | None = None
         self._geometry: Geometry | None = None
         self._arrived: list[bytearray] = []
         self.missing_pieces = 0

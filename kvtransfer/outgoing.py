@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
@@ -54,8 +54,7 @@ class _Pushed:
     over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PieceSource:
+class PieceSource(NamedTuple):
     """The next piece to read, and whether its block is done with it."""
 
     pushed: _Pushed

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer import frames
@@ -289,8 +290,7 @@ class Receiver:
                 self._corrupted(incoming)
                 continue
             if incoming.postponed is not None and not incoming.under_way:
-                commit, incoming.postponed = incoming.postponed, None
-                self._commit(link, commit)
+                self._accept(link, incoming, incoming.postponed)
 
     def _piece(self, link: ReceivingLink, piece: Piece) -> bool:
         """Whether a device has it from now on; else the piece is dealt with."""
@@ -353,9 +353,6 @@ class Receiver:
             elif incoming.link is not link:
                 link.tell(unknown)
             return
-        if incoming.under_way:
-            incoming.postponed = commit
-            return
         incoming.cut(link.cut.geometry)
         try:
             record = check_commit(commit, incoming, self._signer, self._identity.incarnation)
@@ -365,10 +362,16 @@ class Receiver:
             else:
                 self._fail(incoming, WithdrawReason.REFUSED, error)
             return
+        if incoming.under_way:
+            incoming.postponed = record
+        else:
+            self._accept(link, incoming, record)
+
+    def _accept(self, link: ReceivingLink, incoming: Incoming, record: CommitRecord) -> None:
         incoming.link = link
         incoming.committed = True
-        link.transfers.discard(commit.transfer)
-        self._events.append(Committed(commit.transfer, record))
+        link.transfers.discard(incoming.transfer_id)
+        self._events.append(Committed(incoming.transfer_id, record))
 
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:
         incoming = self._incoming.get(frame.transfer)

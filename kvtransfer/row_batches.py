@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtransfer.frames import Piece
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A piece, and the block of ours that its bytes come from or go to; `whole`: the block is, with it."""
 
     piece: Piece

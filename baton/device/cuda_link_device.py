@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
-from baton.device.link_device import Line, Memory, Moment, Opened, Registered
+from baton.device.link_device import Kernel, Line, Memory, Moment, Opened, Registered
 from baton.device.shared_memory import SharedMemory
 
 # CUDA hands small allocations out of blocks of this size, and a handle opens the whole block.
@@ -43,6 +43,10 @@ class _CudaLine:
     def run(self, work: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream):
             work()
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
+        self._runtime.set_device(self._index)
+        self._runtime.launch(kernel.function, grid, kernel.threads, kernel.shared, self._raw, addresses)
 
     def publish(self, address: int, value: int) -> None:
         self._runtime.set_device(self._index)

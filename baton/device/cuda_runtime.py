@@ -18,6 +18,7 @@ _BUS_ID_BYTES = 32
 _TO_ANYWHERE = 4  # cudaMemcpyDefault: the addresses say where they lie
 _PORTABLE_MAPPED = 1 | 2
 _LAZY_PEER_ACCESS = 1
+_ARGUMENTS = 8
 
 
 class CudaError(RuntimeError):
@@ -57,7 +58,14 @@ class CudaRuntime:
         for name, arguments in _SIGNATURES.items():
             getattr(self._runtime, name).argtypes = arguments
         self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
-        self._write_value = ctypes.CDLL("libcuda.so.1").cuStreamWriteValue64_v2
+        driver = ctypes.CDLL("libcuda.so.1")
+        self._launch = driver.cuLaunchKernel
+        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        # Their values, and where they are. What a kernel has behind ours is 0: Triton's scratch.
+        self._arguments = (ctypes.c_uint64 * _ARGUMENTS)()
+        start = ctypes.addressof(self._arguments)
+        self._places = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * n for n in range(_ARGUMENTS)))
+        self._write_value = driver.cuStreamWriteValue64_v2
         self._write_value.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint]
 
     def set_device(self, index: int) -> None:
@@ -108,6 +116,23 @@ class CudaRuntime:
         result = self._write_value(stream, address, value, 0)
         if result:
             raise CudaError(f"cuStreamWriteValue64: error {result}")
+
+    def launch(
+        self,
+        function: int,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        stream: int,
+        addresses: tuple[int, ...],
+    ) -> None:
+        """Enqueues a kernel of the current context; by one thread at a time."""
+        self._arguments[: len(addresses)] = addresses
+        result = self._launch(
+            function, grid[0], grid[1], 1, threads, 1, 1, shared, stream, self._places, None
+        )
+        if result:
+            raise CudaError(f"cuLaunchKernel: error {result}")
 
     def bus_id(self, index: int) -> str:
         """The device's name on this host, the same in every process."""

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -24,6 +25,15 @@ from torch import Tensor
 from baton.device.shared_memory import SharedMemory
 
 HANDLE_ROOM = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled kernel of this process's current context: its handle, threads of a block, shared bytes."""
+
+    function: int
+    threads: int
+    shared: int
 
 
 class Moment(Protocol):
@@ -41,6 +51,9 @@ class Line(Protocol):
 
     def run(self, work: Callable[[], None]) -> None:
         """Calls `work`, whose kernels are part of this line."""
+
+    def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
+        """`run`, for a kernel whose arguments are addresses alone: four at most."""
 
     def publish(self, address: int, value: int) -> None:
         """Stores 8 bytes into registered memory; whoever sees them sees all that was done before."""

@@ -6,11 +6,16 @@ piece's in any order (`kvtransfer.checksum`). bfloat16 is taken for the upper ha
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_WORDS = 2048
+from baton.device.link_device import Kernel
+
+WORDS = 2048
 
 
 @triton.jit
@@ -73,9 +78,24 @@ def move_runs(
 ) -> None:
     """source, destination: flat int32; runs [R, 5 or more] int64, contiguous; sums [pieces] int64, added to.
     One device. `aligned`: every run begins on both sides, and ends, at a multiple of 4 words."""
-    grid = (runs.shape[0], triton.cdiv(longest, _WORDS))
+    grid = (runs.shape[0], triton.cdiv(longest, WORDS))
     _move_runs[grid](
         source, destination, runs, sums,
         CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=aligned,
-        ROW=runs.shape[1], WORDS=_WORDS,
+        ROW=runs.shape[1], WORDS=WORDS,
     )  # fmt: skip
+
+
+@cache
+def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel:
+    """The kernel that moves rows of six words without converting them, to be launched with the addresses of
+    source, destination, rows, and rows again; grid: (rows, the longest's words / `WORDS`, rounded up)."""
+    with torch.cuda.device(device):
+        words = torch.zeros(8, dtype=torch.int32, device=device)
+        rows = torch.zeros((1, 6), dtype=torch.int64, device=device)  # of no words
+        compiled = _move_runs[(1, 1)](
+            words, words, rows, rows.view(-1),
+            CONVERT=False, FROM_BFLOAT=False, SUM_SOURCE=sum_source, ALIGNED=aligned, ROW=6, WORDS=WORDS,
+        )  # fmt: skip
+        torch.cuda.synchronize(device)
+    return Kernel(int(compiled.function), 32 * compiled.metadata.num_warps, compiled.metadata.shared)
