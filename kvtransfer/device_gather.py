@@ -19,15 +19,15 @@ from contextlib import ExitStack
 from baton.device.link_device import Moment
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.ipc_memory import ROWS, TO_RECEIVER, LinkMemory
-from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, words_of
+from kvtransfer.moving import WORD_BYTES, Travels, words_of
 from kvtransfer.row_batches import Move, batches
 from kvtransfer.row_mover import RowMover
+from kvtransfer.row_table import RowTable
 
 # What one kernel gathers and one copy carries. The first ones, with nothing before them on the line, are
 # smaller: the wire is to begin soon.
 _BATCH_BYTES = 32 << 20
 _FIRST_BYTES = 8 << 20
-_ROW_BYTES = 8 * ROW_WORDS
 
 
 class DeviceGather:
@@ -48,17 +48,14 @@ class DeviceGather:
             undo.callback(self._window.close)
             self._staging = device.allocate(window_pieces * piece_bytes)
             undo.callback(self._staging.free)
-            self._rows = device.on_host(window_pieces, ROW_WORDS)
-            self._rows_there = device.table(window_pieces, ROW_WORDS)
+            self._rows = RowTable(device, window_pieces)
             self._gathering, self._wire = device.line(), device.line()
             self._let_go = undo.pop_all()
         staging_words = words_of(self._staging.tensor)
         self._movers = [
-            RowMover(words, staging_words, self._rows_there, Travels.DESTINATION, aligned=aligned)
+            RowMover(words, staging_words, self._rows.there, Travels.DESTINATION, aligned=aligned)
             for words in blocks.words
         ]
-        self._rows_view = self._rows.numpy()
-        self._host_rows, self._table = self._rows.data_ptr(), self._rows_there.data_ptr()
         self._queue: list[Move] = []
         # Batches whose blocks are being read, with their number of pieces.
         self._reading: deque[tuple[Moment, int]] = deque()
@@ -105,38 +102,20 @@ class DeviceGather:
 
     def _launch(self, batch: list[Move]) -> None:
         first, last = batch[0].piece, batch[-1].piece
-        if first.staging >= self._pieces:  # what the window does not have is written nowhere
-            self._reading.append((self._gathering.moment(), len(batch)))
+        begins, count = first.staging, len(batch)
+        if begins >= self._pieces:  # what the window does not have is written nowhere
+            self._reading.append((self._gathering.moment(), count))
             return
-        self._fill(batch)
-        size, place = len(batch) * _ROW_BYTES, first.staging * _ROW_BYTES
-        there = self._table + place
-        self._gathering.copy(there, self._host_rows + place, size)
+        words, piece_words = self._blocks.block_words[first.group], self._piece_bytes // WORD_BYTES
+        for n, (piece, block, _) in enumerate(batch):
+            source, destination = block * words + piece.offset // WORD_BYTES, piece.staging * piece_words
+            self._rows.fill(begins + n, n, source, destination, piece.length // WORD_BYTES, piece.checksum)
+        self._rows.up(self._gathering, begins, count)
         longest = max(move.piece.length for move in batch) // WORD_BYTES
-        self._movers[first.group].move(self._gathering, first.staging, len(batch), longest)
+        self._movers[first.group].move(self._gathering, begins, count, longest)
         read = self._gathering.moment()
         self._wire.after(read)
-        start = first.staging * self._piece_bytes
-        length = (len(batch) - 1) * self._piece_bytes + last.length
-        self._wire.copy(self._window.address + start, self._staging.address + start, length)
-        self._wire.copy(self._registered.address + ROWS + place, there, size)
-        self._reading.append((read, len(batch)))
-
-    def _fill(self, batch: list[Move]) -> None:
-        """A row each, whose sum begins with the place's."""
-        first, group = batch[0].piece.staging, batch[0].piece.group
-        words, piece_words = self._blocks.block_words[group], self._piece_bytes // WORD_BYTES
-        for n, (piece, block) in enumerate((move.piece, move.block) for move in batch):
-            self._rows_view[first + n] = (
-                block * words + piece.offset // WORD_BYTES,
-                piece.staging * piece_words,
-                piece.length // WORD_BYTES,
-                n * ROW_WORDS + ROW_WORDS - 1,
-                0,
-                signed(piece.checksum),
-            )
-
-
-def signed(word: int) -> int:
-    """A checksum as int64 has it."""
-    return word - (1 << 64) if word >> 63 else word
+        place, length = begins * self._piece_bytes, (count - 1) * self._piece_bytes + last.length
+        self._wire.copy(self._window.address + place, self._staging.address + place, length)
+        self._rows.down(self._wire, begins, count, self._registered.address + ROWS)
+        self._reading.append((read, count))

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from baton.device.link_device import Memory, Moment
 from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
-from kvtransfer.device_gather import signed
 from kvtransfer.frames import Piece
 from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, words_of
 from kvtransfer.row_batches import Move, batches
 from kvtransfer.row_mover import RowMover
+from kvtransfer.row_table import RowTable
 
 _BATCH_BYTES = 64 << 20
-_ROW_BYTES = 8 * ROW_WORDS
 _MASK = (1 << 64) - 1
 
 
@@ -43,16 +42,15 @@ class DeviceScatter:
         self._sink = sink
         self._window = window
         window_words, aligned = words_of(window.tensor), sink.blocks.aligned(sink.piece_bytes)
-        self._rows = device.on_host(pieces, ROW_WORDS)
+        self._rows = RowTable(device, pieces)
         self._found = device.on_host(pieces, ROW_WORDS)
-        self._rows_there = device.table(pieces, ROW_WORDS)
+        self._found_view = self._found.numpy()
+        self._piece_bytes = sink.piece_bytes
+        self._block_words = sink.blocks.block_words
         self._movers = [
-            RowMover(window_words, words, self._rows_there, Travels.SOURCE, aligned=aligned)
+            RowMover(window_words, words, self._rows.there, Travels.SOURCE, aligned=aligned)
             for words in sink.blocks.words
         ]
-        self._host_rows, self._host_found = self._rows.data_ptr(), self._found.data_ptr()
-        self._table = self._rows_there.data_ptr()
-        self._rows_view, self._found_view = self._rows.numpy(), self._found.numpy()
         self._line = device.line()
         self._queue: list[Move] = []
         self._moving: deque[_Moving] = deque()
@@ -68,7 +66,7 @@ class DeviceScatter:
     def launch(self) -> None:
         """Says to the device what was added."""
         queue, self._queue = self._queue, []
-        for batch in batches(queue, self._sink.piece_bytes, _BATCH_BYTES):
+        for batch in batches(queue, self._piece_bytes, _BATCH_BYTES):
             self._launch(batch)
 
     def ended(self) -> list[tuple[Move, bool]]:
@@ -92,26 +90,14 @@ class DeviceScatter:
         self._window.free()
 
     def _launch(self, batch: list[Move]) -> None:
-        self._fill(batch)
-        first = batch[0].piece.staging
-        size, place = len(batch) * _ROW_BYTES, first * _ROW_BYTES
-        there = self._table + place
-        self._line.copy(there, self._host_rows + place, size)
+        first, count = batch[0].piece, len(batch)
+        words, piece_words = self._block_words[first.group], self._piece_bytes // WORD_BYTES
+        for n, (piece, block, _) in enumerate(batch):
+            source, destination = piece.staging * piece_words, block * words + piece.offset // WORD_BYTES
+            place = place_sum(piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length)
+            self._rows.fill(piece.staging, n, source, destination, piece.length // WORD_BYTES, place)
+        self._rows.up(self._line, first.staging, count)
         longest = max(move.piece.length for move in batch) // WORD_BYTES
-        self._movers[batch[0].piece.group].move(self._line, first, len(batch), longest)
-        self._line.copy(self._host_found + place, there, size)
+        self._movers[first.group].move(self._line, first.staging, count, longest)
+        self._rows.down(self._line, first.staging, count, self._found.data_ptr())
         self._moving.append(_Moving(batch, self._line.moment()))
-
-    def _fill(self, batch: list[Move]) -> None:
-        first, group = batch[0].piece.staging, batch[0].piece.group
-        words, piece_words = self._sink.blocks.block_words[group], self._sink.piece_bytes // WORD_BYTES
-        for n, (piece, block) in enumerate((move.piece, move.block) for move in batch):
-            begins = place_sum(piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length)
-            self._rows_view[first + n] = (
-                piece.staging * piece_words,
-                block * words + piece.offset // WORD_BYTES,
-                piece.length // WORD_BYTES,
-                n * ROW_WORDS + ROW_WORDS - 1,
-                0,
-                signed(begins),
-            )

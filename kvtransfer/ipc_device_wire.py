@@ -37,6 +37,8 @@ class IpcDeviceWire(IpcSenderWire):
         raise AssertionError("blocks on a device are put by their number")
 
     def put_block(self, piece: Piece, block: int) -> None:
+        if not self._closed:
+            self._ring()  # the other end wakes while we speak to the device
         if self._gather.add(Move(piece, block)):
             self.flush()
 

@@ -51,6 +51,10 @@ class IpcWire:
             return
         if not self._writer.add(message):
             self._break(BatonError(ErrorKind.UNAVAILABLE, "the peer does not read its frames"))
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wakes the other end where it has found nothing and sleeps."""
         if self._writer.reader_sleeps():
             self._say(Word.BELL)
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from baton.device.link_device import Line
-from kvtransfer.moving import ROW_WORDS, Travels, move_rows
-
-_ROW_BYTES = 8 * ROW_WORDS
+from kvtransfer.moving import Travels, move_rows
+from kvtransfer.row_table import ROW_BYTES
 
 
 class RowMover:
@@ -39,5 +38,5 @@ class RowMover:
             )
             return
         begins, goes_to, rows_at = self._addresses
-        rows_at += first * _ROW_BYTES
+        rows_at += first * ROW_BYTES
         line.launch(self._kernel, (count, -(-longest // self._words)), (begins, goes_to, rows_at, rows_at))

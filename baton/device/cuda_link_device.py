@@ -23,19 +23,28 @@ _OWNER = struct.Struct("<IQ")
 
 
 class _CudaMoment:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    """Its event is another's when nobody asks any more."""
+
+    def __init__(self, event: int, runtime: CudaRuntime, free: list[int]) -> None:
         self.event = event
+        self._runtime = runtime
+        self._free = free
 
     def ended(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+        return self._runtime.ended(self.event)
+
+    def __del__(self) -> None:
+        self._free.append(self.event)
 
 
 class _CudaLine:
-    def __init__(self, device: torch.device, runtime: CudaRuntime) -> None:
+    def __init__(self, device: torch.device, runtime: CudaRuntime, events: list[int]) -> None:
+        """`events`: of this device, that nobody uses."""
         self._runtime = runtime
         self._index = device.index
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._raw = int(self._stream.cuda_stream)
+        self._events = events
 
     def copy(self, destination: int, source: int, size: int) -> None:
         self._runtime.copy(destination, source, size, self._raw)
@@ -53,16 +62,20 @@ class _CudaLine:
         self._runtime.write_value(address, value, self._raw)
 
     def moment(self) -> Moment:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return _CudaMoment(event)
+        event = self._events.pop() if self._events else self._new_event()
+        self._runtime.record(event, self._raw)
+        return _CudaMoment(event, self._runtime, self._events)
 
     def after(self, moment: Moment) -> None:
         assert isinstance(moment, _CudaMoment)
-        self._stream.wait_event(moment.event)
+        self._runtime.wait(self._raw, moment.event)
 
     def finish(self) -> None:
         self._stream.synchronize()
+
+    def _new_event(self) -> int:
+        self._runtime.set_device(self._index)
+        return self._runtime.event()
 
 
 class _Span:
@@ -143,6 +156,7 @@ class CudaLinkDevice:
         self._index = int(device.index or 0)
         self.tensors_on = torch.device("cuda", self._index)
         self._runtime = cuda_runtime()
+        self._events: list[int] = []
         self.name = self._runtime.bus_id(self._index)
 
     def reaches(self, name: str) -> bool:
@@ -159,7 +173,7 @@ class CudaLinkDevice:
         return _CudaRegistered(memory, self._runtime)
 
     def line(self) -> Line:
-        return _CudaLine(self.tensors_on, self._runtime)
+        return _CudaLine(self.tensors_on, self._runtime, self._events)
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64, pin_memory=True)

@@ -19,6 +19,8 @@ _TO_ANYWHERE = 4  # cudaMemcpyDefault: the addresses say where they lie
 _PORTABLE_MAPPED = 1 | 2
 _LAZY_PEER_ACCESS = 1
 _ARGUMENTS = 8
+_WITHOUT_TIME = 2
+_NOT_READY = 600
 
 
 class CudaError(RuntimeError):
@@ -42,6 +44,10 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudaHostUnregister": [ctypes.c_void_p],
     "cudaHostGetDevicePointer": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint],
     "cudaMemcpyAsync": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p],
+    "cudaEventCreateWithFlags": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
+    "cudaEventRecord": [ctypes.c_void_p, ctypes.c_void_p],
+    "cudaStreamWaitEvent": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint],
+    "cudaEventQuery": [ctypes.c_void_p],
     "cudaDeviceGetPCIBusId": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
     "cudaDeviceGetByPCIBusId": [ctypes.POINTER(ctypes.c_int), ctypes.c_char_p],
     "cudaDeviceCanAccessPeer": [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int],
@@ -109,6 +115,25 @@ class CudaRuntime:
     def copy(self, destination: int, source: int, size: int, stream: int) -> None:
         """Enqueues a copy between any two places of which one is on a GPU."""
         self._call("cudaMemcpyAsync", destination, source, size, _TO_ANYWHERE, stream)
+
+    def event(self) -> int:
+        """For its order alone; never destroyed."""
+        handle = ctypes.c_void_p()
+        self._call("cudaEventCreateWithFlags", ctypes.byref(handle), _WITHOUT_TIME)
+        return _address(handle)
+
+    def record(self, event: int, stream: int) -> None:
+        self._call("cudaEventRecord", event, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """What is enqueued from now on begins after the event."""
+        self._call("cudaStreamWaitEvent", stream, event, 0)
+
+    def ended(self, event: int) -> bool:
+        result = self._runtime.cudaEventQuery(event)
+        if result not in (0, _NOT_READY):
+            raise CudaError(f"cudaEventQuery: error {result}")
+        return result == 0
 
     def write_value(self, address: int, value: int, stream: int) -> None:
         """Enqueues a store of 8 bytes behind a fence of the whole system: whoever sees it sees all that the
