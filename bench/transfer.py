@@ -35,7 +35,6 @@ import grpc
 
 from bench.case_output import show
 from bench.transfer_ends import (
-    GPU_BLOCK_BYTES,
     TRANSFER,
     SendingEnd,
     block_bytes_on,
@@ -84,7 +83,7 @@ def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, flo
         "rounds": arguments.rounds,
         "pace": arguments.pace,
         "block_bytes": block_bytes_on(arguments.device),
-        "piece_bytes": TRANSFER.piece_bytes if arguments.device == "cpu" else GPU_BLOCK_BYTES,
+        "piece_bytes": TRANSFER.piece_bytes if arguments.device == "cpu" else None,
         "peer": arguments.peer if arguments.device == "cuda" else None,
         "window_pieces": TRANSFER.window_pieces,
         **{name: round(value, 3) for name, value in figures.items()},

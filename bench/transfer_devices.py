@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_link_device import CudaLinkDevice
-from bench.transfer_ends import GPU_BLOCK_BYTES, TRANSFER
+from bench.transfer_ends import GPU_BLOCK_BYTES
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+from kvtransfer.row_mover import warm
 
 
 class GpuBlocks:
@@ -19,16 +20,13 @@ class GpuBlocks:
         self._pool = _random_pool(count, device)
         self._places = random.Random(1).sample(range(count), count)
         self.blocks = DeviceBlocks(CudaLinkDevice(device), [self._pool])
-        self.blocks.warm()
+        warm(self.blocks)
 
     def sink(self) -> DeviceSink:
         """What a receiver needs; the pool is emptied."""
         self._pool.zero_()
         torch.cuda.synchronize(self._pool.device)
-        return DeviceSink(
-            self.blocks, lambda transfer, group, ordinal: self._places[ordinal],
-            window_pieces=TRANSFER.window_pieces,
-        )  # fmt: skip
+        return DeviceSink(self.blocks, lambda transfer, group, ordinal: self._places[ordinal])
 
     def place(self, ordinal: int) -> int:
         """The number of a sender's nth block."""

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from baton.device.link_device import LinkDevice
-from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, words_of
-from kvtransfer.row_mover import RowMover
+from kvtransfer.geometry import MOST_BLOCKS
+from kvtransfer.moving import WORD_BYTES, words_of
 
-# A block of 64 tokens of an 8B model in 16 bits.
-LARGEST_PIECE_BYTES = 8 << 20
+# Four blocks of 64 tokens of an 8B model in 16 bits, and eight of them on their way.
+_PIECE_BYTES = 32 << 20
+WINDOW_PIECES = 8
 _ALIGNED_BYTES = 16
 
 
@@ -35,17 +36,13 @@ class DeviceBlocks:
         """Whether all pieces begin and end at multiples of 16 bytes."""
         return not any(size % _ALIGNED_BYTES for size in (piece_bytes, *self.block_bytes))
 
-    def warm(self) -> None:
-        """Compiles what moves them, where that takes its time: not while somebody waits for a transfer."""
-        table = self.device.table(1, ROW_WORDS)
-        aligned = self.aligned(self.largest_piece())
-        for travels in Travels:
-            RowMover(self.words[0], self.words[0], table, travels, aligned=aligned)
-
     def largest_piece(self) -> int:
-        """What a piece has at most, unless told otherwise: a block of the largest, where that is not too
+        """What a piece has at most, unless told otherwise: whole blocks of the largest, where one is not too
         much."""
-        return min(LARGEST_PIECE_BYTES, max(self.block_bytes))
+        largest = max(self.block_bytes)
+        if largest > _PIECE_BYTES:
+            return _PIECE_BYTES
+        return largest * min(MOST_BLOCKS, _PIECE_BYTES // largest)
 
 
 class DeviceSink:
@@ -56,7 +53,7 @@ class DeviceSink:
         blocks: DeviceBlocks,
         place: Callable[[int, int, int], int],
         *,
-        window_pieces: int,
+        window_pieces: int = WINDOW_PIECES,
         piece_bytes: int | None = None,
     ) -> None:
         """`place`: the block that the ticket of a transfer reserved as `ordinal`-th of a group."""

@@ -38,7 +38,9 @@ class Granting:
         self._fingerprint = fingerprint
         self._device = device
         if device is not None:
-            self._device_cut = Cut(Geometry.of(block_bytes, device.piece_bytes), device.window_pieces)
+            self._device_cut = Cut(
+                Geometry.of(block_bytes, device.piece_bytes, spans=True), device.window_pieces
+            )
         self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
     def agree(self, call: OpenCall) -> int:

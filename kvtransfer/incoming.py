@@ -71,19 +71,27 @@ class Incoming:
         """Whether this piece is one of the expected blocks'."""
         return (
             self._cut.is_piece(piece.group, piece.offset, piece.length)
-            and self.held_counts[piece.group] <= piece.ordinal < self.block_counts[piece.group]
+            and self.held_counts[piece.group] <= piece.ordinal
+            and piece.ordinal + self.blocks_of(piece) <= self.block_counts[piece.group]
         )
 
-    def has(self, piece: Piece) -> bool:
-        return bool(self._arrived[piece.group][self._flag(piece)])
+    def blocks_of(self, piece: Piece) -> int:
+        return self._cut.blocks_of(piece.group, piece.length)
 
-    def mark(self, piece: Piece) -> bool:
-        """Notes an expected piece, once it is scattered or about to be; True if it made its block whole."""
-        flags = self._arrived[piece.group]
-        flags[self._flag(piece)] = 1
-        self.missing_pieces -= 1
-        first = self._first_flag(piece)
-        return all(flags[first : first + self._cut.pieces_per_block(piece.group)])
+    def has(self, piece: Piece) -> bool:
+        """Any of it."""
+        first = self._flag(piece)
+        return any(self._arrived[piece.group][first : first + self.blocks_of(piece)])
+
+    def mark(self, piece: Piece) -> int:
+        """Notes an expected piece, once it is scattered or about to be; how many blocks it made whole."""
+        flags, flag, blocks = self._arrived[piece.group], self._flag(piece), self.blocks_of(piece)
+        flags[flag : flag + blocks] = b"\1" * blocks
+        self.missing_pieces -= blocks
+        if blocks > 1:
+            return blocks
+        first, count = self._first_flag(piece), self._cut.pieces_per_block(piece.group)
+        return int(all(flags[first : first + count]))
 
     def _flag(self, piece: Piece) -> int:
         return self._first_flag(piece) + piece.offset // self._cut.piece_bytes

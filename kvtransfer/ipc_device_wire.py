@@ -4,15 +4,14 @@ order."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device_gather import DeviceGather
-from kvtransfer.frames import Commit, Piece, Quiet, Withdraw, encode_piece_header
+from kvtransfer.frames import Piece, encode_piece_header
 from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_sender_wire import IpcSenderWire
-from kvtransfer.row_batches import Move
 
 
 class IpcDeviceWire(IpcSenderWire):
@@ -34,22 +33,17 @@ class IpcDeviceWire(IpcSenderWire):
         return True
 
     def put(self, piece: Piece, payload: memoryview) -> None:
-        raise AssertionError("blocks on a device are put by their number")
+        raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_block(self, piece: Piece, block: int) -> None:
-        if not self._closed:
-            self._ring()  # the other end wakes while we speak to the device
-        if self._gather.add(Move(piece, block)):
-            self.flush()
-
-    def flush(self) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         if self._closed:
             return
+        self._ring()  # the other end wakes while we speak to the device
         try:
-            for batch in self._gather.launch():
-                self._add(b"".join(self.header(move.piece) for move in batch))
+            self._gather.gather(piece, blocks)
         except RuntimeError as error:  # CUDA's, torch's
             self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+        self._add(self.header(piece))
 
     def header(self, piece: Piece) -> bytes:
         """What announces a piece."""
@@ -57,10 +51,6 @@ class IpcDeviceWire(IpcSenderWire):
 
     def gathered(self) -> int:
         return self._gather.gathered()
-
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
-        self.flush()
-        super().tell(frame)
 
     def _let_go(self) -> None:
         self._gather.close()

@@ -73,7 +73,7 @@ class IpcReceiverWire(IpcWire):
         self._fenced = False
         self._abandoned = False
         # Of a window on a device: what the sender's device found, by staging index.
-        self._rows = memory.rows(staging.pieces) if on_device else None
+        self._sums = memory.sums(staging.pieces) if on_device else None
         self._heard_at = 0.0
         self._announced: deque[SenderFrame] = deque()
 
@@ -93,17 +93,17 @@ class IpcReceiverWire(IpcWire):
     def _landed(self, piece: Piece) -> Piece:
         """It is the receiver's now. `FrameError`."""
         self._staging.take(piece)
-        if self._rows is None:
+        if self._sums is None:
             return piece
         self._heard_at = time.monotonic()
-        checksum = int(self._rows[piece.staging, -1])
+        checksum = int(self._sums[piece.staging])
         return Piece(
             piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, checksum
         )
 
     def restless(self) -> bool:
         """A bell is rung when the host has said something; the device does it some time later."""
-        return self._rows is not None and time.monotonic() < self._heard_at + _RESTLESS_S
+        return self._sums is not None and time.monotonic() < self._heard_at + _RESTLESS_S
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))

@@ -2,10 +2,10 @@
 where the window is a device's memory, what a device writes beside it.
 
     ring to the receiver | ring to the sender | window                                  blocks on the host
-                                              | handle of the window | row 0 | row 1 …  blocks on a device
+                                              | handle of the window | sum 0 | sum 1 …  blocks on a device
 
-A row belongs to a staging index. The sender's device writes it after the index's bytes: it ends with the
-checksum that the gather found (`kvtransfer.moving`).
+A sum belongs to a staging index. The sender's device writes it after the index's bytes: the checksum that the
+gather found.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from baton.device.link_device import HANDLE_ROOM
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.byte_ring import RING_BYTES, RingReader, RingWriter
 from kvtransfer.inbox import CONTROL_FRAMES
-from kvtransfer.moving import ROW_WORDS
 
 TO_RECEIVER = 0
 _TO_SENDER = RING_BYTES
 # A page's multiple for every page size in use.
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
-ROWS = _WINDOW + HANDLE_ROOM
-_ROW_BYTES = 8 * ROW_WORDS
+SUMS = _WINDOW + HANDLE_ROOM
+SUM_BYTES = 8
 
 
 class LinkMemory:
@@ -45,7 +44,7 @@ class LinkMemory:
     @classmethod
     def create_beside(cls, handle: bytes, window_pieces: int) -> LinkMemory:
         """By the receiver, whose window is a device's memory of this handle. OSError."""
-        memory = cls(SharedMemory.create("baton-link", ROWS + window_pieces * _ROW_BYTES))
+        memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * SUM_BYTES))
         memory.window[: len(handle)] = np.frombuffer(handle, dtype=np.uint8)
         return memory
 
@@ -57,7 +56,7 @@ class LinkMemory:
     @classmethod
     def attach_beside(cls, descriptor: int, window_pieces: int) -> LinkMemory:
         """`attach`, where the window is a device's memory."""
-        return cls._attach(descriptor, ROWS + window_pieces * _ROW_BYTES)
+        return cls._attach(descriptor, SUMS + window_pieces * SUM_BYTES)
 
     @classmethod
     def _attach(cls, descriptor: int, size: int) -> LinkMemory:
@@ -85,10 +84,10 @@ class LinkMemory:
         """Of the window that lies elsewhere."""
         return self.window[:HANDLE_ROOM].tobytes()
 
-    def rows(self, window_pieces: int) -> NDArray[np.uint64]:
-        """[window_pieces, ROW_WORDS]."""
-        rows = self.shared.region(ROWS, window_pieces * ROW_WORDS, "<u8")
-        return rows.reshape(window_pieces, ROW_WORDS)
+    def sums(self, window_pieces: int) -> NDArray[np.uint64]:
+        """[window_pieces]."""
+        sums: NDArray[np.uint64] = self.shared.region(SUMS, window_pieces, "<u8")
+        return sums
 
     def receiver_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
         """What comes from the sender, what goes to it."""

@@ -120,19 +120,21 @@ def on_gpu(
 def move_rows(
     source: Tensor, destination: Tensor, rows: Tensor, longest: int, travels: Travels, *, aligned: bool
 ) -> None:
-    """Moves one run a row between two tensors of `words_of`, and adds the sum of its words to the row's end.
+    """Moves one run a row between two tensors of `words_of`, and adds the sum of its words where the row
+    says.
 
-    rows: int64 [n, ROW_WORDS], a `Run`'s numbers and the sum; `piece` is n times ROW_WORDS and 5 for the nth
-    row. `longest`: of the runs, in words. `aligned`: every place and length is a multiple of 4 words. On a
-    GPU it only enqueues, on the current stream.
+    rows: int64 [n, ROW_WORDS], a `Run`'s numbers and a sum; `piece` counts the words of all rows, so that it
+    is 5
+    for the first row's sum. `longest`: of the runs, in words. `aligned`: every place and length is a multiple
+    of 4 words. On a GPU it only enqueues, on the current stream.
     """
     if source.device.type == "cpu":
-        for row in rows:
-            begins, goes_to, length = row[:3].tolist()
+        sums = rows.view(-1)
+        for begins, goes_to, length, piece, place, _ in rows.tolist():
             words = source[begins : begins + length]
             destination[goes_to : goes_to + length] = words
-            weights = torch.from_numpy(multipliers(length).view(np.int64))
-            row[5] += ((words.long() & 0xFFFFFFFF) * weights).sum()
+            weights = torch.from_numpy(multipliers(place + length).view(np.int64))[place:]
+            sums[piece] += ((words.long() & 0xFFFFFFFF) * weights).sum()
         return
     from kvtransfer.gpu.move_runs import move_runs
 

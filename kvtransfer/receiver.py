@@ -154,8 +154,6 @@ class Receiver:
                 speaking.append(link)
                 budget -= 1
         for link in self._links:
-            if link.scatter is not None:
-                link.scatter.launch()
             link.flush()
         # Who has more to say is not judged yet: the answer may be among it.
         self._take_breaks(judged=[link for link in self._links if link not in speaking])
@@ -276,12 +274,12 @@ class Receiver:
         """What the device has done meanwhile: credits go home, commits that waited have their turn."""
         if link.scatter is None:
             return
-        for move, right in link.scatter.ended():
-            piece = move.piece
+        for moved, right in link.scatter.ended():
+            piece = moved.piece
             link.release(piece.staging)
             if right:
                 self.counters.bytes_received += piece.length
-                self.counters.blocks_received[piece.group] += move.whole
+                self.counters.blocks_received[piece.group] += moved.whole_blocks
             incoming = self._incoming.get(piece.transfer)
             if incoming is None or incoming.link is not link or incoming.committed:
                 continue  # given up meanwhile
@@ -304,7 +302,7 @@ class Receiver:
         self._bind(incoming, link)
         if link.scatter is not None and incoming.expects(piece) and not incoming.has(piece):
             incoming.under_way += 1
-            link.scatter.add(piece, whole=incoming.mark(piece))
+            link.scatter.begin(piece, incoming.blocks_of(piece), incoming.mark(piece))
             return True
         self._verify(link, incoming, piece)
         return False

@@ -117,7 +117,7 @@ class Sender:
                 self._look_at_deadlines(link, now)
         more |= self._ship(max_pieces, now)
         for link in self._links.values():
-            link.flush()
+            link.take_read()
         for key, link in list(self._links.items()):
             if link.broken is not None:
                 self._break(key, link.broken)

@@ -50,7 +50,7 @@ class Window:
         self.share = response.window_pieces // 2
         self.credits = deque(range(response.window_pieces))
         self.in_flight: dict[int, Transfer] = {}
-        self._geometry = Geometry.of(block_bytes, response.piece_bytes)
+        self._geometry = Geometry.of(block_bytes, response.piece_bytes, spans=wire.gathers)
         # A wire that gathers adds a piece's words to its place's checksum, on the device.
         self._gathering = cast(GatheringWire, wire) if wire.gathers else None
         largest = 0 if wire.gathers else min(response.piece_bytes, max(block_bytes))
@@ -60,14 +60,12 @@ class Window:
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
         """Reads the transfer's next piece, or has it read, and spends a credit on it."""
-        part = transfer.next_piece(self._geometry)
-        staging = self.credits.popleft()
-        self.in_flight[staging] = transfer
-        transfer.held += 1
         if self._gathering is not None:
-            self._put_block(self._gathering, transfer, part, staging)
+            self._put_blocks(self._gathering, transfer)
             return
-        data = source.read(part.group, part.block, part.offset, part.length)
+        part = transfer.next_piece(self._geometry)
+        staging = self._spend(transfer)
+        data = source.read(part.group, part.pushed[0].block, part.offset, part.length)
         if data.nbytes != part.length:
             raise ValueError(f"the source gave {data.nbytes} bytes for a piece of {part.length}")
         checksum = self._checksum.of(data, transfer.transfer_id, part.group, part.ordinal, part.offset)
@@ -75,35 +73,42 @@ class Window:
         transfer.shipped(part)
         transfer.read_done(part)
 
-    def _put_block(self, wire: GatheringWire, transfer: Transfer, part: PieceSource, staging: int) -> None:
-        place = place_sum(transfer.transfer_id, part.group, part.ordinal, part.offset, part.length)
+    def _put_blocks(self, wire: GatheringWire, transfer: Transfer) -> None:
+        group = transfer.next_group()
+        # With nothing on the wire before it, a small one: the wire is to begin soon.
+        most = self._geometry.blocks_per_piece(group)
+        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 4))
+        staging = self._spend(transfer)
+        place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
-        wire.put_block(_piece(transfer, part, staging, place), part.block)
+        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
         transfer.shipped(part)
 
-    def flush(self) -> None:
-        """What was put is on its way; what has been read meanwhile is unpinned."""
-        if self._gathering is not None:
-            self._gathering.flush()
-            self._take_read(self._gathering)
+    def _spend(self, transfer: Transfer) -> int:
+        staging = self.credits.popleft()
+        self.in_flight[staging] = transfer
+        transfer.held += 1
+        return staging
+
+    def take_read(self) -> None:
+        """What a device has read meanwhile is unpinned."""
+        if self._gathering is None:
+            return
+        gathered = self._gathering.gathered()
+        for _ in range(gathered - self._gathered):
+            transfer, part = self._reading.popleft()
+            transfer.read_done(part)
+        self._gathered = gathered
 
     def close(self) -> None:
         """Breaks the wire; nothing is read any more."""
         self.wire.close()
-        if self._gathering is not None:
-            self._take_read(self._gathering)
+        self.take_read()
 
     @property
     def reading(self) -> bool:
         """Whether a device reads blocks at this moment; nobody is woken when it has."""
         return bool(self._reading)
-
-    def _take_read(self, wire: GatheringWire) -> None:
-        gathered = wire.gathered()
-        for _ in range(gathered - self._gathered):
-            transfer, part = self._reading.popleft()
-            transfer.read_done(part)
-        self._gathered = gathered
 
     def come_home(self, frame: Credit) -> None:
         """Raises `BatonError` INVALID for a credit that was not away."""
@@ -208,10 +213,10 @@ class SendingLink:
                 return True
         return False
 
-    def flush(self) -> None:
-        """What was put by `step` is on its way."""
+    def take_read(self) -> None:
+        """What a device has read meanwhile is unpinned."""
         if self._window is not None and self.broken is None:
-            self._window.flush()
+            self._window.take_read()
 
     @property
     def reading(self) -> bool:

@@ -17,6 +17,7 @@ threads do no more than move frames through bounded queues and call `wake`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from baton.device.link_device import LinkDevice
@@ -63,7 +64,7 @@ class SenderWire(Protocol):
 
     @property
     def gathers(self) -> bool:
-        """Whether it takes pieces by `put_block` in place of `put`: a `GatheringWire`."""
+        """Whether it takes pieces by `put_blocks` in place of `put`: a `GatheringWire`."""
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
@@ -84,12 +85,9 @@ class SenderWire(Protocol):
 class GatheringWire(SenderWire, Protocol):
     """The sender's end of a link between devices: it reads the blocks itself, later."""
 
-    def put_block(self, piece: Piece, block: int) -> None:
-        """Queues a piece of this block of the piece's group. Its checksum is of its place alone: that of its
-        words is added on the way. It is announced by the next `flush`, or before."""
-
-    def flush(self) -> None:
-        """What was queued is on its way."""
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        """A piece of these blocks of its group. Its checksum is of its place alone: that of its words is
+        added on the way."""
 
     def gathered(self) -> int:
         """How many pieces' blocks have been read since the link is there, in the order of their puts; all,

@@ -133,7 +133,7 @@ class CudaRuntime:
         result = self._runtime.cudaEventQuery(event)
         if result not in (0, _NOT_READY):
             raise CudaError(f"cudaEventQuery: error {result}")
-        return result == 0
+        return bool(result == 0)
 
     def write_value(self, address: int, value: int, stream: int) -> None:
         """Enqueues a store of 8 bytes behind a fence of the whole system: whoever sees it sees all that the
@@ -152,7 +152,7 @@ class CudaRuntime:
         addresses: tuple[int, ...],
     ) -> None:
         """Enqueues a kernel of the current context; by one thread at a time."""
-        self._arguments[: len(addresses)] = addresses
+        self._arguments[: len(addresses)] = list(addresses)
         result = self._launch(
             function, grid[0], grid[1], 1, threads, 1, 1, shared, stream, self._places, None
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from baton.device.cuda_link_device import CudaLinkDevice
 from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.row_mover import warm
 from services.common.logs import get_log
 from services.worker.loaded_model import LoadedModel
 
@@ -16,7 +17,7 @@ def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks | None:
         return None
     try:
         blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.groups)
-        blocks.warm()
+        warm(blocks)
         return blocks
     except (OSError, RuntimeError, AttributeError, ValueError) as error:
         log.warning("no_links_between_gpus", reason=str(error))

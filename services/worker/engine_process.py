@@ -276,7 +276,7 @@ class Engine:
         model, transfer = self._parts.model, self._config.transfer
         device = None
         if self._blocks is not None:
-            device = DeviceSink(self._blocks, self._parts.decode.place, window_pieces=transfer.window_pieces)
+            device = DeviceSink(self._blocks, self._parts.decode.place)
         receiver = Receiver(
             identity=self._identity,
             fingerprint=model.fingerprint,

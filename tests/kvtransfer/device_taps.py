@@ -1,6 +1,6 @@
 """Lets wires of bytes, which tests tamper with, stand in a link between devices.
 
-    the link's put_block ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
+    the link's put_blocks ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
         ─▶ Bottom: bytes into a block of its own, announced as the piece says ─▶ the device's wire
 
 So whatever a test makes of a piece or its bytes is gathered, copied and announced by the real thing.
@@ -58,7 +58,7 @@ class Bottom:
         begins = (piece.checksum - words_sum(data)) & _MASK
         self._said[piece.staging].append(piece)
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
-        self.wire.put_block(gathered, index)
+        self.wire.put_blocks(gathered, (index,))
 
     def _header(self, piece: Piece) -> bytes:
         return encode_piece_header(self._said[piece.staging].popleft())
@@ -77,7 +77,7 @@ class Bottom:
 
 
 class Top:
-    """`put_block`, onto a wire of bytes."""
+    """`put_blocks`, onto a wire of bytes."""
 
     gathers = True
 
@@ -88,19 +88,17 @@ class Top:
         self._read = 0
 
     def put(self, piece: Piece, payload: memoryview) -> None:
-        raise AssertionError("blocks on a device are put by their number")
+        raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_block(self, piece: Piece, block: int) -> None:
-        data = self._groups[piece.group][block, piece.offset : piece.offset + piece.length].tobytes()
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        group, begins = self._groups[piece.group], piece.offset
+        data = b"".join(group[block, begins : begins + piece.length].tobytes() for block in blocks)
         whole = (piece.checksum + words_sum(data)) & _MASK
         said = Piece(
             piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, whole
         )
         self._read += 1
         self._wire.put(said, memoryview(data))
-
-    def flush(self) -> None:
-        self._bottom.wire.flush()
 
     def gathered(self) -> int:
         self._bottom.wire.gathered()

@@ -191,7 +191,6 @@ class _WrongedWire:
     def _flip(self, at: int, bit: int) -> None:
         if isinstance(self._link, IpcDeviceWire):
             assert self._fabric.rig is not None
-            self._link.flush()
             self._fabric.rig.flip(self._link._gather._window.address + at, bit)
         else:
             self._link._memory.window[at] ^= 1 << bit

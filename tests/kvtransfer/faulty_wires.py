@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from baton.errors import BatonError
@@ -188,10 +188,10 @@ class CountingWire:
         self._trials = trials
         self.put, self.tell, self.hear = self._wire.put, self._wire.tell, self._wire.hear
         self.broken, self.close = self._wire.broken, self._wire.close
-        self.flush, self.gathered = self._wire.flush, self._wire.gathered
+        self.gathered = self._wire.gathered
 
-    def put_block(self, piece: Piece, block: int) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         trial = self._trials(piece.transfer)
         if trial is not None:
             trial.pieces += 1
-        self._wire.put_block(piece, block)
+        self._wire.put_blocks(piece, blocks)
