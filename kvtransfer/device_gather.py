@@ -45,6 +45,7 @@ class DeviceGather:
             self._let_go = undo.pop_all()
         # Pieces whose blocks are being read.
         self._reading: deque[Moment] = deque()
+        self._published: Moment | None = None
         self._gathered = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
@@ -64,6 +65,18 @@ class DeviceGather:
     def publish(self, position: int) -> None:
         """Moves the ring's tail, behind all that was said before."""
         self._wire.publish(self._registered.address + TO_RECEIVER, position)
+        self._published = self._wire.moment()
+
+    def arrived(self) -> bool:
+        """True once, when all is there that was published."""
+        if self._published is None or not self._published.ended():
+            return False
+        self._published = None
+        return True
+
+    @property
+    def busy(self) -> bool:
+        return self._published is not None or bool(self._reading)
 
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning."""
@@ -82,3 +95,4 @@ class DeviceGather:
         finally:
             self._gathered += len(self._reading)
             self._reading.clear()
+            self._published = None

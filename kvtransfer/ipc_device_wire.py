@@ -49,7 +49,13 @@ class IpcDeviceWire(IpcSenderWire):
         """What announces a piece."""
         return encode_piece_header(piece)
 
+    @property
+    def busy(self) -> bool:
+        return self._gather.busy
+
     def gathered(self) -> int:
+        if self._gather.arrived() and not self._closed:
+            self._ring()  # should the other end have looked for it in vain
         return self._gather.gathered()
 
     def _let_go(self) -> None:

@@ -132,7 +132,7 @@ class Sender:
 
     @property
     def restless(self) -> bool:
-        """Whether to poll again within microseconds: a device reads blocks that are pinned for it."""
+        """Whether to poll again within microseconds: a device has something to do that wakes nobody."""
         return any(link.reading for link in self._links.values())
 
     @property

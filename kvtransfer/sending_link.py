@@ -107,8 +107,8 @@ class Window:
 
     @property
     def reading(self) -> bool:
-        """Whether a device reads blocks at this moment; nobody is woken when it has."""
-        return bool(self._reading)
+        """Whether a device is at work; nobody is woken when it has done it."""
+        return self._gathering is not None and self._gathering.busy
 
     def come_home(self, frame: Credit) -> None:
         """Raises `BatonError` INVALID for a credit that was not away."""

@@ -89,6 +89,11 @@ class GatheringWire(SenderWire, Protocol):
         """A piece of these blocks of its group. Its checksum is of its place alone: that of its words is
         added on the way."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether the device has something left to do, whose end wakes nobody: ask `gathered` within
+        microseconds."""
+
     def gathered(self) -> int:
         """How many pieces' blocks have been read since the link is there, in the order of their puts; all,
         once it is closed."""

@@ -42,7 +42,8 @@ class _CudaLine:
         """`events`: of this device, that nobody uses."""
         self._runtime = runtime
         self._index = device.index
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Before what computes on the same device: a transfer is what somebody waits for.
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._raw = int(self._stream.cuda_stream)
         self._events = events
 

@@ -100,6 +100,10 @@ class Top:
         self._read += 1
         self._wire.put(said, memoryview(data))
 
+    @property
+    def busy(self) -> bool:
+        return self._bottom.wire.busy
+
     def gathered(self) -> int:
         self._bottom.wire.gathered()
         return self._read

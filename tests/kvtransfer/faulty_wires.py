@@ -190,6 +190,10 @@ class CountingWire:
         self.broken, self.close = self._wire.broken, self._wire.close
         self.gathered = self._wire.gathered
 
+    @property
+    def busy(self) -> bool:
+        return self._wire.busy
+
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         trial = self._trials(piece.transfer)
         if trial is not None:
