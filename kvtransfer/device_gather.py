@@ -41,7 +41,8 @@ class DeviceGather:
             undo.callback(self._staging.free)
             staging_words = words_of(self._staging.tensor)
             self._mover = RowMover(blocks, staging_words, window_pieces, piece_bytes, Travels.DESTINATION)
-            self._gathering, self._wire = device.line(), device.line()
+            # The next chunk's kernels would else go before what somebody waits for.
+            self._gathering, self._wire = device.line(first=True), device.line(first=True)
             self._let_go = undo.pop_all()
         # Pieces whose blocks are being read.
         self._reading: deque[Moment] = deque()

@@ -38,12 +38,11 @@ class _CudaMoment:
 
 
 class _CudaLine:
-    def __init__(self, device: torch.device, runtime: CudaRuntime, events: list[int]) -> None:
+    def __init__(self, device: torch.device, runtime: CudaRuntime, events: list[int], priority: int) -> None:
         """`events`: of this device, that nobody uses."""
         self._runtime = runtime
         self._index = device.index
-        # Before what computes on the same device: a transfer is what somebody waits for.
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
         self._raw = int(self._stream.cuda_stream)
         self._events = events
 
@@ -173,8 +172,8 @@ class CudaLinkDevice:
         self._runtime.set_device(self._index)
         return _CudaRegistered(memory, self._runtime)
 
-    def line(self) -> Line:
-        return _CudaLine(self.tensors_on, self._runtime, self._events)
+    def line(self, *, first: bool = False) -> Line:
+        return _CudaLine(self.tensors_on, self._runtime, self._events, -1 if first else 0)
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64, pin_memory=True)

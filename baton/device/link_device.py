@@ -131,7 +131,8 @@ class LinkDevice(Protocol):
     def register(self, memory: SharedMemory) -> Registered:
         """OSError where the device cannot reach it."""
 
-    def line(self) -> Line: ...
+    def line(self, *, first: bool = False) -> Line:
+        """`first`: before what else the device has to do, where it can choose."""
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         """int64 on the host, where a line copies to and from without waiting."""

@@ -190,7 +190,7 @@ class FakeDevice:
     def register(self, memory: SharedMemory) -> Registered:
         return _FakeRegistered(memory)
 
-    def line(self) -> Line:
+    def line(self, *, first: bool = False) -> Line:
         return _FakeLine(self._pump)
 
     def on_host(self, rows: int, columns: int) -> Tensor:
