@@ -130,9 +130,10 @@ class RingReader(_Ring):
         self._begun = bytearray()
         self._words[_IDLE] = 1
 
-    def take(self) -> bytes | None:
-        """The next message, None where there is none yet. Raises `FrameError`, after which nothing holds."""
-        while self._there():
+    def take(self, *, sleeps: bool = True) -> bytes | None:
+        """The next message, None where there is none yet; then a bell is wanted for the next, unless the
+        reader does not sleep. Raises `FrameError`, after which nothing holds."""
+        while self._there(sleeps):
             fragment, goes_on = self._read()
             if not goes_on and not self._begun:
                 return fragment
@@ -144,12 +145,18 @@ class RingReader(_Ring):
                 return message
         return None
 
+    def ask_for_bell(self) -> bool:
+        """Before a reader sleeps that did not; whether there is something."""
+        return self._there(sleeps=True)
+
     def writer_waits(self) -> bool:
         """Whether a bell is due: there is room again for a writer that had none."""
         return self._words[_STUCK] != 0 and self._words[_TAIL] - self._position <= CAPACITY // 2
 
-    def _there(self) -> bool:
+    def _there(self, sleeps: bool) -> bool:
         if self._words[_TAIL] == self._position:
+            if not sleeps:
+                return False
             self._words[_IDLE] = 1
             if self._words[_TAIL] == self._position:  # else it came before the writer could see the flag
                 return False

@@ -49,9 +49,8 @@ class IpcDeviceWire(IpcSenderWire):
         """What announces a piece."""
         return encode_piece_header(piece)
 
-    @property
-    def busy(self) -> bool:
-        return self._gather.busy
+    def restless(self) -> bool:
+        return self._gather.busy or super().restless()
 
     def gathered(self) -> int:
         if self._gather.arrived() and not self._closed:

@@ -55,8 +55,6 @@ _LOG = logging.getLogger(__name__)
 _CONNECTING = 16
 _STOP_S = 2.0
 _AGAIN_S = 0.05
-# So long after the last bell or piece a device may have more on its way.
-_RESTLESS_S = 0.002
 
 
 class IpcReceiverWire(IpcWire):
@@ -65,7 +63,8 @@ class IpcReceiverWire(IpcWire):
     def __init__(
         self, memory: LinkMemory, staging: Staging, wake: Callable[[], None], *, on_device: bool = False
     ) -> None:
-        super().__init__(memory.receiver_rings(staging.pieces), wake, "sender")
+        rings = memory.receiver_rings(staging.pieces)
+        super().__init__(rings, wake, "sender", between_devices=on_device)
         self._memory = memory
         self._staging = staging
         self._state = threading.Lock()
@@ -74,7 +73,6 @@ class IpcReceiverWire(IpcWire):
         self._abandoned = False
         # Of a window on a device: what the sender's device found, by staging index.
         self._sums = memory.sums(staging.pieces) if on_device else None
-        self._heard_at = 0.0
         self._announced: deque[SenderFrame] = deque()
 
     def hear(self) -> SenderFrame | None:
@@ -95,15 +93,10 @@ class IpcReceiverWire(IpcWire):
         self._staging.take(piece)
         if self._sums is None:
             return piece
-        self._heard_at = time.monotonic()
         checksum = int(self._sums[piece.staging])
         return Piece(
             piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, checksum
         )
-
-    def restless(self) -> bool:
-        """A bell is rung when the host has said something; the device does it some time later."""
-        return self._sums is not None and time.monotonic() < self._heard_at + _RESTLESS_S
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))
@@ -169,9 +162,8 @@ class IpcReceiverWire(IpcWire):
         return False
 
     def _heard(self, word: Word) -> None:
+        super()._heard(word)
         self._attached |= word is Word.ATTACHED
-        if word is Word.BELL:
-            self._heard_at = time.monotonic()
 
 
 class _OpenCall:

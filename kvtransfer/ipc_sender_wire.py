@@ -40,7 +40,8 @@ class IpcSenderWire(IpcWire):
         wake: Callable[[], None],
         publish: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(memory.sender_rings(response.window_pieces, publish), wake, "receiver")
+        rings = memory.sender_rings(response.window_pieces, publish)
+        super().__init__(rings, wake, "receiver", between_devices=publish is not None)
         self._memory = memory
         self._pieces = response.window_pieces
         self._piece_bytes = response.piece_bytes

@@ -133,7 +133,7 @@ class Sender:
     @property
     def restless(self) -> bool:
         """Whether to poll again within microseconds: a device has something to do that wakes nobody."""
-        return any(link.reading for link in self._links.values())
+        return any(link.restless() for link in self._links.values())
 
     @property
     def pinned_blocks(self) -> int:

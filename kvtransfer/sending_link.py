@@ -105,10 +105,9 @@ class Window:
         self.wire.close()
         self.take_read()
 
-    @property
-    def reading(self) -> bool:
-        """Whether a device is at work; nobody is woken when it has done it."""
-        return self._gathering is not None and self._gathering.busy
+    def restless(self) -> bool:
+        """Whether a device is at work, whose end wakes nobody."""
+        return self._gathering is not None and self._gathering.restless()
 
     def come_home(self, frame: Credit) -> None:
         """Raises `BatonError` INVALID for a credit that was not away."""
@@ -218,9 +217,8 @@ class SendingLink:
         if self._window is not None and self.broken is None:
             self._window.take_read()
 
-    @property
-    def reading(self) -> bool:
-        return self._window is not None and self._window.reading
+    def restless(self) -> bool:
+        return self._window is not None and self.broken is None and self._window.restless()
 
     def finish_opening(self, now: float) -> bool:
         """True once, when the receiver's answer has come and the link is open; may set `broken`."""

@@ -89,10 +89,9 @@ class GatheringWire(SenderWire, Protocol):
         """A piece of these blocks of its group. Its checksum is of its place alone: that of its words is
         added on the way."""
 
-    @property
-    def busy(self) -> bool:
-        """Whether the device has something left to do, whose end wakes nobody: ask `gathered` within
-        microseconds."""
+    def restless(self) -> bool:
+        """Whether something is under way that wakes nobody: look again within microseconds, `gathered`
+        too."""
 
     def gathered(self) -> int:
         """How many pieces' blocks have been read since the link is there, in the order of their puts; all,

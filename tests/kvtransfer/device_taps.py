@@ -100,9 +100,8 @@ class Top:
         self._read += 1
         self._wire.put(said, memoryview(data))
 
-    @property
-    def busy(self) -> bool:
-        return self._bottom.wire.busy
+    def restless(self) -> bool:
+        return self._bottom.wire.restless()
 
     def gathered(self) -> int:
         self._bottom.wire.gathered()

@@ -190,9 +190,8 @@ class CountingWire:
         self.broken, self.close = self._wire.broken, self._wire.close
         self.gathered = self._wire.gathered
 
-    @property
-    def busy(self) -> bool:
-        return self._wire.busy
+    def restless(self) -> bool:
+        return self._wire.restless()
 
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         trial = self._trials(piece.transfer)

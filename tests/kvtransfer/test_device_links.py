@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -50,8 +51,6 @@ class Ends:
 
     @staticmethod
     def _clock() -> float:
-        import time
-
         return time.monotonic()
 
 
@@ -174,19 +173,43 @@ def test_a_receiver_that_slept_meanwhile_is_woken_when_the_device_is_done(ends: 
     peers = ends()
     sent(peers, 1)
     wire = device_wire(peers)
-    said: list[object] = []
     assert wire._control is not None
-    peers.receiver.poll(4)  # finds nothing: it sleeps from here on
+
+    def falls_asleep() -> None:
+        """It has looked in vain for a while, and wants a bell from here on."""
+        time.sleep(0.01)
+        assert not peers.receiver.restless
+
+    falls_asleep()
+    said: list[object] = []
     wire._control.say = said.append  # type: ignore[method-assign]
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
     assert len(said) == 1  # something comes
-    peers.receiver.poll(4)  # too early
-    while wire.busy:
+    falls_asleep()  # too early
+    while wire._gather.busy:
         peers.sender.poll(4)
     assert len(said) == 2
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
     peers.check_ledger()
+
+
+def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.ipc_wire._AWAKE_S", 60.0)
+    peers = ends()
+    sent(peers, 1)
+    wire = device_wire(peers)
+    assert wire._control is not None
+    said: list[object] = []
+    wire._control.say = said.append  # type: ignore[method-assign]
+    peers.expect(2, [[1], []])
+    transfer = peers.begin(2, [1, 0])
+    peers.push(transfer, 0, 0, 1)
+    peers.sender.poll(4)
+    assert said == []
+    assert peers.receiver.restless
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 2 in peers.acknowledged())
