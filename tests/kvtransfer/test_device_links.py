@@ -10,6 +10,7 @@ import pytest
 
 from baton.errors import ErrorKind
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+from kvtransfer.ipc_control import Word
 from kvtransfer.ipc_device_wire import IpcDeviceWire
 from kvtransfer.sending_link import SendingLink
 from kvtransfer.transports import connectors_of
@@ -181,8 +182,8 @@ def test_a_receiver_that_slept_meanwhile_is_woken_when_the_device_is_done(ends: 
         assert not peers.receiver.restless
 
     falls_asleep()
-    said: list[object] = []
-    wire._control.say = said.append  # type: ignore[method-assign]
+    said: list[Word] = []
+    wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
@@ -203,8 +204,8 @@ def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.Monk
     sent(peers, 1)
     wire = device_wire(peers)
     assert wire._control is not None
-    said: list[object] = []
-    wire._control.say = said.append  # type: ignore[method-assign]
+    said: list[Word] = []
+    wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
