@@ -1,11 +1,12 @@
 """The two ends that `bench.transfer` measures: a receiver in a process of its own, and the sender's loop.
 
-    python -m bench.transfer_ends BLOCKS TRANSPORT
+    python -m bench.transfer_ends BLOCKS TRANSPORT DEVICE
                                       a receiver; says {"address", "raw_address"}, then for each line
-                                      {"transfer", "blocks"} on stdin expects that transfer and says {}
+                                      {"transfer", "blocks"} on stdin expects that transfer and says {}, for
+                                      {"compare": blocks} says whether what came last is what was sent
 
-Blocks lie in plain memory, in random order on both sides. Raw bytes go over grpc as pieces do, in messages
-of the same size on one stream, to a server that drops them: what is left out is all that is ours.
+Blocks lie in plain memory or a GPU's, in random order on both sides. Raw bytes go over grpc as pieces do, in
+messages of the same size on one stream, to a server that drops them: what is left out is all that is ours.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import grpc
 import numpy as np
@@ -31,6 +33,7 @@ from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.events import Acknowledged, Committed, Failed, SenderEvent
 from kvtransfer.frames import HEADER_BYTES
 from kvtransfer.grpc_stream import channel_options
@@ -38,13 +41,20 @@ from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
+from kvtransfer.transports import connectors_of
 from services.common.config import TransferConfig
+
+if TYPE_CHECKING:
+    from bench.transfer_devices import GpuBlocks
 
 BLOCK_BYTES = 1 << 20
 FINGERPRINT = b"bench".ljust(32)
 _SECRET = b"both processes of one measurement"
 _RAW = "/bench.Raw/Drop"
+# 64 tokens of an 8B model in 16 bits.
+GPU_BLOCK_BYTES = 8 << 20
 _PIECES_A_POLL = 8  # as in an engine's turn
+_PIECES_A_POLL_ON_GPU = 32
 _WAIT_S = 0.05
 _TRANSFER_S = 60.0
 TRANSFER = TransferConfig()
@@ -76,8 +86,19 @@ class Blocks:
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
         return self._bytes[self._places[block], offset : offset + length].data
 
+    def place(self, ordinal: int) -> int:
+        """The number of a sender's nth block."""
+        return ordinal
+
     def unpin(self, group: int, block: int) -> None:
         """Nobody else uses them."""
+
+    def equal(self, blocks: int) -> bool:
+        """Whether the first blocks of the last transfer are those of a sender's `Blocks`."""
+        sent = Blocks(len(self._bytes))
+        return all(
+            np.array_equal(self._bytes[self._places[n]], sent._bytes[sent._places[n]]) for n in range(blocks)
+        )
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         place = self._bytes[self._places[ordinal], offset : offset + len(data)]
@@ -87,13 +108,25 @@ class Blocks:
 class SendingEnd:
     """A sender whose one transfer at a time is driven to its end."""
 
-    def __init__(self, blocks: int, fingerprint: bytes = FINGERPRINT) -> None:
+    def __init__(self, blocks: int, fingerprint: bytes = FINGERPRINT, device: str = "cpu") -> None:
         keep_freed_memory()
         self._woken = threading.Event()
+        self._patience = _WAIT_S
+        connectors = None
+        if device == "cpu":
+            source: Blocks | GpuBlocks = Blocks(blocks)
+        else:
+            from bench.transfer_devices import gpu_blocks
+
+            source, self._patience = gpu_blocks(blocks, device), 0.0
+            connectors = connectors_of("auto", self._woken.set, source.blocks)
+        self.blocks = source
         self._sender = Sender(
-            identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[BLOCK_BYTES],
-            source=Blocks(blocks), peer_timeout_s=TRANSFER.peer_timeout_s, wake=self._woken.set,
+            identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[block_bytes_on(device)],
+            source=source, peer_timeout_s=TRANSFER.peer_timeout_s, wake=self._woken.set,
+            connectors=connectors,
         )  # fmt: skip
+        self._pieces = _PIECES_A_POLL if device == "cpu" else _PIECES_A_POLL_ON_GPU
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
         """Opens the link if need be; nothing is sent yet."""
@@ -103,7 +136,7 @@ class SendingEnd:
 
     def push(self, transfer: Transfer) -> None:
         for ordinal in range(transfer.body.block_counts[0]):
-            transfer.push(0, ordinal, ordinal)
+            transfer.push(0, ordinal, self.blocks.place(ordinal))
 
     def commit(self, transfer: Transfer) -> float:
         """Seconds from the first block's push to the acknowledgement of the commit."""
@@ -127,7 +160,12 @@ class SendingEnd:
 
     def poll(self) -> None:
         """Lets last words out."""
-        self._sender.poll(_PIECES_A_POLL)
+        self._sender.poll(self._pieces)
+
+    @property
+    def transport(self) -> str:
+        """Of the link there is."""
+        return self._sender.links[0].transport
 
     def close(self) -> None:
         self._sender.close()
@@ -137,7 +175,7 @@ class SendingEnd:
         deadline = time.monotonic() + _TRANSFER_S
         while True:
             self._woken.clear()
-            events = self._sender.poll(_PIECES_A_POLL)
+            events = self._sender.poll(self._pieces)
             for event in events:
                 if isinstance(event, Failed):
                     raise event.error
@@ -145,31 +183,39 @@ class SendingEnd:
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(f"a transfer took longer than {_TRANSFER_S:g} s")
-            self._woken.wait(_WAIT_S)
+            if self._patience:
+                self._woken.wait(self._patience)
 
 
 class ReceiverProcess:
     """A receiver in a process of its own."""
 
-    def __init__(self, blocks: int, transport: str) -> None:
+    def __init__(self, blocks: int, transport: str, device: str = "cpu") -> None:
         self._transport = transport
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.transfer_ends", str(blocks), transport],
+            [sys.executable, "-m", "bench.transfer_ends", str(blocks), transport, device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.said = self._hear()
 
     def expect(self, transfer: int, blocks: int) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"transfer": transfer, "blocks": blocks}) + "\n")
-        self.process.stdin.flush()
-        self._hear()
+        self._ask({"transfer": transfer, "blocks": blocks})
+
+    def compare(self, blocks: int) -> None:
+        """AssertionError unless the last transfer's blocks are what was sent."""
+        assert self._ask({"compare": blocks})["equal"], "what arrived is not what was sent"
 
     def raw_seconds(self, megabytes: int) -> float:
         """Time of so many bytes over the transport alone."""
         if self._transport == "ipc":
             return copy_seconds(megabytes)
         return raw_seconds(self.said["raw_address"], megabytes)
+
+    def _ask(self, question: dict[str, int]) -> dict[str, str]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        return self._hear()
 
     def _hear(self) -> dict[str, str]:
         assert self.process.stdout is not None
@@ -180,9 +226,9 @@ class ReceiverProcess:
 
 
 @contextmanager
-def receiver_process(blocks: int, transport: str) -> Iterator[ReceiverProcess]:
+def receiver_process(blocks: int, transport: str, device: str = "cpu") -> Iterator[ReceiverProcess]:
     """Ends it, too."""
-    receiver = ReceiverProcess(blocks, transport)
+    receiver = ReceiverProcess(blocks, transport, device)
     try:
         yield receiver
     finally:
@@ -219,9 +265,13 @@ def copy_seconds(megabytes: int) -> float:
     return seconds
 
 
-def blocks_for(megabytes: int) -> int:
+def block_bytes_on(device: str) -> int:
+    return BLOCK_BYTES if device == "cpu" else GPU_BLOCK_BYTES
+
+
+def blocks_for(megabytes: int, device: str = "cpu") -> int:
     """Whole blocks that hold so many 10^6 bytes."""
-    return -(-megabytes * 10**6 // BLOCK_BYTES)
+    return -(-megabytes * 10**6 // block_bytes_on(device))
 
 
 def _identity(name: str) -> WorkerIdentity:
@@ -248,36 +298,49 @@ def main() -> None:
     """A receiver that takes what stdin announces; ends with its stdin."""
     keep_freed_memory()
     wakeup = Wakeup()
-    blocks = int(sys.argv[1])
+    blocks, transport, where = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    sink, device = _sink(blocks, where)
     receiver = Receiver(
         identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
-        block_bytes=[BLOCK_BYTES], piece_bytes=TRANSFER.piece_bytes,
-        window_pieces=TRANSFER.window_pieces, sink=Blocks(blocks), wake=wakeup.set,
-        peer_timeout_s=TRANSFER.peer_timeout_s,
+        block_bytes=[block_bytes_on(where)], piece_bytes=TRANSFER.piece_bytes,
+        window_pieces=TRANSFER.window_pieces, sink=sink, wake=wakeup.set,
+        peer_timeout_s=TRANSFER.peer_timeout_s, device=device,
     )  # fmt: skip
     server, raw_address = _raw_server()
-    _say({"address": receiver.listen("127.0.0.1", transport=sys.argv[2]), "raw_address": raw_address})
+    _say({"address": receiver.listen("127.0.0.1", transport=transport), "raw_address": raw_address})
     selector = selectors.DefaultSelector()
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     while True:
-        ready = [key.fileobj for key, _ in selector.select(_WAIT_S)]
+        ready = [key.fileobj for key, _ in selector.select(0 if receiver.restless else _WAIT_S)]
         wakeup.clear()
         if sys.stdin in ready:
             line = sys.stdin.readline()
             if not line:
                 break
             job = json.loads(line)
+            if "compare" in job:
+                _say({"equal": sink.equal(job["compare"])})
+                continue
             receiver.expect(job["transfer"], [job["blocks"]])
             _say({})
-        for event in receiver.poll(_PIECES_A_POLL):
+        for event in receiver.poll(_PIECES_A_POLL if device is None else _PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
                 receiver.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
 
 
-def _say(message: dict[str, str]) -> None:
+def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | None]:
+    if device == "cpu":
+        return Blocks(blocks), None
+    from bench.transfer_devices import gpu_blocks
+
+    sink = gpu_blocks(blocks, device)
+    return sink, sink.sink()
+
+
+def _say(message: dict[str, str] | dict[str, bool]) -> None:
     print(json.dumps(message), flush=True)
 
 

@@ -24,6 +24,7 @@ import platform
 import struct
 import zlib
 from collections import deque
+from collections.abc import Callable
 
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.frames import HEADER_BYTES, MAX_COMMIT_BYTES, FrameError
@@ -62,9 +63,14 @@ class _Ring:
 class RingWriter(_Ring):
     """What finds no room waits here, `bound` messages at most."""
 
-    def __init__(self, memory: SharedMemory, offset: int, bound: int) -> None:
+    def __init__(
+        self, memory: SharedMemory, offset: int, bound: int, publish: Callable[[int], None] | None = None
+    ) -> None:
+        """`publish`: moves the tail in our stead, in the order it is called, now or later; it lies at
+        `offset`."""
         super().__init__(memory, offset)
         self._bound = bound
+        self._publish = publish
         self._waiting: deque[memoryview] = deque()
 
     def add(self, message: bytes) -> bool:
@@ -110,7 +116,10 @@ class RingWriter(_Ring):
         self._bytes[: len(record) - first] = record[first:]
         self._number += 1
         self._position += _padded(len(fragment))
-        self._words[_TAIL] = self._position
+        if self._publish is None:
+            self._words[_TAIL] = self._position
+        else:
+            self._publish(self._position)
 
 
 class RingReader(_Ring):
@@ -121,9 +130,10 @@ class RingReader(_Ring):
         self._begun = bytearray()
         self._words[_IDLE] = 1
 
-    def take(self) -> bytes | None:
-        """The next message, None where there is none yet. Raises `FrameError`, after which nothing holds."""
-        while self._there():
+    def take(self, *, sleeps: bool = True) -> bytes | None:
+        """The next message, None where there is none yet; then a bell is wanted for the next, unless the
+        reader does not sleep. Raises `FrameError`, after which nothing holds."""
+        while self._there(sleeps):
             fragment, goes_on = self._read()
             if not goes_on and not self._begun:
                 return fragment
@@ -135,12 +145,18 @@ class RingReader(_Ring):
                 return message
         return None
 
+    def ask_for_bell(self) -> bool:
+        """Before a reader sleeps that did not; whether there is something."""
+        return self._there(sleeps=True)
+
     def writer_waits(self) -> bool:
         """Whether a bell is due: there is room again for a writer that had none."""
         return self._words[_STUCK] != 0 and self._words[_TAIL] - self._position <= CAPACITY // 2
 
-    def _there(self) -> bool:
+    def _there(self, sleeps: bool) -> bool:
         if self._words[_TAIL] == self._position:
+            if not sleeps:
+                return False
             self._words[_IDLE] = 1
             if self._words[_TAIL] == self._position:  # else it came before the writer could see the flag
                 return False

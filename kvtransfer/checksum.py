@@ -20,6 +20,8 @@ numpy, and a GPU kernel may add them in any order.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,10 +49,16 @@ def multipliers(count: int) -> NDArray[np.uint64]:
 
 def place_sum(transfer: int, group: int, ordinal: int, offset: int, length: int) -> int:
     """`a` of the formula."""
-    mixed = 0
-    for field in (transfer, group, ordinal, offset, length):
+    mixed = _begun(transfer, group)
+    for field in (ordinal, offset, length):
         mixed = splitmix64(mixed ^ field)
     return mixed
+
+
+@lru_cache(maxsize=1024)
+def _begun(transfer: int, group: int) -> int:
+    """What all pieces of a transfer's group begin with."""
+    return splitmix64(splitmix64(transfer) ^ group)
 
 
 class PieceChecksum:

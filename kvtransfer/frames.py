@@ -177,16 +177,30 @@ def decode_from_sender(message: bytes) -> tuple[SenderFrame, memoryview]:
     return Quiet(frame.transfer), payload
 
 
-def decode_announced(message: bytes) -> SenderFrame:
-    """`decode_from_sender` where a piece's bytes went another way: it is announced by its header alone."""
-    if len(message) == HEADER_BYTES and message[_KIND_AT] == Kind.PIECE:
-        magic, _, reason, group, transfer, ordinal, staging, offset, length, zero, checksum = _HEADER.unpack(
-            message
-        )
-        _expect(magic == _MAGIC and reason == 0 and zero == 0, "a piece's header with other fields")
+def decode_announced(message: bytes) -> list[SenderFrame]:
+    """`decode_from_sender` where pieces' bytes went another way: each is announced by its header alone,
+    several in one message."""
+    if len(message) < HEADER_BYTES or len(message) % HEADER_BYTES or message[_KIND_AT] != Kind.PIECE:
+        return [decode_from_sender(message)[0]]
+    pieces: list[SenderFrame] = []
+    for (
+        magic,
+        kind,
+        reason,
+        group,
+        transfer,
+        ordinal,
+        staging,
+        offset,
+        length,
+        zero,
+        checksum,
+    ) in _HEADER.iter_unpack(message):
+        whole = magic == _MAGIC and kind == Kind.PIECE and reason == 0 and zero == 0
+        _expect(whole, "a piece's header with other fields")
         _expect(length > 0, "a piece without bytes")
-        return Piece(transfer, group, ordinal, offset, length, staging, checksum)
-    return decode_from_sender(message)[0]
+        pieces.append(Piece(transfer, group, ordinal, offset, length, staging, checksum))
+    return pieces
 
 
 def decode_from_receiver(message: bytes) -> ReceiverFrame:

@@ -1,13 +1,16 @@
 """How blocks are cut into pieces: both ends of a link compute it alike.
 
 A block of cache group g has `block_bytes[g]` bytes. Its pieces start at the multiples of
-`piece_bytes`; the last one may be shorter.
+`piece_bytes`; the last one may be shorter. Over a link that `spans`, a piece may also be several whole
+blocks of consecutive ordinals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+MOST_BLOCKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,25 +19,40 @@ class Geometry:
 
     block_bytes: tuple[int, ...]
     piece_bytes: int
+    spans: bool = False
 
     @staticmethod
-    def of(block_bytes: Sequence[int], piece_bytes: int) -> Geometry:
+    def of(block_bytes: Sequence[int], piece_bytes: int, *, spans: bool = False) -> Geometry:
         if piece_bytes < 1 or not block_bytes or min(block_bytes) < 1:
             raise ValueError(f"cannot cut blocks of {list(block_bytes)} bytes into pieces of {piece_bytes}")
-        return Geometry(tuple(block_bytes), piece_bytes)
+        return Geometry(tuple(block_bytes), piece_bytes, spans)
 
     def pieces_per_block(self, group: int) -> int:
         return -(-self.block_bytes[group] // self.piece_bytes)
 
+    def blocks_per_piece(self, group: int) -> int:
+        """At most."""
+        if not self.spans:
+            return 1
+        return min(MOST_BLOCKS, max(1, self.piece_bytes // self.block_bytes[group]))
+
     def piece_length(self, group: int, offset: int) -> int:
-        """Bytes of the piece that starts at `offset` of a block."""
+        """Bytes of the piece that starts at `offset` of a block, and is of this block alone."""
         return min(self.piece_bytes, self.block_bytes[group] - offset)
 
+    def blocks_of(self, group: int, length: int) -> int:
+        """How many blocks a piece of so many bytes is of."""
+        return max(1, length // self.block_bytes[group])
+
     def is_piece(self, group: int, offset: int, length: int) -> bool:
-        """Whether a block of this group has just this piece."""
+        """Whether blocks of this group have just this piece."""
+        if not 0 <= group < len(self.block_bytes):
+            return False
+        size = self.block_bytes[group]
+        if length > size:
+            return offset == 0 and length % size == 0 and length // size <= self.blocks_per_piece(group)
         return (
-            0 <= group < len(self.block_bytes)
-            and 0 <= offset < self.block_bytes[group]
+            0 <= offset < size
             and offset % self.piece_bytes == 0
             and length == self.piece_length(group, offset)
         )

@@ -53,6 +53,10 @@ class GrpcSenderWire:
         reader = threading.Thread(target=self._read, args=(self._call,), name="link-answers", daemon=True)
         reader.start()
 
+    @property
+    def gathers(self) -> bool:
+        return False
+
     def put(self, piece: Piece, payload: memoryview) -> None:
         self._outbox.add(b"".join((encode_piece_header(piece), payload)))
 

@@ -75,6 +75,9 @@ class GrpcReceiverWire:
     def broken(self) -> BatonError | None:
         return self._inbox.closed() or self._outbox.closed
 
+    def restless(self) -> bool:
+        return False
+
     def fenced(self) -> bool:
         with self._state:
             if self._reader is None:
@@ -125,7 +128,11 @@ class _OpenCall:
         self.answer: Future[OpenLinkResponse] = Future()
         self._listener = listener
 
-    def window(self, size: int) -> None:
+    @property
+    def device(self) -> None:
+        """Bytes come to the host."""
+
+    def window(self, pieces: int, piece_bytes: int) -> None:
         """Any memory will do: the wire's own thread writes it."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> GrpcReceiverWire:

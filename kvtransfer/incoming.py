@@ -16,6 +16,7 @@ from kvtransfer.ticket import held_counts
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
+    from baton.v1.transfer_pb2 import CommitRecord
     from kvtransfer.receiving_link import ReceivingLink
 
 
@@ -24,12 +25,11 @@ class Incoming:
     `block_counts`."""
 
     def __init__(
-        self, transfer_id: int, block_counts: Sequence[int], held_counts: Sequence[int], geometry: Geometry
+        self, transfer_id: int, block_counts: Sequence[int], held_counts: Sequence[int], groups: int
     ) -> None:
-        if not len(block_counts) == len(held_counts) == len(geometry.block_bytes):
+        if not len(block_counts) == len(held_counts) == groups:
             raise ValueError(
-                f"{len(block_counts)} and {len(held_counts)} block counts for {len(geometry.block_bytes)} "
-                "cache groups"
+                f"{len(block_counts)} and {len(held_counts)} block counts for {groups} cache groups"
             )
         self.transfer_id = transfer_id
         self.block_counts = tuple(block_counts)
@@ -37,6 +37,18 @@ class Incoming:
         self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
         self.link: ReceivingLink | None = None
         self.committed = False
+        # Pieces that a device moves at this moment, and the record of the commit that waits for them.
+        self.under_way = 0
+        self.postponed: CommitRecord | None = None
+        self._geometry: Geometry | None = None
+        self._arrived: list[bytearray] = []
+        self.missing_pieces = 0
+
+    def cut(self, geometry: Geometry) -> None:
+        """The pieces are those of the link that they come over; before anything else is asked of them."""
+        if self._geometry is geometry:
+            return
+        assert self.link is None, "pieces of a transfer come over one link"
         self._geometry = geometry
         # One flag a piece, block after block.
         self._arrived = [
@@ -58,25 +70,43 @@ class Incoming:
     def expects(self, piece: Piece) -> bool:
         """Whether this piece is one of the expected blocks'."""
         return (
-            self._geometry.is_piece(piece.group, piece.offset, piece.length)
-            and self.held_counts[piece.group] <= piece.ordinal < self.block_counts[piece.group]
+            self._cut.is_piece(piece.group, piece.offset, piece.length)
+            and self.held_counts[piece.group] <= piece.ordinal
+            and piece.ordinal + self.blocks_of(piece) <= self.block_counts[piece.group]
         )
 
-    def has(self, piece: Piece) -> bool:
-        return bool(self._arrived[piece.group][self._flag(piece)])
+    def blocks_of(self, piece: Piece) -> int:
+        return self._cut.blocks_of(piece.group, piece.length)
 
-    def mark(self, piece: Piece) -> bool:
-        """Notes an expected, verified and scattered piece; True if it made its block whole."""
-        flags = self._arrived[piece.group]
-        flags[self._flag(piece)] = 1
-        self.missing_pieces -= 1
-        first = self._first_flag(piece)
-        return all(flags[first : first + self._geometry.pieces_per_block(piece.group)])
+    def has(self, piece: Piece) -> bool:
+        """Any of it."""
+        first = self._flag(piece)
+        return any(self._arrived[piece.group][first : first + self.blocks_of(piece)])
+
+    def mark(self, piece: Piece) -> int:
+        """Notes an expected piece, once it is scattered or about to be; how many blocks it made whole."""
+        flags, flag, blocks = self._arrived[piece.group], self._flag(piece), self.blocks_of(piece)
+        flags[flag : flag + blocks] = b"\1" * blocks
+        self.missing_pieces -= blocks
+        if blocks > 1:
+            return blocks
+        first, count = self._first_flag(piece), self._cut.pieces_per_block(piece.group)
+        return int(all(flags[first : first + count]))
 
     def _flag(self, piece: Piece) -> int:
-        return self._first_flag(piece) + piece.offset // self._geometry.piece_bytes
+        return self._first_flag(piece) + piece.offset // self._cut.piece_bytes
 
     def _first_flag(self, piece: Piece) -> int:
         """Of the piece's block."""
         expected = piece.ordinal - self.held_counts[piece.group]
-        return expected * self._geometry.pieces_per_block(piece.group)
+        return expected * self._cut.pieces_per_block(piece.group)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more is taken: the commit is here."""
+        return self.committed or self.postponed is not None
+
+    @property
+    def _cut(self) -> Geometry:
+        assert self._geometry is not None, "how a transfer is cut is known when its first piece is here"
+        return self._geometry

@@ -2,108 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.byte_ring import STORES_IN_ORDER
-from kvtransfer.frames import (
-    Commit,
-    FrameError,
-    Piece,
-    Quiet,
-    ReceiverFrame,
-    Withdraw,
-    decode_from_receiver,
-    encode,
-    encode_piece_header,
-)
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.device_gather import DeviceGather
 from kvtransfer.ipc_control import (
     CONNECT_S,
     HELLO,
-    NONCE_BYTES,
-    PAGE_BYTES,
     TRANSPORT,
-    Control,
     Word,
     address_of,
-    answer_to,
     receive_message,
     send_message,
     socket_name,
 )
+from kvtransfer.ipc_device_wire import IpcDeviceWire
 from kvtransfer.ipc_memory import LinkMemory
-from kvtransfer.ipc_wire import IpcWire
+from kvtransfer.ipc_page import PAGE_BYTES, fill
+from kvtransfer.ipc_sender_wire import IpcSenderWire
 from kvtransfer.transport import OutOfReachError
-
-_LOG = logging.getLogger(__name__)
-
-
-class IpcSenderWire(IpcWire):
-    """One link at the sender."""
-
-    def __init__(
-        self, sock: socket.socket, memory: LinkMemory, response: OpenLinkResponse, wake: Callable[[], None]
-    ) -> None:
-        super().__init__(memory.sender_rings(response.window_pieces), wake, "receiver")
-        self._memory = memory
-        self._pieces = response.window_pieces
-        self._piece_bytes = response.piece_bytes
-        self._control = Control(sock)
-        self._control.say(Word.ATTACHED)
-        threading.Thread(target=self._wait, args=(self._control,), name="link-control", daemon=True).start()
-
-    def put(self, piece: Piece, payload: memoryview) -> None:
-        if self._closed or self._broken is not None:
-            return
-        # An index that the window does not have is written nowhere: its receiver says what it is.
-        if piece.staging < self._pieces:
-            start = piece.staging * self._piece_bytes
-            source = np.frombuffer(payload, dtype=np.uint8)
-            self._memory.window[start : start + len(source)] = source
-        self._add(encode_piece_header(piece))
-
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
-        self._add(encode(frame))
-
-    def hear(self) -> ReceiverFrame | None:
-        message = self._take()
-        try:
-            return None if message is None else decode_from_receiver(message)
-        except FrameError as malformed:
-            self._garbled(malformed)
-            return None
-
-    def close(self) -> None:
-        """Unmaps the window, and only then says so: from here on it is the receiver's alone."""
-        if self._closed:
-            return
-        self._closed = True
-        self._break(BatonError(ErrorKind.UNAVAILABLE, "the sender closed the link"))
-        self._reader.close()
-        self._writer.close()
-        assert self._control is not None
-        try:
-            self._memory.unmap()
-        except BufferError:  # somebody holds a view of it: the end of this process is the proof then
-            _LOG.exception("a link's window stays mapped")
-        else:
-            self._control.say(Word.UNMAPPED)
-        self._control.end()
-        self._control.release()
-
-    def _wait(self, control: Control) -> None:
-        self._listen(control)
-        control.release()
 
 
 class IpcConnector:
@@ -111,8 +37,10 @@ class IpcConnector:
 
     transport = TRANSPORT
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], blocks: DeviceBlocks | None = None) -> None:
+        """`blocks`: where what is sent lies in a device's memory."""
         self._wake = wake
+        self._blocks = blocks
         self._realm = address_of("")
 
     def takes(self, address: str) -> bool:
@@ -127,10 +55,10 @@ class IpcConnector:
         deadline = time.monotonic() + timeout_s
         sock = _connect(address, min(CONNECT_S, timeout_s))
         try:
-            _prove(sock, min(CONNECT_S, deadline - time.monotonic()))
+            on_device = self._prove(sock, min(CONNECT_S, deadline - time.monotonic()))
             send_message(sock, 0, request.SerializeToString())
-            response, memory = _answer(sock, deadline - time.monotonic())
-            return response, IpcSenderWire(sock, memory, response, self._wake)
+            response, descriptor = _answer(sock, deadline - time.monotonic())
+            return response, self._wire(sock, response, descriptor, on_device)
         except TimeoutError as error:
             _hang_up(sock)
             raise BatonError(ErrorKind.DEADLINE, f"no link to {address}: it takes too long") from error
@@ -141,6 +69,42 @@ class IpcConnector:
             _hang_up(sock)
             error.message = f"no link to {address}: {error.message}"
             raise
+
+    def _prove(self, sock: socket.socket, timeout_s: float) -> bool:
+        """Shows the listener that we map the very memory that it does, and so are on its host; whether blocks
+        go from our device to its own.
+
+        A listener that says nothing is a process that is stopped: no other transport reaches it either.
+        """
+        try:
+            _, hello, descriptor = receive_message(sock, timeout_s)
+        except TimeoutError as error:
+            raise BatonError(ErrorKind.UNAVAILABLE, f"nobody answers for {timeout_s:g} s") from error
+        if descriptor is None:
+            raise ValueError("the listener gave no memory")
+        try:
+            page = SharedMemory.attach(descriptor)
+            if hello != HELLO or page.size != PAGE_BYTES:
+                raise ValueError("the listener speaks another version")
+            on_device = fill(page, self._blocks.device if self._blocks is not None else None)
+            page.unmap()
+            return on_device
+        finally:
+            os.close(descriptor)
+
+    def _wire(
+        self, sock: socket.socket, response: OpenLinkResponse, descriptor: int, on_device: bool
+    ) -> IpcSenderWire:
+        pieces, piece_bytes = response.window_pieces, response.piece_bytes
+        if not on_device or self._blocks is None:
+            memory = LinkMemory.attach(descriptor, pieces * piece_bytes)
+            return IpcSenderWire(sock, memory, response, self._wake)
+        memory = LinkMemory.attach_beside(descriptor, pieces)
+        try:
+            gather = DeviceGather(self._blocks, memory, pieces, piece_bytes)
+        except RuntimeError as error:
+            raise OSError(f"the device refuses: {error}") from error
+        return IpcDeviceWire(sock, memory, response, self._wake, gather)
 
 
 def _connect(address: str, timeout_s: float) -> socket.socket:
@@ -157,29 +121,8 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _prove(sock: socket.socket, timeout_s: float) -> None:
-    """Shows the listener that we map the very memory that it does, and so are on its host.
-
-    A listener that says nothing is a process that is stopped: no other transport reaches it either.
-    """
-    try:
-        _, hello, descriptor = receive_message(sock, timeout_s)
-    except TimeoutError as error:
-        raise BatonError(ErrorKind.UNAVAILABLE, f"nobody answers for {timeout_s:g} s") from error
-    if descriptor is None:
-        raise ValueError("the listener gave no memory")
-    try:
-        page = SharedMemory.attach(descriptor)
-        if hello != HELLO or page.size != PAGE_BYTES:
-            raise ValueError("the listener speaks another version")
-        nonce = page.bytes[:NONCE_BYTES].tobytes()
-        page.bytes[NONCE_BYTES : 2 * NONCE_BYTES] = np.frombuffer(answer_to(nonce), dtype=np.uint8)
-        page.unmap()
-    finally:
-        os.close(descriptor)
-
-
-def _answer(sock: socket.socket, timeout_s: float) -> tuple[OpenLinkResponse, LinkMemory]:
+def _answer(sock: socket.socket, timeout_s: float) -> tuple[OpenLinkResponse, int]:
+    """What the receiver says, and the memory's descriptor, which is the caller's."""
     kind, body, descriptor = receive_message(sock, timeout_s)
     if kind:
         raise BatonError(ErrorKind(kind), body.decode(errors="replace"))
@@ -190,7 +133,7 @@ def _answer(sock: socket.socket, timeout_s: float) -> tuple[OpenLinkResponse, Li
     except DecodeError as error:
         os.close(descriptor)
         raise ValueError("the receiver's answer cannot be read") from error
-    return response, LinkMemory.attach(descriptor, response.window_pieces * response.piece_bytes)
+    return response, descriptor
 
 
 def _hang_up(sock: socket.socket) -> None:

@@ -42,10 +42,7 @@ BEAT_S = 0.5
 SILENT_S = 1.75
 DEAF_S = 10.0
 
-HELLO = b"baton-ipc-1"
-NONCE_BYTES = 16
-# A page holds the listener's nonce, and behind it the connecting process's answer to it.
-PAGE_BYTES = 4096
+HELLO = b"baton-ipc-2"
 
 _LENGTH = struct.Struct("<BI")
 _MAX_MESSAGE = 1 << 16
@@ -62,11 +59,6 @@ class Word(IntEnum):
     ATTACHED = 3
     UNMAPPED = 4
     ERROR = 5
-
-
-def answer_to(nonce: bytes) -> bytes:
-    """What whoever has mapped the page writes behind the nonce."""
-    return bytes(byte ^ 0xFF for byte in nonce)
 
 
 def realm() -> str:

@@ -18,15 +18,14 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
-import numpy as np
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
-from baton.device.shared_memory import SharedMemory
+from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.byte_ring import STORES_IN_ORDER
@@ -35,21 +34,19 @@ from kvtransfer.ipc_control import (
     BEAT_S,
     CONNECT_S,
     HELLO,
-    NONCE_BYTES,
-    PAGE_BYTES,
     TRANSPORT,
     Control,
     Word,
     address_of,
-    answer_to,
     peer_pidfd,
     receive_message,
     send_message,
     socket_name,
 )
 from kvtransfer.ipc_memory import LinkMemory
+from kvtransfer.ipc_page import ListenersPage
 from kvtransfer.ipc_wire import IpcWire
-from kvtransfer.staging import Staging
+from kvtransfer.staging import Staging, Window
 from kvtransfer.transport import OpenCall
 
 _LOG = logging.getLogger(__name__)
@@ -63,27 +60,43 @@ _AGAIN_S = 0.05
 class IpcReceiverWire(IpcWire):
     """One link at the receiver."""
 
-    def __init__(self, memory: LinkMemory, staging: Staging, wake: Callable[[], None]) -> None:
-        super().__init__(memory.receiver_rings(staging.pieces), wake, "sender")
+    def __init__(
+        self, memory: LinkMemory, staging: Staging, wake: Callable[[], None], *, on_device: bool = False
+    ) -> None:
+        rings = memory.receiver_rings(staging.pieces)
+        super().__init__(rings, wake, "sender", between_devices=on_device)
         self._memory = memory
         self._staging = staging
         self._state = threading.Lock()
         self._attached = False
         self._fenced = False
         self._abandoned = False
+        # Of a window on a device: what the sender's device found, by staging index.
+        self._sums = memory.sums(staging.pieces) if on_device else None
+        self._announced: deque[SenderFrame] = deque()
 
     def hear(self) -> SenderFrame | None:
+        if self._announced:
+            return self._announced.popleft()
         message = self._take()
         if message is None:
             return None
         try:
-            frame = decode_announced(message)
-            if isinstance(frame, Piece):
-                self._staging.take(frame)
+            for frame in decode_announced(message):
+                self._announced.append(self._landed(frame) if isinstance(frame, Piece) else frame)
         except FrameError as malformed:
             self._garbled(malformed)
-            return None
-        return frame
+        return self._announced.popleft() if self._announced else None
+
+    def _landed(self, piece: Piece) -> Piece:
+        """It is the receiver's now. `FrameError`."""
+        self._staging.take(piece)
+        if self._sums is None:
+            return piece
+        checksum = int(self._sums[piece.staging])
+        return Piece(
+            piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, checksum
+        )
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))
@@ -149,28 +162,35 @@ class IpcReceiverWire(IpcWire):
         return False
 
     def _heard(self, word: Word) -> None:
+        super()._heard(word)
         self._attached |= word is Word.ATTACHED
 
 
 class _OpenCall:
     """A sender's request between its thread, which waits, and the loop, which answers."""
 
-    def __init__(self, request: OpenLinkRequest, wake: Callable[[], None]) -> None:
+    def __init__(self, request: OpenLinkRequest, device: LinkDevice | None, wake: Callable[[], None]) -> None:
         self.request = request
+        self.device = device
         self.answer: Future[tuple[OpenLinkResponse, IpcReceiverWire]] = Future()
         self._wake = wake
         self._memory: LinkMemory | None = None
 
-    def window(self, size: int) -> NDArray[np.uint8]:
+    def window(self, pieces: int, piece_bytes: int) -> Window:
         try:
-            self._memory = LinkMemory.create(size)
-        except OSError as error:
+            if self.device is None:
+                self._memory = LinkMemory.create(pieces * piece_bytes)
+                return self._memory.window
+            window = self.device.allocate(pieces * piece_bytes)
+            self._memory = LinkMemory.create_beside(window.handle(), pieces)
+            return window
+        except (OSError, RuntimeError) as error:
             raise BatonError(ErrorKind.OVERLOADED, f"no memory for a link: {error}") from error
-        return self._memory.window
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> IpcReceiverWire:
         assert self._memory is not None, "staging lies in the window of its call"
-        wire = IpcReceiverWire(self._memory, staging, self._wake)
+        on_device = self.device is not None
+        wire = IpcReceiverWire(self._memory, staging, self._wake, on_device=on_device)
         self.answer.set_result((response, wire))
         return wire
 
@@ -183,13 +203,22 @@ class IpcListener:
 
     transport = TRANSPORT
 
-    def __init__(self, *, peer_timeout_s: float, max_links: int, wake: Callable[[], None]) -> None:
-        """`BatonError` INVALID where this machine cannot have such links."""
+    def __init__(
+        self,
+        *,
+        peer_timeout_s: float,
+        max_links: int,
+        wake: Callable[[], None],
+        device: LinkDevice | None = None,
+    ) -> None:
+        """`device`: where blocks are to go that come from a device. `BatonError` INVALID where this machine
+        cannot have such links."""
         if not STORES_IN_ORDER:
             raise BatonError(ErrorKind.INVALID, "ipc needs a processor that shows stores in their order")
         self.address = address_of(f"baton-{secrets.token_hex(16)}")
         self._timeout = peer_timeout_s
         self._wake = wake
+        self._device = device
         self._calls: queue.Queue[_OpenCall] = queue.Queue(_CONNECTING)
         self._lock = threading.Lock()
         self._wires: list[IpcReceiverWire] = []
@@ -268,7 +297,8 @@ class IpcListener:
     def _grant(self, sock: socket.socket) -> tuple[OpenLinkResponse, IpcReceiverWire] | None:
         """The loop's answer; None where the socket is closed again."""
         try:
-            call = _OpenCall(_hear_request(sock), self._wake)
+            request, reached = _hear_request(sock, self._device)
+            call = _OpenCall(request, self._device if reached else None, self._wake)
         except (OSError, ValueError) as error:
             _LOG.info("a sender came and asked for nothing: %s", error)
             sock.close()
@@ -297,22 +327,21 @@ class IpcListener:
         return granted
 
 
-def _hear_request(sock: socket.socket) -> OpenLinkRequest:
-    """What the sender asks, once it has shown that it maps our memory. ValueError, OSError."""
-    page = SharedMemory.create("baton-link-page", PAGE_BYTES)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    page.bytes[:NONCE_BYTES] = np.frombuffer(nonce, dtype=np.uint8)
+def _hear_request(sock: socket.socket, device: LinkDevice | None) -> tuple[OpenLinkRequest, bool]:
+    """What the sender asks, once it has shown that it maps our memory, and whether its device reaches ours.
+    ValueError, OSError."""
+    page = ListenersPage(device)
     try:
         sock.settimeout(CONNECT_S)
-        send_message(sock, 0, HELLO, page.fd)
+        send_message(sock, 0, HELLO, page.memory.fd)
     finally:
-        page.drop_descriptor()
+        page.memory.drop_descriptor()
     _, body, descriptor = receive_message(sock, CONNECT_S)
     if descriptor is not None:
         os.close(descriptor)
-    if page.bytes[NONCE_BYTES : 2 * NONCE_BYTES].tobytes() != answer_to(nonce):
+    if not page.answered():
         raise ValueError("it does not map our memory")
     try:
-        return OpenLinkRequest.FromString(body)
+        return OpenLinkRequest.FromString(body), device is not None and page.device_reached()
     except DecodeError as error:
         raise ValueError("its request cannot be read") from error

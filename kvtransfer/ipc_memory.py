@@ -1,37 +1,65 @@
-"""What the two ends of an ipc link both map: a ring each way, and the window of staging behind them."""
+"""What the two ends of an ipc link both map: a ring each way, and behind them the window of staging, or,
+where the window is a device's memory, what a device writes beside it.
+
+    ring to the receiver | ring to the sender | window                                  blocks on the host
+                                              | handle of the window | sum 0 | sum 1 …  blocks on a device
+
+A sum belongs to a staging index. The sender's device writes it after the index's bytes: the checksum that the
+gather found.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.device.link_device import HANDLE_ROOM
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.byte_ring import RING_BYTES, RingReader, RingWriter
 from kvtransfer.inbox import CONTROL_FRAMES
 
-_TO_RECEIVER = 0
+TO_RECEIVER = 0
 _TO_SENDER = RING_BYTES
 # A page's multiple for every page size in use.
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
+SUMS = _WINDOW + HANDLE_ROOM
+SUM_BYTES = 8
 
 
 class LinkMemory:
     """One link's memory, anonymous: it is gone when both ends have unmapped it."""
 
     def __init__(self, shared: SharedMemory) -> None:
-        self._shared = shared
+        self.shared = shared
         self.window: NDArray[np.uint8] = shared.bytes[_WINDOW:]
 
     @classmethod
     def create(cls, window_bytes: int) -> LinkMemory:
-        """By the receiver. OSError where there is none to be had."""
+        """By the receiver, the window in it. OSError where there is none to be had."""
         return cls(SharedMemory.create("baton-link", _WINDOW + window_bytes))
+
+    @classmethod
+    def create_beside(cls, handle: bytes, window_pieces: int) -> LinkMemory:
+        """By the receiver, whose window is a device's memory of this handle. OSError."""
+        memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * SUM_BYTES))
+        memory.window[: len(handle)] = np.frombuffer(handle, dtype=np.uint8)
+        return memory
 
     @classmethod
     def attach(cls, descriptor: int, window_bytes: int) -> LinkMemory:
         """By the sender, which gives the descriptor away. ValueError for memory of another shape, OSError."""
+        return cls._attach(descriptor, _WINDOW + window_bytes)
+
+    @classmethod
+    def attach_beside(cls, descriptor: int, window_pieces: int) -> LinkMemory:
+        """`attach`, where the window is a device's memory."""
+        return cls._attach(descriptor, SUMS + window_pieces * SUM_BYTES)
+
+    @classmethod
+    def _attach(cls, descriptor: int, size: int) -> LinkMemory:
         try:
             shared = SharedMemory.attach(descriptor)
         except (ValueError, OSError):
@@ -39,28 +67,41 @@ class LinkMemory:
             raise
         shared.drop_descriptor()
         shared.keep_from_children()
-        if shared.size != _WINDOW + window_bytes:
+        if shared.size != size:
             shared.unmap()
-            raise ValueError(f"{shared.size} bytes are not a window of {window_bytes} and its rings")
+            raise ValueError(f"{shared.size} bytes of memory where {size} were said")
         return cls(shared)
 
     @property
     def descriptor(self) -> int:
-        return self._shared.fd
+        return self.shared.fd
 
     def drop_descriptor(self) -> None:
-        self._shared.drop_descriptor()
+        self.shared.drop_descriptor()
+
+    @property
+    def handle(self) -> bytes:
+        """Of the window that lies elsewhere."""
+        return self.window[:HANDLE_ROOM].tobytes()
+
+    def sums(self, window_pieces: int) -> NDArray[np.uint64]:
+        """[window_pieces]."""
+        sums: NDArray[np.uint64] = self.shared.region(SUMS, window_pieces, "<u8")
+        return sums
 
     def receiver_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
         """What comes from the sender, what goes to it."""
-        out = RingWriter(self._shared, _TO_SENDER, 2 * window_pieces + CONTROL_FRAMES)
-        return RingReader(self._shared, _TO_RECEIVER), out
+        out = RingWriter(self.shared, _TO_SENDER, 2 * window_pieces + CONTROL_FRAMES)
+        return RingReader(self.shared, TO_RECEIVER), out
 
-    def sender_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
-        out = RingWriter(self._shared, _TO_RECEIVER, window_pieces + CONTROL_FRAMES)
-        return RingReader(self._shared, _TO_SENDER), out
+    def sender_rings(
+        self, window_pieces: int, publish: Callable[[int], None] | None = None
+    ) -> tuple[RingReader, RingWriter]:
+        """`publish`: `RingWriter`'s; the tail is the first word of the memory."""
+        out = RingWriter(self.shared, TO_RECEIVER, window_pieces + CONTROL_FRAMES, publish)
+        return RingReader(self.shared, _TO_SENDER), out
 
     def unmap(self) -> None:
         """When every ring and view is closed; BufferError else."""
         self.window = np.empty(0, dtype=np.uint8)
-        self._shared.unmap()
+        self.shared.unmap()

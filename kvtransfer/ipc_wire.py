@@ -6,6 +6,7 @@ errors and its silence, and wakes the loop.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
@@ -13,13 +14,23 @@ from kvtransfer.byte_ring import RingReader, RingWriter
 from kvtransfer.frames import FrameError
 from kvtransfer.ipc_control import Control, Word
 
+# After the last word over a link between devices, its ends look again within microseconds.
+_AWAKE_S = 0.002
+
 
 class IpcWire:
     """One end of a link; `_control` is there once the other has been told of the memory."""
 
     _control: Control | None
 
-    def __init__(self, rings: tuple[RingReader, RingWriter], wake: Callable[[], None], peer: str) -> None:
+    def __init__(
+        self,
+        rings: tuple[RingReader, RingWriter],
+        wake: Callable[[], None],
+        peer: str,
+        *,
+        between_devices: bool = False,
+    ) -> None:
         self._reader, self._writer = rings
         self._wake = wake
         self._peer = peer
@@ -27,6 +38,9 @@ class IpcWire:
         self._broken: BatonError | None = None
         self._closed = False
         self._deaf = False  # after a malformed frame nothing behind it counts
+        # Between devices, something may come without a word of the host's: so long nobody sleeps.
+        self._between_devices = between_devices
+        self._awake_until = 0.0
 
     def broken(self) -> BatonError | None:
         return self._broken
@@ -37,20 +51,41 @@ class IpcWire:
             return None
         self._writer.flush()
         try:
-            message = self._reader.take()
+            message = self._reader.take(sleeps=not self._awake)
         except FrameError as malformed:
             self._garbled(malformed)
             return None
+        if message is not None:
+            self._stay_awake()
         if self._reader.writer_waits():
             self._say(Word.BELL)
         return message
 
+    def restless(self) -> bool:
+        """Whether something may be on its way that no bell tells of; else a bell will be rung."""
+        if self._closed or not self._between_devices:
+            return False
+        return self._awake or self._reader.ask_for_bell()
+
+    @property
+    def _awake(self) -> bool:
+        return self._between_devices and time.monotonic() < self._awake_until
+
+    def _stay_awake(self) -> None:
+        if self._between_devices:
+            self._awake_until = time.monotonic() + _AWAKE_S
+
     def _add(self, message: bytes) -> None:
         """Dropped once broken."""
+        self._stay_awake()
         if self._closed or self._broken is not None:
             return
         if not self._writer.add(message):
             self._break(BatonError(ErrorKind.UNAVAILABLE, "the peer does not read its frames"))
+        self._ring()
+
+    def _ring(self) -> None:
+        """Wakes the other end where it has found nothing and sleeps."""
         if self._writer.reader_sleeps():
             self._say(Word.BELL)
 
@@ -94,3 +129,5 @@ class IpcWire:
 
     def _heard(self, word: Word) -> None:
         """A word came."""
+        if word is Word.BELL:
+            self._stay_awake()

@@ -27,6 +27,8 @@ from torch import Tensor
 from kvtransfer.checksum import multipliers, place_sum
 
 WORD_BYTES = 4
+# Of a row: a run's five words and its sum.
+ROW_WORDS = 6
 _MASK = (1 << 64) - 1
 
 
@@ -112,6 +114,33 @@ def on_gpu(
         convert=conversion is not Conversion.NONE,
         from_bfloat=conversion is Conversion.BFLOAT16_TO_FLOAT16,
         sum_source=travels is Travels.SOURCE,
+    )  # fmt: skip
+
+
+def move_rows(
+    source: Tensor, destination: Tensor, rows: Tensor, longest: int, travels: Travels, *, aligned: bool
+) -> None:
+    """Moves one run a row between two tensors of `words_of`, and adds the sum of its words where the row
+    says.
+
+    rows: int64 [n, ROW_WORDS], a `Run`'s numbers and a sum; `piece` counts the words of all rows, so that it
+    is 5
+    for the first row's sum. `longest`: of the runs, in words. `aligned`: every place and length is a multiple
+    of 4 words. On a GPU it only enqueues, on the current stream.
+    """
+    if source.device.type == "cpu":
+        sums = rows.view(-1)
+        for begins, goes_to, length, piece, place, _ in rows.tolist():
+            words = source[begins : begins + length]
+            destination[goes_to : goes_to + length] = words
+            weights = torch.from_numpy(multipliers(place + length).view(np.int64))[place:]
+            sums[piece] += ((words.long() & 0xFFFFFFFF) * weights).sum()
+        return
+    from kvtransfer.gpu.move_runs import move_runs
+
+    move_runs(
+        source, destination, rows, longest, rows.view(-1),
+        convert=False, from_bfloat=False, sum_source=travels is Travels.SOURCE, aligned=aligned,
     )  # fmt: skip
 
 

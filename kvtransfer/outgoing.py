@@ -5,7 +5,8 @@
                   └──▶ withdrawn (by us), failed (the receiver or the link)
 
 A pushed block is pinned by the engine and the pin is ours: it ends with `BlockSource.unpin`, called
-once for each push, when the block's last piece has been read or the transfer has ended.
+once for each push, when the block's last piece has been read, or the transfer has ended and nobody reads it
+any more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
@@ -48,18 +49,24 @@ class _Pushed:
     ordinal: int
     block: int
     offset: int = 0
+    # Pieces of it that are being read, and whether no more will be.
+    reading: int = 0
+    over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PieceSource:
-    """The next piece to read, and whether its block is done with it."""
+class PieceSource(NamedTuple):
+    """The next piece to read: bytes of one block, or several blocks whole. `last`: it ends with its block."""
 
+    pushed: tuple[_Pushed, ...]
     group: int
     ordinal: int
-    block: int
     offset: int
     length: int
     last: bool
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return tuple(pushed.block for pushed in self.pushed)
 
 
 class Transfer:
@@ -124,7 +131,8 @@ class Transfer:
             raise ValueError(f"block {ordinal} of group {group} was pushed before")
         self._pushed[group].add(ordinal)
         self._queue.append(_Pushed(group, ordinal, block))
-        self._wake()
+        if len(self._queue) == 1:  # else whoever ships the first goes on with it
+            self._wake()
 
     def commit(self, record: CommitRecord) -> None:
         """Commits behind the last pushed block. Ticket and block counts are filled in here.
@@ -159,28 +167,60 @@ class Transfer:
     def has_piece(self) -> bool:
         return bool(self._queue)
 
-    def next_piece(self, geometry: Geometry) -> PieceSource:
-        """The next piece, whose block moves on. The caller reads it, then calls `read_done` with it."""
-        pushed = self._queue[0]
-        length = geometry.piece_length(pushed.group, pushed.offset)
-        last = pushed.offset + length == self._block_bytes[pushed.group]
-        piece = PieceSource(pushed.group, pushed.ordinal, pushed.block, pushed.offset, length, last)
-        pushed.offset += length
-        return piece
+    def next_group(self) -> int:
+        """Of the next piece."""
+        return self._queue[0].group
 
-    def read_done(self, piece: PieceSource) -> None:
-        """The piece is on the wire; after a block's last one its pin ends."""
+    def next_piece(self, geometry: Geometry, most_blocks: int = 1) -> PieceSource:
+        """The next piece, of `most_blocks` blocks at most. The caller puts it on the wire (`shipped`), and
+        calls `read_done` when it has been read."""
+        first = self._queue[0]
+        group, offset = first.group, first.offset
+        run = self._run(most_blocks) if most_blocks > 1 and not offset else (first,)
+        length = geometry.piece_length(group, offset)
+        last = offset + length == self._block_bytes[group]
+        if len(run) > 1:
+            length *= len(run)
+        for pushed in run:
+            pushed.reading += 1
+        first.offset += length
+        return PieceSource(run, group, first.ordinal, offset, length, last)
+
+    def _run(self, most: int) -> tuple[_Pushed, ...]:
+        """The next blocks that follow each other at the receiver."""
+        first = self._queue[0]
+        run: list[_Pushed] = []
+        for pushed in self._queue:
+            follows = pushed.group == first.group and pushed.ordinal == first.ordinal + len(run)
+            if len(run) == most or not follows:
+                break
+            run.append(pushed)
+        return tuple(run)
+
+    def shipped(self, piece: PieceSource) -> None:
+        """The piece is on the wire."""
         self.bytes_partial += piece.length
         if piece.last:
-            self._queue.popleft()
+            for _ in piece.pushed:
+                self._over(self._queue.popleft())
+                self._whole(piece.group)
             self.bytes_shipped += self.bytes_partial
             self.bytes_partial = 0
-            self._source.unpin(piece.group, piece.block)
-            self._whole(piece.group)
+
+    def read_done(self, piece: PieceSource) -> None:
+        """Nobody reads it any more; with a block's last one its pin ends."""
+        for pushed in piece.pushed:
+            pushed.reading -= 1
+            if pushed.over:
+                self._over(pushed)
 
     def end(self, state: TransferState) -> None:
         """Drops what is queued and unpins it."""
         self.state = state
         while self._queue:
-            pushed = self._queue.popleft()
+            self._over(self._queue.popleft())
+
+    def _over(self, pushed: _Pushed) -> None:
+        pushed.over = True
+        if not pushed.reading:
             self._source.unpin(pushed.group, pushed.block)

@@ -4,30 +4,29 @@
                               └────▶ Withdrawn        forget(id) at any time
 
 One thread, the engine's loop, calls everything here. It calls `poll` whenever `wake` was called, and
-at least every 100 ms, since deadlines are noticed nowhere else. The sink sees a byte only after the
-checksum of its piece was right, only while its transfer is expected, and each byte once: after
-`forget` or `Withdrawn` not one more, so the blocks may be reused at once.
+at least every 100 ms, since deadlines are noticed nowhere else. The sink sees a byte only while its
+transfer is expected, and each byte once: after `forget` or `Withdrawn` not one more, so the blocks may be
+reused at once. It sees it after the checksum of its piece was right; a device sums while it writes, so there
+a wrong piece has been written by then, and its transfer is withdrawn.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from google.protobuf.message import DecodeError
-
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket
-from baton.v1.transfer_pb2 import CommitRecord, OpenLinkResponse
+from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer import frames
-from kvtransfer.checksum import PieceChecksum
+from kvtransfer.answers import Answers
+from kvtransfer.commit_check import check_commit
 from kvtransfer.counters import ReceiverCounters
+from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.events import Arrived, Committed, ReceiverEvent, Withdrawn
 from kvtransfer.frames import (
     Commit,
@@ -40,19 +39,15 @@ from kvtransfer.frames import (
     Withdraw,
     WithdrawReason,
 )
-from kvtransfer.geometry import Geometry
+from kvtransfer.granting import Granting
 from kvtransfer.incoming import Incoming
-from kvtransfer.opening import agree
 from kvtransfer.receiving_link import ReceivingLink
-from kvtransfer.staging import Staging
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Listener, OpenCall
 from kvtransfer.transports import listeners_of
 
 _LOG = logging.getLogger(__name__)
 
-# Answers kept for commits that come twice.
-_REMEMBERED_ANSWERS = 4096
 # Links that may exist at once, quarantined ones included: bounds staging memory and threads.
 MAX_LINKS = 64
 
@@ -80,32 +75,31 @@ class Receiver:
         wake: Callable[[], None],
         peer_timeout_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
+        device: DeviceSink | None = None,
     ) -> None:
-        if window_pieces < 2:
-            raise ValueError("window_pieces must be at least 2")
+        """`device`: where the blocks lie in a device's memory, to which a sender's device may write."""
         self.counters = ReceiverCounters([0] * len(block_bytes))
         self._identity = identity
-        self._fingerprint = fingerprint
         self._signer = signer
-        self._geometry = Geometry.of(block_bytes, piece_bytes)
-        self._window_pieces = window_pieces
+        self._granting = Granting(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
+        self._groups = len(block_bytes)
+        self._piece_bytes = piece_bytes
+        self._device = None if device is None else device.blocks.device
         self._sink = sink
         self._wake = wake
         self._timeout = peer_timeout_s
         self._clock = clock
-        self._checksum = PieceChecksum(piece_bytes)
         self._listeners: list[Listener] = []
         self._links: list[ReceivingLink] = []
         self._quarantined: list[ReceivingLink] = []
         self._incoming: dict[int, Incoming] = {}
-        self._answers: OrderedDict[int, frames.Committed | Refused] = OrderedDict()
+        self._answers = Answers()
         self._events: list[ReceiverEvent] = []
-        self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
     def listen(self, host: str, port: int = 0, transport: str = "grpc") -> str:
         """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
-        bounds = self._geometry.piece_bytes, self._timeout, MAX_LINKS
-        started = listeners_of(transport, host, port, *bounds, self._wake)
+        bounds = self._piece_bytes, self._timeout, MAX_LINKS
+        started = listeners_of(transport, host, port, *bounds, self._wake, self._device)
         self._listeners += started
         return " ".join(listener.address for listener in started)
 
@@ -119,15 +113,17 @@ class Receiver:
         if transfer_id in self._incoming or transfer_id in self._answers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {transfer_id} was given out before")
         held = held or [0] * len(block_counts)
-        self._incoming[transfer_id] = Incoming(transfer_id, block_counts, held, self._geometry)
+        self._incoming[transfer_id] = Incoming(transfer_id, block_counts, held, self._groups)
 
     def forget(self, transfer_id: int) -> None:
-        """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent."""
+        """Not one more byte of this transfer reaches the sink, no later poll speaks of it. Idempotent. Waits
+        for a device that moves pieces of it at this moment."""
         incoming = self._incoming.pop(transfer_id, None)
         self._events = [event for event in self._events if event.transfer_id != transfer_id]
         if incoming is None:
             return
         if incoming.link is not None:
+            _finish(incoming)
             self._stop(incoming.link, transfer_id, StopReason.FORGOTTEN)
 
     def acknowledge(self, transfer_id: int) -> None:
@@ -148,6 +144,8 @@ class Receiver:
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
         self._take_calls()
+        for link in list(self._links):
+            self._take_moved(link)
         budget = max_pieces
         speaking = deque(self._links)
         while speaking and budget > 0:
@@ -168,6 +166,11 @@ class Receiver:
     def links(self) -> list[LinkAudit]:
         """Every link, quarantined ones included."""
         return [link.audit() for link in (*self._links, *self._quarantined)]
+
+    @property
+    def restless(self) -> bool:
+        """Whether to poll again within microseconds: a device has something under way that wakes nobody."""
+        return any(link.restless() for link in self._links)
 
     @property
     def expected_transfers(self) -> int:
@@ -196,29 +199,20 @@ class Receiver:
 
     def _open(self, listener: Listener, call: OpenCall) -> None:
         sender = call.request.sender
-        protocol = agree(call.request, self._identity, self._fingerprint)
+        protocol = self._granting.agree(call)
         newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
         for link in [link for link in self._links if link.peer.name == sender.name]:
             self._break(link, newer)
         if len(self._links) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
-        response = OpenLinkResponse(
-            receiver=self._identity,
-            protocol=protocol,
-            link_id=next(self._link_ids),
-            piece_bytes=self._geometry.piece_bytes,
-            window_pieces=self._window_pieces,
-        )
-        pieces, piece_bytes = self._window_pieces, self._geometry.piece_bytes
-        staging = Staging(pieces, piece_bytes, call.window(pieces * piece_bytes))
-        wire = call.grant(response, staging)
-        attach_deadline = self._clock() + self._timeout
-        self._links.append(
-            ReceivingLink(response.link_id, sender, listener.transport, staging, wire, attach_deadline)
-        )
+        deadline = self._clock() + self._timeout
+        self._links.append(self._granting.grant(call, listener.transport, protocol, deadline))
         self.counters.links_opened += 1
 
     def _break(self, link: ReceivingLink, error: BatonError) -> None:
+        if link.scatter is not None:  # what was heard before the break still counts
+            link.scatter.finish()
+            self._take_moved(link)
         self._links.remove(link)
         self._quarantined.append(link)
         link.break_off(error)
@@ -239,7 +233,7 @@ class Receiver:
                 self._break(link, BatonError(ErrorKind.DEADLINE, overdue))
         for link in [link for link in self._quarantined if link.fenced()]:
             self._quarantined.remove(link)
-            link.staging.release()
+            link.let_go()
             self.counters.links_fenced += 1
 
     # -- frames -----------------------------------------------------------------------------------
@@ -263,10 +257,12 @@ class Receiver:
     def _handle(self, link: ReceivingLink, frame: SenderFrame) -> None:
         match frame:
             case Piece():
+                moved = False
                 try:
-                    self._piece(link, frame)
+                    moved = self._piece(link, frame)
                 finally:
-                    link.release(frame.staging)
+                    if not moved:
+                        link.release(frame.staging)
             case Commit():
                 self._commit(link, frame)
             case Withdraw():
@@ -274,23 +270,50 @@ class Receiver:
             case Quiet():
                 self.counters.dropped_unknown += not link.quiet(frame)
 
-    def _piece(self, link: ReceivingLink, piece: Piece) -> None:
+    def _take_moved(self, link: ReceivingLink) -> None:
+        """What the device has done meanwhile: credits go home, commits that waited have their turn."""
+        if link.scatter is None:
+            return
+        for moved, right in link.scatter.ended():
+            piece = moved.piece
+            link.release(piece.staging)
+            if right:
+                self.counters.bytes_received += piece.length
+                self.counters.blocks_received[piece.group] += moved.whole_blocks
+            incoming = self._incoming.get(piece.transfer)
+            if incoming is None or incoming.link is not link or incoming.committed:
+                continue  # given up meanwhile
+            incoming.under_way -= 1
+            if not right:
+                self._corrupted(incoming)
+                continue
+            if incoming.postponed is not None and not incoming.under_way:
+                self._accept(link, incoming, incoming.postponed)
+
+    def _piece(self, link: ReceivingLink, piece: Piece) -> bool:
+        """Whether a device has it from now on; else the piece is dealt with."""
         incoming = self._incoming.get(piece.transfer)
-        if incoming is None or incoming.link not in (None, link) or incoming.committed:
+        if incoming is None or incoming.link not in (None, link) or incoming.closed:
             self.counters.dropped_unknown += 1
             if incoming is None and piece.transfer not in self._answers:
                 self._stop(link, piece.transfer, StopReason.FORGOTTEN)
-            return
+            return False
+        incoming.cut(link.cut.geometry)
         self._bind(incoming, link)
+        if link.scatter is not None and incoming.expects(piece) and not incoming.has(piece):
+            incoming.under_way += 1
+            link.scatter.begin(piece, incoming.blocks_of(piece), incoming.mark(piece))
+            return True
+        self._verify(link, incoming, piece)
+        return False
+
+    def _verify(self, link: ReceivingLink, incoming: Incoming, piece: Piece) -> None:
+        """On the host; where a device moves blocks, only what is not as expected."""
         data = link.staging.view(piece.staging, piece.length)
-        found = self._checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
+        found = link.cut.checksum.of(data, piece.transfer, piece.group, piece.ordinal, piece.offset)
         if found != piece.checksum:
-            self.counters.checksum_failures += 1
-            error = BatonError(
-                ErrorKind.UNAVAILABLE, f"checksum of a piece of transfer {piece.transfer} differs"
-            )
-            self._fail(incoming, WithdrawReason.CORRUPTED, error)
-        elif not self._geometry.is_piece(piece.group, piece.offset, piece.length):
+            self._corrupted(incoming)
+        elif not link.cut.geometry.is_piece(piece.group, piece.offset, piece.length):
             # Its sender took another size of pieces for ours: over this link no transfer could succeed.
             raise FrameError(f"blocks are not cut so: {piece}")
         elif not incoming.expects(piece):
@@ -303,6 +326,13 @@ class Receiver:
             self.counters.bytes_received += piece.length
             self.counters.blocks_received[piece.group] += incoming.mark(piece)
 
+    def _corrupted(self, incoming: Incoming) -> None:
+        self.counters.checksum_failures += 1
+        error = BatonError(
+            ErrorKind.UNAVAILABLE, f"checksum of a piece of transfer {incoming.transfer_id} differs"
+        )
+        self._fail(incoming, WithdrawReason.CORRUPTED, error)
+
     def _bind(self, incoming: Incoming, link: ReceivingLink) -> None:
         if incoming.link is None:
             incoming.link = link
@@ -311,7 +341,7 @@ class Receiver:
 
     def _commit(self, link: ReceivingLink, commit: Commit) -> None:
         incoming = self._incoming.get(commit.transfer)
-        if incoming is None or incoming.committed or incoming.link not in (None, link):
+        if incoming is None or incoming.closed or incoming.link not in (None, link):
             self.counters.dropped_unknown += 1
             unknown = Refused(
                 commit.transfer, ErrorKind.NOT_FOUND, "the receiver does not expect this transfer"
@@ -321,41 +351,32 @@ class Receiver:
             elif incoming.link is not link:
                 link.tell(unknown)
             return
+        incoming.cut(link.cut.geometry)
         try:
-            record = self._check(incoming, commit)
+            record = check_commit(commit, incoming, self._signer, self._identity.incarnation)
         except BatonError as error:
             if incoming.link is None:  # whoever this is has shown neither bytes nor a right ticket
                 link.tell(Refused(commit.transfer, error.kind, error.message))
             else:
                 self._fail(incoming, WithdrawReason.REFUSED, error)
             return
+        if incoming.under_way:
+            incoming.postponed = record
+        else:
+            self._accept(link, incoming, record)
+
+    def _accept(self, link: ReceivingLink, incoming: Incoming, record: CommitRecord) -> None:
         incoming.link = link
         incoming.committed = True
-        link.transfers.discard(commit.transfer)
-        self._events.append(Committed(commit.transfer, record))
-
-    def _check(self, incoming: Incoming, commit: Commit) -> CommitRecord:
-        """The record, if it pays with our own ticket and nothing is missing."""
-        try:
-            record = CommitRecord.FromString(commit.record)
-        except DecodeError as error:
-            raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be read") from error
-        body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
-        if body.transfer_id != commit.transfer or body.issuer.incarnation != self._identity.incarnation:
-            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
-        if record.attempt != body.attempt:
-            raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
-        incoming.compare(record.block_counts, body)
-        if incoming.missing_pieces:
-            # Such as one whose transfer was misread on the way: another attempt may be luckier.
-            raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
-        return record
+        link.transfers.discard(incoming.transfer_id)
+        self._events.append(Committed(incoming.transfer_id, record))
 
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:
         incoming = self._incoming.get(frame.transfer)
         if incoming is None or incoming.committed or incoming.link not in (None, link):
             self.counters.dropped_unknown += 1
             return
+        _finish(incoming)
         self._drop(incoming)
         self._events.append(Withdrawn(frame.transfer, frame.reason, "the sender withdrew"))
 
@@ -365,12 +386,13 @@ class Receiver:
         """Ends a bound transfer by the receiver's own judgement; the link goes on."""
         link = incoming.link
         assert link is not None
+        _finish(incoming)
         self._drop(incoming)
         self._events.append(Withdrawn(incoming.transfer_id, reason, error.message))
         refused = Refused(incoming.transfer_id, error.kind, error.message)
         link.tell(refused)
         self._stop(link, incoming.transfer_id, StopReason.REFUSED)
-        self._remember(refused)
+        self._answers.remember(refused)
 
     def _drop(self, incoming: Incoming) -> None:
         del self._incoming[incoming.transfer_id]
@@ -386,11 +408,12 @@ class Receiver:
         if incoming is None or not incoming.committed:
             raise BatonError(ErrorKind.NOT_FOUND, f"transfer {transfer_id} waits for no answer")
         del self._incoming[transfer_id]
-        self._remember(answer)
+        self._answers.remember(answer)
         if incoming.link is not None:
             incoming.link.tell(answer)
 
-    def _remember(self, answer: frames.Committed | Refused) -> None:
-        self._answers[answer.transfer] = answer
-        if len(self._answers) > _REMEMBERED_ANSWERS:
-            self._answers.popitem(last=False)
+
+def _finish(incoming: Incoming) -> None:
+    """Before its blocks may be another's: no device writes them any more."""
+    if incoming.under_way and incoming.link is not None and incoming.link.scatter is not None:
+        incoming.link.scatter.finish()

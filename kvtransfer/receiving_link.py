@@ -9,16 +9,34 @@ newer one. Nothing but the wire's own proof that no byte can land any more ends 
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cached_property
 
 from baton.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
+from kvtransfer.checksum import PieceChecksum
+from kvtransfer.device_scatter import DeviceScatter
 from kvtransfer.frames import Credit, Quiet, ReceiverFrame, SenderFrame, Stop, StopReason
+from kvtransfer.geometry import Geometry
 from kvtransfer.staging import Owner, Staging
 from kvtransfer.transport import ReceiverWire
 
 # Stopped transfers a link waits for; beyond it the oldest goes, and costs another STOP if it still sends.
 MAX_DRAINING = 1024
+
+
+class Cut:
+    """How blocks travel over a link: in pieces of this geometry, so many at a time."""
+
+    def __init__(self, geometry: Geometry, window_pieces: int) -> None:
+        self.geometry = geometry
+        self.window_pieces = window_pieces
+
+    @cached_property
+    def checksum(self) -> PieceChecksum:
+        """On the host; large pieces have large tables, and a device rarely leaves one to be looked at
+        here."""
+        return PieceChecksum(self.geometry.piece_bytes)
 
 
 class ReceivingLink:
@@ -32,11 +50,16 @@ class ReceivingLink:
         staging: Staging,
         wire: ReceiverWire,
         attach_deadline: float,
+        cut: Cut,
+        scatter: DeviceScatter | None = None,
     ) -> None:
+        """`scatter`: where staging is a device's memory."""
         self.link_id = link_id
         self.peer = peer
         self.staging = staging
         self.attach_deadline = attach_deadline
+        self.cut = cut
+        self.scatter = scatter
         # Transfers bound to this link and not yet committed.
         self.transfers: set[int] = set()
         self._transport = transport
@@ -98,6 +121,16 @@ class ReceivingLink:
 
     def fenced(self) -> bool:
         return self._wire.fenced()
+
+    def let_go(self) -> None:
+        """The link is fenced: its window is nobody's any more."""
+        self.staging.release()
+        if self.scatter is not None:
+            self.scatter.release()
+
+    def restless(self) -> bool:
+        """Whether a device has something under way whose end wakes nobody."""
+        return self._wire.restless() or (self.scatter is not None and self.scatter.under_way)
 
     def audit(self) -> LinkAudit:
         return LinkAudit(

@@ -116,6 +116,8 @@ class Sender:
             else:  # after a long pause of ours the answers lie there already: hear them all before judging
                 self._look_at_deadlines(link, now)
         more |= self._ship(max_pieces, now)
+        for link in self._links.values():
+            link.take_read()
         for key, link in list(self._links.items()):
             if link.broken is not None:
                 self._break(key, link.broken)
@@ -127,6 +129,11 @@ class Sender:
     @property
     def links(self) -> list[LinkAudit]:
         return [link.audit() for link in self._links.values()]
+
+    @property
+    def restless(self) -> bool:
+        """Whether to poll again within microseconds: a device has something to do that wakes nobody."""
+        return any(link.restless() for link in self._links.values())
 
     @property
     def pinned_blocks(self) -> int:

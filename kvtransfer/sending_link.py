@@ -15,17 +15,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import cast
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.checksum import PieceChecksum
+from kvtransfer.checksum import PieceChecksum, place_sum
 from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw
 from kvtransfer.geometry import Geometry
-from kvtransfer.outgoing import BlockSource, Transfer, TransferState
+from kvtransfer.outgoing import BlockSource, PieceSource, Transfer, TransferState
 from kvtransfer.routes import Route
-from kvtransfer.transport import OutOfReachError, SenderWire
+from kvtransfer.transport import GatheringWire, OutOfReachError, SenderWire
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +50,64 @@ class Window:
         self.share = response.window_pieces // 2
         self.credits = deque(range(response.window_pieces))
         self.in_flight: dict[int, Transfer] = {}
-        self._geometry = Geometry.of(block_bytes, response.piece_bytes)
-        self._checksum = PieceChecksum(min(response.piece_bytes, max(block_bytes)))
+        self._geometry = Geometry.of(block_bytes, response.piece_bytes, spans=wire.gathers)
+        # A wire that gathers adds a piece's words to its place's checksum, on the device.
+        self._gathering = cast(GatheringWire, wire) if wire.gathers else None
+        largest = 0 if wire.gathers else min(response.piece_bytes, max(block_bytes))
+        self._checksum = PieceChecksum(largest)
+        self._reading: deque[tuple[Transfer, PieceSource]] = deque()
+        self._gathered = 0
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
-        """Reads the transfer's next piece and spends a credit on it."""
+        """Reads the transfer's next piece, or has it read, and spends a credit on it."""
+        if self._gathering is not None:
+            self._put_blocks(self._gathering, transfer)
+            return
         part = transfer.next_piece(self._geometry)
-        data = source.read(part.group, part.block, part.offset, part.length)
+        staging = self._spend(transfer)
+        data = source.read(part.group, part.pushed[0].block, part.offset, part.length)
         if data.nbytes != part.length:
             raise ValueError(f"the source gave {data.nbytes} bytes for a piece of {part.length}")
         checksum = self._checksum.of(data, transfer.transfer_id, part.group, part.ordinal, part.offset)
+        self.wire.put(_piece(transfer, part, staging, checksum), data)
+        transfer.shipped(part)
+        transfer.read_done(part)
+
+    def _put_blocks(self, wire: GatheringWire, transfer: Transfer) -> None:
+        group = transfer.next_group()
+        # With nothing on the wire before it, a small one: the wire is to begin soon.
+        most = self._geometry.blocks_per_piece(group)
+        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 4))
+        staging = self._spend(transfer)
+        place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
+        self._reading.append((transfer, part))
+        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
+        transfer.shipped(part)
+
+    def _spend(self, transfer: Transfer) -> int:
         staging = self.credits.popleft()
         self.in_flight[staging] = transfer
         transfer.held += 1
-        self.wire.put(
-            Piece(
-                transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum
-            ),
-            data,
-        )
-        transfer.read_done(part)
+        return staging
+
+    def take_read(self) -> None:
+        """What a device has read meanwhile is unpinned."""
+        if self._gathering is None:
+            return
+        gathered = self._gathering.gathered()
+        for _ in range(gathered - self._gathered):
+            transfer, part = self._reading.popleft()
+            transfer.read_done(part)
+        self._gathered = gathered
+
+    def close(self) -> None:
+        """Breaks the wire; nothing is read any more."""
+        self.wire.close()
+        self.take_read()
+
+    def restless(self) -> bool:
+        """Whether a device is at work, whose end wakes nobody."""
+        return self._gathering is not None and self._gathering.restless()
 
     def come_home(self, frame: Credit) -> None:
         """Raises `BatonError` INVALID for a credit that was not away."""
@@ -78,6 +117,10 @@ class Window:
                 raise BatonError(ErrorKind.INVALID, f"the receiver returned staging index {index} unasked")
             transfer.held -= 1
             self.credits.append(index)
+
+
+def _piece(transfer: Transfer, part: PieceSource, staging: int, checksum: int) -> Piece:
+    return Piece(transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum)
 
 
 class SendingLink:
@@ -169,6 +212,14 @@ class SendingLink:
                 return True
         return False
 
+    def take_read(self) -> None:
+        """What a device has read meanwhile is unpinned."""
+        if self._window is not None and self.broken is None:
+            self._window.take_read()
+
+    def restless(self) -> bool:
+        return self._window is not None and self.broken is None and self._window.restless()
+
     def finish_opening(self, now: float) -> bool:
         """True once, when the receiver's answer has come and the link is open; may set `broken`."""
         if self._window is not None or self.broken is not None or not self._opened.done():
@@ -207,7 +258,7 @@ class SendingLink:
     def close(self) -> None:
         """Breaks the wire, now or, should it be opening, as soon as it is there."""
         if self._window is not None:
-            self._window.wire.close()
+            self._window.close()
         else:
             self._opened.add_done_callback(_close_unwanted)
 

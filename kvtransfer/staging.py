@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +31,20 @@ class Owner(IntEnum):
     QUARANTINED = 2
 
 
+class Window(Protocol):
+    """Memory of a window: an array of bytes, or a device's."""
+
+    @property
+    def size(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.uint8]:
+        """These bytes, or a copy of them."""
+
+
 class Staging:
     """`pieces` places of `piece_bytes` bytes each, in `window` where it is given."""
 
-    def __init__(self, pieces: int, piece_bytes: int, window: NDArray[np.uint8] | None = None) -> None:
+    def __init__(self, pieces: int, piece_bytes: int, window: Window | None = None) -> None:
         if pieces < 2:
             raise ValueError("a window of staging has at least two pieces")
         self.pieces = pieces
@@ -41,7 +52,7 @@ class Staging:
         # One transfer holds at most this many, so that another always finds room.
         self.share = pieces // 2
         size = pieces * piece_bytes
-        self._window = np.empty(size, dtype=np.uint8) if window is None else window
+        self._window: Window = np.empty(size, dtype=np.uint8) if window is None else window
         if self._window.size != size:
             raise ValueError(f"a window of {self._window.size} bytes for {pieces} pieces of {piece_bytes}")
         self._owners = bytearray([Owner.SENDER] * pieces)
@@ -54,6 +65,7 @@ class Staging:
         with self._lock:
             self._may_land(piece)
         start = piece.staging * self.piece_bytes
+        assert isinstance(self._window, np.ndarray), "what lands in a device's memory was written by another"
         self._window[start : start + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
         self.take(piece)
 

@@ -10,22 +10,21 @@
     wire.tell(frame)                     ────▶   wire.hear()
 
 One-sided: granting a call exports the window of staging; `put` writes into one index of it, and the
-piece is heard only when its bytes are there. All methods but `open` return at once; they are called
-by one thread, the engine's loop. A transport's own threads do no more than move frames through
-bounded queues and call `wake`.
+piece is heard only when its bytes are there. All methods but `open` return at once (`close` where a device
+writes waits until it has stopped); they are called by one thread, the engine's loop. A transport's own
+threads do no more than move frames through bounded queues and call `wake`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, SenderFrame, Withdraw
-from kvtransfer.staging import Staging
+from kvtransfer.staging import Staging, Window
 
 
 class OutOfReachError(BatonError):
@@ -50,6 +49,9 @@ class ReceiverWire(Protocol):
     def broken(self) -> BatonError | None:
         """Why nothing more will be heard, once every earlier frame was; None while the wire is whole."""
 
+    def restless(self) -> bool:
+        """Whether something is on its way that no wake will tell of: look again within microseconds."""
+
     def fenced(self) -> bool:
         """Proof that nothing can write into the exported staging any more."""
 
@@ -59,6 +61,10 @@ class ReceiverWire(Protocol):
 
 class SenderWire(Protocol):
     """The sender's end of one link."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it takes pieces by `put_blocks` in place of `put`: a `GatheringWire`."""
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
@@ -76,14 +82,35 @@ class SenderWire(Protocol):
         """Breaks the wire. Frames that have not left are lost."""
 
 
+class GatheringWire(SenderWire, Protocol):
+    """The sender's end of a link between devices: it reads the blocks itself, later."""
+
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        """A piece of these blocks of its group. Its checksum is of its place alone: that of its words is
+        added on the way."""
+
+    def restless(self) -> bool:
+        """Whether something is under way that wakes nobody: look again within microseconds, `gathered`
+        too."""
+
+    def gathered(self) -> int:
+        """How many pieces' blocks have been read since the link is there, in the order of their puts; all,
+        once it is closed."""
+
+
 class OpenCall(Protocol):
     """A sender that asks for a link and waits for the answer; answered exactly once."""
 
     @property
     def request(self) -> OpenLinkRequest: ...
 
-    def window(self, size: int) -> NDArray[np.uint8] | None:
-        """Memory for the staging of this call's link; None where any will do. `BatonError` OVERLOADED."""
+    @property
+    def device(self) -> LinkDevice | None:
+        """Where the sender's device would write; None where bytes come to the host."""
+
+    def window(self, pieces: int, piece_bytes: int) -> Window | None:
+        """Memory for the staging of this call's link, the device's where there is one; None where any will
+        do. `BatonError` OVERLOADED."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> ReceiverWire:
         """Exports the window to this sender and gives the wire it will come to."""

@@ -6,11 +6,16 @@ piece's in any order (`kvtransfer.checksum`). bfloat16 is taken for the upper ha
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_WORDS = 2048
+from baton.device.link_device import Kernel
+
+WORDS = 2048
 
 
 @triton.jit
@@ -35,9 +40,12 @@ def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
 
 @triton.jit
 def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
-               SUM_SOURCE: tl.constexpr, WORDS: tl.constexpr):  # fmt: skip
-    run = runs + tl.program_id(0) * 5
+               SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, ROW: tl.constexpr,
+               WORDS: tl.constexpr):  # fmt: skip
+    run = runs + tl.program_id(0) * ROW
     begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
+    if ALIGNED:  # accesses of 16 bytes
+        begins, goes_to, length = begins // 4 * 4, goes_to // 4 * 4, length // 4 * 4
     piece, place = tl.load(run + 3), tl.load(run + 4)
     at = tl.program_id(1).to(tl.int64) * WORDS + tl.arange(0, WORDS)
     inside = at < length
@@ -66,10 +74,28 @@ def move_runs(
     convert: bool,
     from_bfloat: bool,
     sum_source: bool,
+    aligned: bool = False,
 ) -> None:
-    """source, destination: flat int32; runs [R, 5] int64; sums [pieces] int64, added to. One device."""
-    grid = (runs.shape[0], triton.cdiv(longest, _WORDS))
+    """source, destination: flat int32; runs [R, 5 or more] int64, contiguous; sums [pieces] int64, added to.
+    One device. `aligned`: every run begins on both sides, and ends, at a multiple of 4 words."""
+    grid = (runs.shape[0], triton.cdiv(longest, WORDS))
     _move_runs[grid](
         source, destination, runs, sums,
-        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, WORDS=_WORDS,
+        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=aligned,
+        ROW=runs.shape[1], WORDS=WORDS,
     )  # fmt: skip
+
+
+@cache
+def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel:
+    """The kernel that moves rows of six words without converting them, to be launched with the addresses of
+    source, destination, rows, and rows again; grid: (rows, the longest's words / `WORDS`, rounded up)."""
+    with torch.cuda.device(device):
+        words = torch.zeros(8, dtype=torch.int32, device=device)
+        rows = torch.zeros((1, 6), dtype=torch.int64, device=device)  # of no words
+        compiled = _move_runs[(1, 1)](
+            words, words, rows, rows.view(-1),
+            CONVERT=False, FROM_BFLOAT=False, SUM_SOURCE=sum_source, ALIGNED=aligned, ROW=6, WORDS=WORDS,
+        )  # fmt: skip
+        torch.cuda.synchronize(device)
+    return Kernel(int(compiled.function), 32 * compiled.metadata.num_warps, compiled.metadata.shared)

@@ -375,11 +375,14 @@ class DecodeSide:
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         """kvtransfer's sink: verified bytes into the block that the ticket reserved for them."""
+        self._model.cache.write_block(group, self.place(transfer_id, group, ordinal), offset, data)
+
+    def place(self, transfer_id: int, group: int, ordinal: int) -> int:
+        """That block."""
         entry = self._book.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket of this transfer has ended")
-        block = entry.grant.grant.blocks[group][ordinal]
-        self._model.cache.write_block(group, block, offset, data)
+        return entry.grant.grant.blocks[group][ordinal]
 
     def blocks_of(self, transfer_id: int, key: AttemptKey, token_count: int) -> BlockTables:
         """The reserved blocks of a local handoff that hold its `token_count` prefilled tokens."""

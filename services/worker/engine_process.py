@@ -43,6 +43,7 @@ from baton.v1.engine_pb2 import (
     PrefixesEvent,
     ReadyEvent,
 )
+from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
@@ -53,6 +54,7 @@ from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit
 from services.worker.decode_side import DecodeSide
+from services.worker.device_links import device_blocks
 from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
@@ -74,6 +76,8 @@ _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 # While a GPU computes a prefill step: how late its end is seen at most.
 _UNDER_WAY_S = 0.0002
+# While a GPU moves blocks.
+_RESTLESS_S = 0.00002
 
 log = get_log(__name__)
 
@@ -90,8 +94,11 @@ class Engine:
         self._stopping = False
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
+        self._blocks = device_blocks(model, launch.worker.transfer.transport)
         largest = max(group.block_bytes for group in model.layout.groups)
         by_bytes = _PIECE_BYTES_A_TURN // min(largest, launch.worker.transfer.piece_bytes)
+        if self._blocks is not None:  # whose bytes a device moves
+            by_bytes = _PIECES_A_TURN
         self._pieces = min(_PIECES_A_TURN, max(1, by_bytes))
         # Received and not handled yet, in order.
         self._commands: deque[EngineCommand] = deque()
@@ -103,7 +110,7 @@ class Engine:
 
     def run(self) -> None:
         """Turns until StopCommand. Raises ChannelClosedError when the front is gone."""
-        selector = selectors.DefaultSelector()
+        selector = selectors.SelectSelector()  # epoll's waits are whole milliseconds
         selector.register(self._channel, selectors.EVENT_READ)
         selector.register(self._wakeup, selectors.EVENT_READ)
         while not self._stopping:
@@ -113,6 +120,9 @@ class Engine:
 
     def _patience(self) -> float:
         """How long a turn with nothing to do may wait for the next."""
+        receiver = self._parts.receiver
+        if self._parts.sender.restless or (receiver is not None and receiver.restless):
+            return _RESTLESS_S
         if self._parts.prefill.loop.under_way:
             return _UNDER_WAY_S
         return _RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S
@@ -245,11 +255,12 @@ class Engine:
             source=source,
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
-            connectors=connectors_of(self._config.transfer.transport, self._wakeup.set),
+            connectors=connectors_of(self._config.transfer.transport, self._wakeup.set, self._blocks),
         )
         prefill = PrefillSide(
             model, prompts, self._identity, sender, local, self._emit, prefixes,
             names_agree=bool(self._config.prefix_secret),
+            ships_first=self._pieces if self._blocks is not None else 0,
         )  # fmt: skip
         decode.before_free = prefill.cancel
         clocks = (
@@ -263,6 +274,9 @@ class Engine:
         if self._config.role != "decode":
             return ""
         model, transfer = self._parts.model, self._config.transfer
+        device = None
+        if self._blocks is not None:
+            device = DeviceSink(self._blocks, self._parts.decode.place)
         receiver = Receiver(
             identity=self._identity,
             fingerprint=model.fingerprint,
@@ -273,6 +287,7 @@ class Engine:
             sink=self._parts.decode,
             wake=self._wakeup.set,
             peer_timeout_s=transfer.peer_timeout_s,
+            device=device,
         )
         address = receiver.listen(self._config.host, transport=transfer.transport)
         self._parts.receiver = receiver

@@ -77,9 +77,13 @@ class PrefillSide:
         prefixes: PrefixCache | None = None,
         *,
         names_agree: bool = True,
+        ships_first: int = 0,
     ) -> None:
-        """`names_agree`: our names of blocks are also decode's, since all were told one secret."""
+        """`names_agree`: our names of blocks are also decode's, since all were told one secret.
+        `ships_first`: so many pieces of what a step has finished go before the next is begun: a GPU moves
+        them meanwhile."""
         self._names_agree = names_agree
+        self._ships_first = ships_first
         self._model = model
         self._loop = loop
         self._identity = identity
@@ -224,7 +228,10 @@ class PrefillSide:
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
         False where none were begun."""
-        self._take(self._loop.take())  # nobody waits for a token until the next step is said
+        finished = self._loop.take()
+        self._take(finished)  # nobody waits for a token until the next step is said
+        if finished and self._ships_first:
+            self.poll(self._ships_first)
         begun = self._loop.begin()
         self._take(self._loop.take())
         return begun

@@ -12,6 +12,8 @@ import random
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -21,15 +23,14 @@ from kvtransfer.frames import WithdrawReason
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
-from tests.kvtransfer.fabrics import Fabric
+from tests.kvtransfer.fabrics import PIECE_BYTES, WINDOW, Fabric
 from tests.kvtransfer.faulty_wires import FaultyConnector
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FINGERPRINT, SECRET, identity
 from tests.kvtransfer.trials import AT_ONCE, FATAL, Books, Fault, Trial
 
-BLOCK_BYTES = (6000, 333)
-PIECE_BYTES = 1024
-WINDOW = 10
+_ODD_BYTES = (6000, 333)
+_WHOLE_WORDS = (6000, 336)
 TIMEOUT_S = 1.0
 _BLOCKS = 200
 _STALLED_S = 10.0
@@ -42,14 +43,18 @@ class Adversary:
 
     def __init__(self, fabric: Fabric, seed: int, faults: Sequence[Fault], senders: int = 3) -> None:
         self.books = Books()
-        self.source, self.sink = Source(BLOCK_BYTES, _BLOCKS), Sink(BLOCK_BYTES, _BLOCKS)
+        self._block_bytes = _ODD_BYTES if fabric.rig is None else _WHOLE_WORDS
+        array = np.empty if fabric.rig is None else fabric.rig.array
+        self.source = Source(self._block_bytes, _BLOCKS, array)
+        self.sink = Sink(self._block_bytes, _BLOCKS, array)
+        fabric.take(self.source, self.sink)
         self._fabric = fabric
         self._dice = random.Random(seed)
         self._faults = faults
         self._dealer = random.Random(seed)
         self._deck: list[Fault] = []
         self._signer = TicketSigner(SECRET)
-        self._connector = FaultyConnector(fabric.connector, self._trial_of, seed)
+        self._connector = fabric.tap(lambda plain: FaultyConnector(plain, self._trial_of, seed))
         self._trials: dict[int, Trial] = {}  # by transfer id, under way or admitted
         self._old: list[tuple[Ticket, TicketBody]] = []  # of transfers that have ended
         self._incarnations = [1] * senders
@@ -119,7 +124,7 @@ class Adversary:
         dice = self._dice
         counts = (dice.choice([0, 1, 1, 2, 3, 12]), dice.choice([0, 1, 2, 5]))
         held = (min(counts[0], dice.choice([0, 0, 1, 12])), min(counts[1], dice.choice([0, 0, 1])))
-        pieces = (counts[0] - held[0]) * -(-BLOCK_BYTES[0] // PIECE_BYTES) + counts[1] - held[1]
+        pieces = (counts[0] - held[0]) * -(-self._block_bytes[0] // PIECE_BYTES) + counts[1] - held[1]
         fault = self._draw()
         if pieces < 3 and fault is not Fault.NONE:
             counts, held, pieces = (3, 3), (1, 1), 14
@@ -360,8 +365,9 @@ class Adversary:
         self._receiver_incarnation = self._receiver_incarnation % 250 + 1
         receiver = Receiver(
             identity=identity("receiver", self._receiver_incarnation), fingerprint=FINGERPRINT,
-            signer=self._signer, block_bytes=BLOCK_BYTES, piece_bytes=PIECE_BYTES, window_pieces=WINDOW,
+            signer=self._signer, block_bytes=self._block_bytes, piece_bytes=PIECE_BYTES, window_pieces=WINDOW,
             sink=self.sink, wake=self._fabric.woken.set, peer_timeout_s=TIMEOUT_S, clock=self._fabric.clock,
+            device=self._fabric.device,
         )  # fmt: skip
         self._address = self._fabric.attach(receiver)
         return receiver
@@ -370,7 +376,7 @@ class Adversary:
         incarnation = self._incarnations[index] if index < len(self._incarnations) else 1
         return Sender(
             identity=identity(f"sender-{index}", incarnation), fingerprint=fingerprint,
-            block_bytes=BLOCK_BYTES, source=self.source, peer_timeout_s=TIMEOUT_S,
+            block_bytes=self._block_bytes, source=self.source, peer_timeout_s=TIMEOUT_S,
             wake=self._fabric.woken.set, clock=self._fabric.clock, connectors=[self._connector],
         )  # fmt: skip
 

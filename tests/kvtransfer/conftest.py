@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 
@@ -12,6 +13,8 @@ from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
 from kvtransfer.transport import Connector, SenderWire
 from kvtransfer.transports import connectors_of
+from tests.kvtransfer.device_rigs import rig_of
+from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
 
@@ -20,6 +23,8 @@ Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
 
 class TamperedWire:
     """Passes everything on, pieces after what `tamper` makes of them (None: lost)."""
+
+    gathers = False
 
     def __init__(self, wire: SenderWire, connector: TamperedConnector) -> None:
         self._wire = wire
@@ -53,15 +58,15 @@ class TamperedConnector:
         self.mute = False
         self.deaf = False
         self.wires: list[SenderWire] = []
-        self._inner = inner
+        self.inner = inner
 
     def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
+        return self.inner.takes(address)
 
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
+        response, wire = self.inner.open(address, request, timeout_s)
         self.wires.append(wire)
         return response, TamperedWire(wire, self)
 
@@ -69,8 +74,9 @@ class TamperedConnector:
 class LinkPeers:
     """Makes peers over one transport and closes them after the test."""
 
-    def __init__(self, transport: str) -> None:
-        self.transport = transport
+    def __init__(self, name: str) -> None:
+        self.transport = name.partition("-")[0]
+        self.rig = rig_of(name)
         self.woken = threading.Event()
         self.memory = MemoryTransport(self.woken.set)
         self.connector = TamperedConnector(self._plain_connector())
@@ -82,23 +88,37 @@ class LinkPeers:
         return connectors_of(self.transport, self.woken.set)[0]
 
     def __call__(self, shape: Shape | None = None, *, fingerprint: bytes = FINGERPRINT) -> Peers:
+        shape = shape if shape is not None else Shape()
+        if self.rig is not None:  # whole words
+            sizes = tuple(-(-size // 4) * 4 for size in shape.block_bytes)
+            shape = dataclasses.replace(shape, block_bytes=sizes)
         peers = make_peers(
-            shape if shape is not None else Shape(),
+            shape,
             listener=self.memory if self.transport == "memory" else None,
             transport=self.transport,
             connectors=[self.connector],
             woken=self.woken,
             fingerprint=fingerprint,
+            rig=self.rig,
+            tap=self._tap,
         )
         self._made.append(peers)
         return peers
+
+    def _tap(self, taps: Taps, plain: Connector) -> Connector:
+        self.connector.inner = taps.bottom(plain)
+        return taps.top(self.connector)
 
     def close(self) -> None:
         for peers in self._made:
             peers.close()
 
 
-@pytest.fixture(params=["memory", "grpc", "ipc"])
+ON_CUDA = pytest.param("ipc-cuda", marks=pytest.mark.gpu)
+BETWEEN_GPUS = pytest.param("ipc-peer", marks=pytest.mark.multigpu)
+
+
+@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-played", ON_CUDA, BETWEEN_GPUS])
 def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
     made = LinkPeers(request.param)
     yield made

@@ -6,28 +6,45 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.byte_ring import RING_BYTES
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
 from kvtransfer.grpc_connector import GrpcConnector
-from kvtransfer.ipc_connector import IpcConnector, IpcSenderWire
+from kvtransfer.ipc_connector import IpcConnector
+from kvtransfer.ipc_device_wire import IpcDeviceWire
+from kvtransfer.ipc_sender_wire import IpcSenderWire
 from kvtransfer.receiver import Receiver
 from kvtransfer.transport import Connector, SenderWire
 from tests.kvtransfer.byte_proxy import ByteProxy
+from tests.kvtransfer.device_rigs import DeviceRig
+from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.memory_transport import MemoryTransport
+from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FakeClock
+
+# Of every link of an adversary's.
+PIECE_BYTES = 1024
+WINDOW = 10
 
 
 class Fabric(Protocol):
     """One receiver at a time can be reached."""
 
     woken: threading.Event
+    # Whose devices the blocks lie on, and the receiver's; None on the host.
+    rig: DeviceRig | None
+    device: DeviceSink | None
 
-    @property
-    def connector(self) -> Connector: ...
+    def take(self, source: Source, sink: Sink) -> None:
+        """The ends' blocks, before anything else is asked."""
+
+    def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
+        """What senders connect with: the transport's connector behind that of a test's."""
 
     def clock(self) -> float: ...
 
@@ -38,6 +55,20 @@ class Fabric(Protocol):
         """Between two steps; `idle` where the last one changed nothing."""
 
     def close(self) -> None: ...
+
+
+class _OnHost:
+    """Blocks lie in plain memory."""
+
+    rig: DeviceRig | None = None
+    connector: Connector
+    device: DeviceSink | None = None
+
+    def take(self, source: Source, sink: Sink) -> None:
+        """The ends' blocks."""
+
+    def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
+        return tampering(self.connector)
 
 
 class _Latest:
@@ -59,20 +90,21 @@ class _Latest:
         return self.target.open(address, request, timeout_s)
 
 
-class MemoryFabric:
+class MemoryFabric(_OnHost):
     """Virtual time, which runs where nothing else does."""
 
     def __init__(self) -> None:
         self.woken = threading.Event()
-        self.connector = _Latest()
+        self.connector = self._latest = _Latest()
         self._clock = FakeClock()
 
     def clock(self) -> float:
         return self._clock.now
 
     def attach(self, receiver: Receiver) -> str:
-        self.connector.target = MemoryTransport(self.woken.set)
-        receiver.attach(self.connector.target)
+        memory = MemoryTransport(self.woken.set)
+        self._latest.target = memory
+        receiver.attach(memory)
         return MemoryTransport.address
 
     def rest(self, idle: bool) -> None:
@@ -85,7 +117,7 @@ class MemoryFabric:
         """Nothing runs but the loop."""
 
 
-class GrpcFabric:
+class GrpcFabric(_OnHost):
     """Real time, real sockets, and a proxy between the ends that wrongs their bytes."""
 
     def __init__(self, proxy: ByteProxy) -> None:
@@ -113,8 +145,12 @@ class GrpcFabric:
 class _WrongedWire:
     """A link whose memory is overwritten, or whose socket is cut, at a message that was drawn beforehand."""
 
-    def __init__(self, wire: IpcSenderWire, fabric: IpcFabric) -> None:
+    gathers = False
+
+    def __init__(self, wire: SenderWire, link: IpcSenderWire, fabric: IpcFabric) -> None:
+        """`link`: what `wire` is, or what lies under it."""
         self._wire = wire
+        self._link = link
         self._fabric = fabric
         self._dice = fabric.dice
         self._kind = self._dice.choices(list(fabric.weights), list(fabric.weights.values()))[0]
@@ -141,19 +177,26 @@ class _WrongedWire:
         self._left -= 1
         if self._left != 0 or self._kind == "none" or self._wire.broken() is not None:
             return
-        assert self._wire._control is not None
+        assert self._link._control is not None
         self._fabric.struck[self._kind] += 1
         match self._kind:
             case "cut":
                 self._wire.close()  # in the middle of everything, its word the last
-            case "window" if piece is not None and piece.staging < self._wire._pieces:
-                at = piece.staging * self._wire._piece_bytes + self._dice.randrange(piece.length)
-                self._wire._memory.window[at] ^= 1 << self._dice.randrange(8)
+            case "window" if piece is not None and piece.staging < self._link._pieces:
+                at = piece.staging * self._link._piece_bytes + self._dice.randrange(piece.length)
+                self._flip(at, self._dice.randrange(8))
             case _:  # anywhere in the rings: counters, records heard long ago, records not heard yet
-                self._wire._memory._shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
+                self._link._memory.shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
+
+    def _flip(self, at: int, bit: int) -> None:
+        if isinstance(self._link, IpcDeviceWire):
+            assert self._fabric.rig is not None
+            self._fabric.rig.flip(self._link._gather._window.address + at, bit)
+        else:
+            self._link._memory.window[at] ^= 1 << bit
 
 
-class IpcFabric:
+class IpcFabric(_OnHost):
     """Real time, real sockets and shared memory, which is wronged under both ends' hands."""
 
     transport = "ipc"
@@ -173,7 +216,7 @@ class IpcFabric:
         self, address: str, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(address, request, timeout_s)
-        return response, _WrongedWire(wire, self)
+        return response, _WrongedWire(wire, wire, self)
 
     def clock(self) -> float:
         return time.monotonic()
@@ -188,3 +231,47 @@ class IpcFabric:
 
     def close(self) -> None:
         """Nothing runs but what the ends have."""
+
+
+class DeviceFabric(IpcFabric):
+    """Between a rig's devices: window and rings are wronged."""
+
+    def __init__(self, seed: int, rig: DeviceRig) -> None:
+        super().__init__(seed)
+        self.rig = rig
+
+    def take(self, source: Source, sink: Sink) -> None:
+        assert self.rig is not None
+        self._taps = Taps(source.bytes, WINDOW, PIECE_BYTES, self.rig)
+        blocks = DeviceBlocks(self.rig.receiver, [self.rig.tensor(a, self.rig.receiver) for a in sink.bytes])
+        self.device = DeviceSink(blocks, sink.place, window_pieces=WINDOW, piece_bytes=PIECE_BYTES)
+        self._inner = IpcConnector(self.woken.set, self._taps.blocks)
+
+    def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
+        return self._taps.top(tampering(self))
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        response, wire = self._inner.open(address, request, timeout_s)
+        assert isinstance(wire, IpcDeviceWire)
+        return response, _WrongedWire(self._taps.lower(wire), wire, self)
+
+    def rest(self, idle: bool) -> None:
+        assert self.rig is not None
+        self.rig.advance()
+        if idle:
+            self.woken.wait(0.001)
+        self.woken.clear()
+
+
+class PlainDeviceFabric(DeviceFabric):
+    """Nothing is between the ends, which gather, copy and scatter by themselves."""
+
+    def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
+        return tampering(self)
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        return self._inner.open(address, request, timeout_s)

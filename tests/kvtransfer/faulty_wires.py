@@ -9,17 +9,20 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw, WithdrawReason
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.transport import Connector, GatheringWire, SenderWire
 from tests.kvtransfer.trials import Fault, Trial
 
 
 class FaultyWire:
     """Passes frames on, but for what a trial says of its transfer."""
+
+    gathers = False
 
     def __init__(self, wire: SenderWire, trials: Callable[[int], Trial | None], dice: random.Random) -> None:
         self._wire = wire
@@ -158,8 +161,10 @@ class FaultyConnector:
 
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float
-    ) -> tuple[OpenLinkResponse, FaultyWire]:
+    ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(address, request, timeout_s)
+        if wire.gathers:
+            return response, CountingWire(wire, self._trials)
         return response, FaultyWire(wire, self._trials, self._dice)
 
 
@@ -171,3 +176,25 @@ def _flipped(data: bytes, dice: random.Random) -> bytes:
 def _misplaced(piece: Piece, dice: random.Random) -> Piece:
     name = dice.choice(["group", "ordinal", "offset", "checksum"])
     return dataclasses.replace(piece, **{name: getattr(piece, name) ^ 1 << dice.randrange(16)})
+
+
+class CountingWire:
+    """A wire that gathers blocks itself, between devices: only how far each transfer is, is noted."""
+
+    gathers = True
+
+    def __init__(self, wire: SenderWire, trials: Callable[[int], Trial | None]) -> None:
+        self._wire = cast(GatheringWire, wire)
+        self._trials = trials
+        self.put, self.tell, self.hear = self._wire.put, self._wire.tell, self._wire.hear
+        self.broken, self.close = self._wire.broken, self._wire.close
+        self.gathered = self._wire.gathered
+
+    def restless(self) -> bool:
+        return self._wire.restless()
+
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        trial = self._trials(piece.transfer)
+        if trial is not None:
+            trial.pieces += 1
+        self._wire.put_blocks(piece, blocks)

@@ -70,6 +70,9 @@ class MemoryReceiverWire:
     def broken(self) -> BatonError | None:
         return None if self.pipe.to_receiver else self.pipe.error
 
+    def restless(self) -> bool:
+        return False
+
     def fenced(self) -> bool:
         return self._closed and not self.pipe.hold_fence
 
@@ -79,6 +82,8 @@ class MemoryReceiverWire:
 
 
 class MemorySenderWire:
+    gathers = False
+
     def __init__(self, pipe: Pipe, window_pieces: int, wake: Callable[[], None]) -> None:
         self.pipe = pipe
         self._inbox = SenderInbox(window_pieces, wake)
@@ -110,6 +115,8 @@ class MemorySenderWire:
 
 
 class _MemoryCall:
+    device = None
+
     def __init__(self, request: OpenLinkRequest, wake: Callable[[], None]) -> None:
         self.request = request
         self.pipe: Pipe | None = None
@@ -117,7 +124,7 @@ class _MemoryCall:
         self.refusal: BatonError | None = None
         self._wake = wake
 
-    def window(self, size: int) -> None:
+    def window(self, pieces: int, piece_bytes: int) -> None:
         """Any memory will do."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> MemoryReceiverWire:

@@ -6,10 +6,12 @@ hand out the block that was freed last: what is given up is written again at onc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+NewArray = Callable[[tuple[int, int], type[np.uint8]], NDArray[np.uint8]]
 
 FREE = 0xEE
 
@@ -23,8 +25,10 @@ def pattern(owner: int, group: int, ordinal: int, size: int) -> NDArray[np.uint8
 class OwnedBlocks:
     """One side's blocks by cache group, each free or one owner's."""
 
-    def __init__(self, block_bytes: Sequence[int], blocks: int) -> None:
-        self.bytes = [np.full((blocks, size), FREE, dtype=np.uint8) for size in block_bytes]
+    def __init__(self, block_bytes: Sequence[int], blocks: int, array: NewArray = np.empty) -> None:
+        self.bytes = [array((blocks, size), np.uint8) for size in block_bytes]
+        for group in self.bytes:
+            group[:] = FREE
         self.foreign_bytes = 0
         self._free = [list(range(blocks)) for _ in block_bytes]
         self._blocks = blocks
@@ -59,8 +63,8 @@ class OwnedBlocks:
 class Source(OwnedBlocks):
     """The sender's: a block is free again, and soon another's, when its one pin ends."""
 
-    def __init__(self, block_bytes: Sequence[int], blocks: int) -> None:
-        super().__init__(block_bytes, blocks)
+    def __init__(self, block_bytes: Sequence[int], blocks: int, array: NewArray = np.empty) -> None:
+        super().__init__(block_bytes, blocks, array)
         self._pinned: set[tuple[int, int]] = set()
 
     def write(self, owner: int, group: int, ordinal: int) -> int:
@@ -86,8 +90,8 @@ class Source(OwnedBlocks):
 class Sink(OwnedBlocks):
     """The receiver's: bytes may come for transfers that have places, into those alone."""
 
-    def __init__(self, block_bytes: Sequence[int], blocks: int) -> None:
-        super().__init__(block_bytes, blocks)
+    def __init__(self, block_bytes: Sequence[int], blocks: int, array: NewArray = np.empty) -> None:
+        super().__init__(block_bytes, blocks, array)
         self.places: dict[int, list[list[int]]] = {}
         self.writable: set[int] = set()
         # Leading blocks of a transfer that are whole from the beginning, by cache group.
@@ -103,10 +107,14 @@ class Sink(OwnedBlocks):
                 here[:] = pattern(transfer, group, ordinal, here.size)
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
+        block = self.place(transfer_id, group, ordinal)
+        self.bytes[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+
+    def place(self, transfer_id: int, group: int, ordinal: int) -> int:
+        """Where bytes are about to be written, now or by a device."""
         assert transfer_id in self.writable, f"bytes of transfer {transfer_id}, which was given up"
         assert ordinal >= self.held[transfer_id][group], "bytes for a block that is held"
-        block = self.places[transfer_id][group][ordinal]
-        self.bytes[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        return self.places[transfer_id][group][ordinal]
 
     def release(self, transfer: int) -> None:
         """Its blocks are free, and another's at the next `reserve`."""

@@ -13,12 +13,17 @@ from baton.errors import BatonError
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.events import Acknowledged, Arrived, Committed, Failed, ReceiverEvent, SenderEvent, Withdrawn
+from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Connector, Listener
+from tests.kvtransfer.device_rigs import DeviceRig
+from tests.kvtransfer.device_taps import Taps
+from tests.kvtransfer.owned_blocks import NewArray
 
 FINGERPRINT = b"f" * 32
 SECRET = b"s" * 32
@@ -41,9 +46,13 @@ class FakeClock:
 class Store:
     """Blocks in plain memory, both a source and a sink, that counts pins and catches foreign writes."""
 
-    def __init__(self, block_bytes: Sequence[int], blocks: int, seed: int) -> None:
+    def __init__(
+        self, block_bytes: Sequence[int], blocks: int, seed: int, array: NewArray = np.empty
+    ) -> None:
         rng = np.random.default_rng(seed)
-        self.groups = [rng.integers(0, 256, (blocks, size), dtype=np.uint8) for size in block_bytes]
+        self.groups = [array((blocks, size), np.uint8) for size in block_bytes]
+        for group in self.groups:
+            group[:] = rng.integers(0, 256, group.shape, dtype=np.uint8)
         self.pins: dict[tuple[int, int], int] = {}
         self.places: dict[int, Sequence[Sequence[int]]] = {}
         self.scattered: list[tuple[int, int, int, int]] = []
@@ -67,6 +76,12 @@ class Store:
         self.scattered.append((transfer_id, group, ordinal, offset))
         block = self.places[transfer_id][group][ordinal]
         self.groups[group][block, offset : offset + len(data)] = np.frombuffer(data, dtype=np.uint8)
+
+    def place(self, transfer_id: int, group: int, ordinal: int) -> int:
+        """Where a device will write a piece."""
+        assert transfer_id in self.places, "a place of a transfer that was given up"
+        self.scattered.append((transfer_id, group, ordinal, -1))
+        return self.places[transfer_id][group][ordinal]
 
 
 @dataclass
@@ -96,6 +111,8 @@ class Peers:
     sent: list[SenderEvent] = field(default_factory=list)
     answers: bool = True
     pieces_a_poll: int = 4
+    # Whether devices move the blocks, some time after they are told.
+    on_device: bool = False
 
     def ticket(
         self, transfer_id: int, counts: Sequence[int], held: Sequence[int] = (), **changes: object
@@ -219,7 +236,7 @@ class Peers:
 
 def make_receiver(
     shape: Shape, sink: Store, wake: Callable[[], None], clock: Callable[[], float], incarnation: int = 1,
-    fingerprint: bytes = FINGERPRINT,
+    fingerprint: bytes = FINGERPRINT, device: DeviceSink | None = None,
 ) -> Receiver:  # fmt: skip
     return Receiver(
         identity=identity("receiver", incarnation),
@@ -232,6 +249,7 @@ def make_receiver(
         wake=wake,
         peer_timeout_s=shape.timeout_s,
         clock=clock,
+        device=device,
     )
 
 
@@ -260,11 +278,24 @@ def make_peers(
     clock: Callable[[], float] = time.monotonic,
     woken: threading.Event | None = None,
     fingerprint: bytes = FINGERPRINT,
+    rig: DeviceRig | None = None,
+    tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
 ) -> Peers:
-    """Over the transport named, or over the listener and connectors given."""
-    source, sink = Store(shape.block_bytes, shape.blocks, 1), Store(shape.block_bytes, shape.blocks, 2)
+    """Over the transport named, or over the listener and connectors given; or between a rig's devices over
+    ipc, where `tap` may put wires of bytes in between."""
+    array = np.empty if rig is None else rig.array
+    source = Store(shape.block_bytes, shape.blocks, 1, array)
+    sink = Store(shape.block_bytes, shape.blocks, 2, array)
     event = woken if woken is not None else threading.Event()
-    receiver = make_receiver(shape, sink, event.set, clock)
+    device = None
+    if rig is not None:
+        device = DeviceSink(
+            DeviceBlocks(rig.receiver, [rig.tensor(group, rig.receiver) for group in sink.groups]),
+            sink.place, window_pieces=shape.window_pieces, piece_bytes=shape.piece_bytes,
+        )  # fmt: skip
+        taps = Taps(source.groups, shape.window_pieces, shape.piece_bytes, rig)
+        connectors = [tap(taps, IpcConnector(event.set, taps.blocks))]
+    receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
         address = receiver.listen("127.0.0.1", transport=transport)
     else:
@@ -273,7 +304,9 @@ def make_peers(
     sender = make_sender(shape, source, event.set, clock, connectors, fingerprint)
 
     def advance() -> None:
-        event.wait(0.01)
+        if rig is not None:
+            rig.advance()
+        event.wait(0.002 if rig is not None else 0.01)
         event.clear()
 
-    return Peers(shape, receiver, sender, address, source, sink, advance)
+    return Peers(shape, receiver, sender, address, source, sink, advance, on_device=rig is not None)

@@ -1,11 +1,11 @@
 """One end of a link in a process of its own, which comes to a stage and stays there, to be killed or frozen.
 
-    python -m tests.kvtransfer.staged_peer send NAME INCARNATION ADDRESS TRANSFER STAGE
+    python -m tests.kvtransfer.staged_peer send NAME INCARNATION ADDRESS TRANSFER STAGE TRANSPORT
         says `ready`, then STAGE when it is there, `failed` if its transfer fails
     python -m tests.kvtransfer.staged_peer receive INCARNATION TRANSFER ANSWERS TRANSPORT
         says its address; answers commits if ANSWERS is 1
 
-A sender takes the transport that ADDRESS names.
+A sender takes the transport that ADDRESS names; TRANSPORT also says on what device it is (`rig_of`).
 
 A sender's stages: `linked` (a link, and no transfer), `receiving` (half its blocks are sent), `sent` (all
 are, and no commit), `committed` (and acknowledged), `works` (TRANSFER, TRANSFER + 1, … one after the other).
@@ -16,15 +16,19 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import TypeVar
 
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.events import Acknowledged, Committed, Failed
 from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
+from kvtransfer.transports import connectors_of
+from tests.kvtransfer.device_rigs import DeviceRig, rig_of
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FINGERPRINT, SECRET, identity
 
@@ -34,6 +38,7 @@ BLOCKS = 16
 WINDOW = 8
 # What workers have unless told otherwise: what is promised must hold with it.
 TIMEOUT_S = 10.0
+Blocks = TypeVar("Blocks", Source, Sink)
 STAGES = ("linked", "receiving", "sent", "committed")
 
 
@@ -59,24 +64,42 @@ def commit(transfer: Transfer) -> None:
     transfer.commit(CommitRecord(attempt=transfer.body.attempt, token_ids=[1], prompt_length=1))
 
 
-def make_sender(name: str, incarnation: int, source: Source, wake: threading.Event) -> Sender:
+def blocks_on(rig: DeviceRig | None, kind: type[Blocks], blocks: int) -> Blocks:
+    """A source or a sink where this end's device reaches it."""
+    return kind(BLOCK_BYTES, blocks) if rig is None else kind(BLOCK_BYTES, blocks, rig.array)
+
+
+def make_sender(
+    name: str, incarnation: int, source: Source, wake: threading.Event, rig: DeviceRig | None = None
+) -> Sender:
+    connectors = None
+    if rig is not None:
+        on_device = DeviceBlocks(rig.sender, [rig.tensor(array, rig.sender) for array in source.bytes])
+        connectors = connectors_of("auto", wake.set, on_device)
     return Sender(
         identity=identity(name, incarnation), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES,
-        source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set,
+        source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set, connectors=connectors,
     )  # fmt: skip
 
 
-def make_receiver(incarnation: int, sink: Sink, wake: threading.Event) -> Receiver:
+def make_receiver(
+    incarnation: int, sink: Sink, wake: threading.Event, rig: DeviceRig | None = None
+) -> Receiver:
+    device = None
+    if rig is not None:
+        on_device = DeviceBlocks(rig.receiver, [rig.tensor(array, rig.receiver) for array in sink.bytes])
+        device = DeviceSink(on_device, sink.place, window_pieces=WINDOW, piece_bytes=PIECE_BYTES)
     return Receiver(
         identity=identity("receiver", incarnation), fingerprint=FINGERPRINT, signer=TicketSigner(SECRET),
         block_bytes=BLOCK_BYTES, piece_bytes=PIECE_BYTES, window_pieces=WINDOW, sink=sink, wake=wake.set,
-        peer_timeout_s=TIMEOUT_S,
+        peer_timeout_s=TIMEOUT_S, device=device,
     )  # fmt: skip
 
 
-def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str) -> None:
-    woken, source = threading.Event(), Source(BLOCK_BYTES, BLOCKS)
-    sender = make_sender(name, incarnation, source, woken)
+def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str, transport: str) -> None:
+    rig = rig_of(transport, at_once=True)
+    woken, source = threading.Event(), blocks_on(rig, Source, BLOCKS)
+    sender = make_sender(name, incarnation, source, woken, rig)
     blocks = 0 if stage == "linked" else BLOCKS
     half = range(BLOCKS // 2) if stage == "receiving" else range(blocks)
 
@@ -103,14 +126,15 @@ def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str
         if not there and stage in ("receiving", "sent") and not source.pins:
             there = True
             _say(stage)
-        woken.wait(0.02)
+        woken.wait(0.001 if sender.restless else 0.02)
         woken.clear()
 
 
 def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -> None:
-    woken, sink = threading.Event(), Sink(BLOCK_BYTES, 2 * BLOCKS)
-    receiver = make_receiver(incarnation, sink, woken)
-    address = receiver.listen("127.0.0.1", transport=transport)
+    rig = rig_of(transport, at_once=True)
+    woken, sink = threading.Event(), blocks_on(rig, Sink, 2 * BLOCKS)
+    receiver = make_receiver(incarnation, sink, woken, rig)
+    address = receiver.listen("127.0.0.1", transport=transport.partition("-")[0])
 
     def expect(number: int) -> None:
         sink.reserve(number, [BLOCKS])
@@ -125,7 +149,7 @@ def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -
                 sink.release(event.transfer_id)
                 expect(event.transfer_id + 1)
                 receiver.acknowledge(event.transfer_id)
-        woken.wait(0.02)
+        woken.wait(0.001 if receiver.restless else 0.02)
         woken.clear()
 
 
@@ -135,6 +159,6 @@ def _say(word: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "send":
-        send(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), sys.argv[6])
+        send(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), *sys.argv[6:])
     else:
         receive(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1", sys.argv[5])

@@ -8,8 +8,9 @@ import pytest
 
 from tests.kvtransfer.adversary import Adversary
 from tests.kvtransfer.byte_proxy import ByteProxy, WrongDice
-from tests.kvtransfer.fabrics import GrpcFabric, IpcFabric, MemoryFabric
-from tests.kvtransfer.trials import CORRUPTING, Fault
+from tests.kvtransfer.device_rigs import rig_of
+from tests.kvtransfer.fabrics import DeviceFabric, GrpcFabric, IpcFabric, MemoryFabric, PlainDeviceFabric
+from tests.kvtransfer.trials import AT_THE_ENDS, CORRUPTING, Fault
 
 # Each fault once, so that 400 transfers have it ten times: often enough to strike at least once.
 EVERY = [*Fault, *[Fault.NONE] * 10]
@@ -79,4 +80,41 @@ def test_over_ipc(transfers: int) -> None:
     print(adversary.books, fabric.struck)
     check(adversary)
     assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
+    adversary.close()
+
+
+BETWEEN_DEVICES = pytest.mark.parametrize(
+    ("over", "transfers"),
+    [
+        pytest.param("ipc-played", 200, id="played-200"),
+        pytest.param("ipc-played", 10_000, id="played-10000", marks=pytest.mark.slow),
+        pytest.param("ipc-cuda", 1000, id="cuda-1000", marks=pytest.mark.gpu),
+        pytest.param("ipc-peer", 1000, id="peer-1000", marks=pytest.mark.multigpu),
+    ],
+)
+
+
+@BETWEEN_DEVICES
+def test_between_devices(over: str, transfers: int) -> None:
+    rig = rig_of(over)
+    assert rig is not None
+    fabric = DeviceFabric(6, rig)
+    adversary = Adversary(fabric, 13, MOSTLY_NONE if transfers > 1000 else EVERY)
+    adversary.run(transfers)
+    print(adversary.books, fabric.struck)
+    check(adversary)
+    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
+    adversary.close()
+
+
+@BETWEEN_DEVICES
+def test_ends_that_fail_while_devices_work(over: str, transfers: int) -> None:
+    """Blocks are reused at once, on both sides; a gather or a scatter may be under way."""
+    rig = rig_of(over)
+    assert rig is not None
+    adversary = Adversary(PlainDeviceFabric(6, rig), 14, [*AT_THE_ENDS, *[Fault.NONE] * 10])
+    adversary.run(transfers)
+    print(adversary.books)
+    check(adversary)
+    assert not [fault.name for fault in AT_THE_ENDS if not adversary.books.struck[fault]]
     adversary.close()

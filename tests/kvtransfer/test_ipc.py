@@ -18,17 +18,17 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer import ipc_control
 from kvtransfer.byte_ring import CAPACITY, RING_BYTES
-from kvtransfer.ipc_connector import IpcConnector, IpcSenderWire
+from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.ipc_control import (
     HELLO,
-    NONCE_BYTES,
     Word,
-    answer_to,
     receive_message,
     send_message,
     socket_name,
 )
 from kvtransfer.ipc_listener import IpcListener
+from kvtransfer.ipc_page import NONCE_BYTES, answer_to
+from kvtransfer.ipc_sender_wire import IpcSenderWire
 from kvtransfer.opening import open_request
 from kvtransfer.transport import OutOfReachError
 from kvtransfer.transports import connectors_of
@@ -194,7 +194,7 @@ def test_memory_that_is_overwritten_breaks_the_link_alone(peers: Peers, where: s
     wire = link._window.wire
     assert isinstance(wire, IpcSenderWire)
     peers.sender.poll(1)
-    shared = wire._memory._shared
+    shared = wire._memory.shared
     if where == "tail":
         shared.region(0, 1, "<u8")[0] += 2 * CAPACITY
     else:

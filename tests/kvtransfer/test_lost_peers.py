@@ -18,17 +18,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from baton.errors import ErrorKind
 from kvtransfer.events import Acknowledged, Committed, Failed, Withdrawn
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.outgoing import Transfer
+from tests.kvtransfer.conftest import BETWEEN_GPUS, ON_CUDA
+from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.staged_peer import (
-    BLOCK_BYTES,
     BLOCKS,
     STAGES,
     WINDOW,
+    blocks_on,
     commit,
     make_receiver,
     make_sender,
@@ -38,9 +41,17 @@ from tests.kvtransfer.staged_peer import (
 
 HOW = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="frozen")]
 SLOW = pytest.param("ipc", marks=pytest.mark.slow)
+PLAYED = pytest.param("ipc-played", marks=pytest.mark.slow)
 BACK_S = 3.0  # all but quarantined staging is free again
 LINKED_S = 5.0  # a restarted peer has linked again, from its ready on
-_START_S = 20.0
+_START_S = 60.0
+
+
+def on_gpus(how: signal.Signals, name: str) -> list[ParameterSet]:
+    return [
+        pytest.param(how, "ipc-cuda", id=f"{name}-cuda", marks=pytest.mark.gpu),
+        pytest.param(how, "ipc-peer", id=f"{name}-peer", marks=pytest.mark.multigpu),
+    ]
 
 
 class Remote:
@@ -100,13 +111,16 @@ class Survivor(ABC):
     def poll(self) -> None:
         """One turn of the loop."""
 
+    @abstractmethod
+    def restless(self) -> bool: ...
+
     def until(self, holds: Callable[[], bool], within_s: float, what: Callable[[], object] = str) -> float:
         """Turns the loop until it holds; how long that took."""
         begun = time.monotonic()
         while not holds():
             assert time.monotonic() < begun + within_s, f"not within {within_s} s: {what()}"
             self.poll()
-            self.woken.wait(0.02)
+            self.woken.wait(0.001 if self.restless() else 0.02)
             self.woken.clear()
         return time.monotonic() - begun
 
@@ -116,9 +130,10 @@ class ReceivingSurvivor(Survivor):
 
     def __init__(self, transport: str) -> None:
         super().__init__()
-        self.sink = Sink(BLOCK_BYTES, 8 * BLOCKS)
-        self.receiver = make_receiver(1, self.sink, self.woken)
-        self.address = self.receiver.listen("127.0.0.1", transport=transport)
+        rig = rig_of(transport, at_once=True)
+        self.sink = blocks_on(rig, Sink, 8 * BLOCKS)
+        self.receiver = make_receiver(1, self.sink, self.woken, rig)
+        self.address = self.receiver.listen("127.0.0.1", transport=transport.partition("-")[0])
         self.admitted: Counter[int] = Counter()
         self.withdrawn: dict[int, WithdrawReason] = {}
 
@@ -139,6 +154,9 @@ class ReceivingSurvivor(Survivor):
                     self.expect(event.transfer_id + 1, BLOCKS)
                 self.receiver.acknowledge(event.transfer_id)
 
+    def restless(self) -> bool:
+        return self.receiver.restless
+
     def worked(self) -> int:
         return sum(count for transfer, count in self.admitted.items() if transfer >= 1000)
 
@@ -153,17 +171,21 @@ class ReceivingSurvivor(Survivor):
         pytest.param(signal.SIGSTOP, "grpc", id="frozen"),
         pytest.param(signal.SIGKILL, "ipc", id="killed-ipc", marks=pytest.mark.slow),
         pytest.param(signal.SIGSTOP, "ipc", id="frozen-ipc"),
+        pytest.param(signal.SIGKILL, "ipc-played", id="killed-played", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, "ipc-played", id="frozen-played", marks=pytest.mark.slow),
+        *on_gpus(signal.SIGKILL, "killed"),
+        *on_gpus(signal.SIGSTOP, "frozen"),
     ],
 )
 def test_senders(how: signal.Signals, over: str) -> None:
     survivor = ReceivingSurvivor(over)
     with remotes() as start:
         survivor.expect(1000, BLOCKS)
-        healthy = start("send", "healthy", 1, survivor.address, 1000, "works")
+        healthy = start("send", "healthy", 1, survivor.address, 1000, "works", over)
         peers = {}
         for number, stage in enumerate(STAGES):
             survivor.expect(10 + number, 0 if stage == "linked" else BLOCKS)
-            peers[stage] = start("send", f"peer-{stage}", 1, survivor.address, 10 + number, stage)
+            peers[stage] = start("send", f"peer-{stage}", 1, survivor.address, 10 + number, stage, over)
         survivor.until(lambda: all(peer.says(stage) for stage, peer in peers.items()), _START_S)
         survivor.until(lambda: survivor.worked() > 3, _START_S)
         assert survivor.admitted[10] == survivor.admitted[13] == 1
@@ -172,7 +194,7 @@ def test_senders(how: signal.Signals, over: str) -> None:
             peer.signal(how)
 
         # Over shared memory one that is frozen may write on when it wakes: its window stays quarantined.
-        may_write = over == "ipc" and how is signal.SIGSTOP
+        may_write = over != "grpc" and how is signal.SIGSTOP
         kept = len(STAGES) if may_write else 0
         # What the two open transfers held is free again; every other window of the four is fenced and gone.
         took = survivor.until(
@@ -194,7 +216,7 @@ def test_senders(how: signal.Signals, over: str) -> None:
         assert healthy.process.poll() is None
         assert "failed" not in healthy.said
 
-        again = start("send", "peer-receiving", 2, survivor.address, 20, "committed")
+        again = start("send", "peer-receiving", 2, survivor.address, 20, "committed", over)
         survivor.expect(20, BLOCKS)
         survivor.until(lambda: again.says("ready"), _START_S)
         survivor.until(lambda: again.says("committed"), LINKED_S)
@@ -215,10 +237,11 @@ def test_senders(how: signal.Signals, over: str) -> None:
 class SendingSurvivor(Survivor):
     """One sender with a link to every receiver."""
 
-    def __init__(self) -> None:
+    def __init__(self, transport: str) -> None:
         super().__init__()
-        self.source = Source(BLOCK_BYTES, 8 * BLOCKS)
-        self.sender = make_sender("sender", 1, self.source, self.woken)
+        rig = rig_of(transport, at_once=True)
+        self.source = blocks_on(rig, Source, 8 * BLOCKS)
+        self.sender = make_sender("sender", 1, self.source, self.woken, rig)
         self.acknowledged: list[Transfer] = []
         self.failed: dict[Transfer, ErrorKind] = {}
         self.healthy: tuple[str, int] | None = None
@@ -242,6 +265,9 @@ class SendingSurvivor(Survivor):
                 if self.healthy is not None and event.transfer.transfer_id == self.healthy[1]:
                     self.work(self.healthy[0], self.healthy[1] + 1)
 
+    def restless(self) -> bool:
+        return self.sender.restless
+
     def worked(self) -> int:
         return self.healthy[1] if self.healthy is not None else 0
 
@@ -249,10 +275,10 @@ class SendingSurvivor(Survivor):
         return all(link.free_pieces == WINDOW for link in self.sender.links)
 
 
-@pytest.mark.parametrize("over", ["grpc", SLOW])
+@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS])
 @pytest.mark.parametrize("how", HOW)
 def test_receivers(how: signal.Signals, over: str) -> None:
-    survivor = SendingSurvivor()
+    survivor = SendingSurvivor(over)
     with remotes() as start:
         healthy = start("receive", 1, 1000, 1, over)
         # After its commit: once unanswered, once answered.
@@ -297,10 +323,10 @@ def test_receivers(how: signal.Signals, over: str) -> None:
     assert survivor.source.pins == 0
 
 
-@pytest.mark.parametrize("over", ["grpc", SLOW])
+@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS])
 def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
     """Its port takes connections still, and nobody answers there."""
-    survivor = SendingSurvivor()
+    survivor = SendingSurvivor(over)
     with remotes() as start:
         peer = start("receive", 1, 1, 1, over)
         survivor.until(lambda: _spoke(peer), _START_S)

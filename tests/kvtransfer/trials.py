@@ -56,6 +56,8 @@ FATAL = {
     Fault.STOLEN_INDEX, Fault.SHORT_PUSH, Fault.FORGED_TICKET, Fault.STOLEN_TICKET, Fault.REPLAYED_TICKET,
     Fault.OLD_TICKET, Fault.OLD_INCARNATION, Fault.WRONG_LAYOUT, Fault.WRONG_HELD,
 }  # fmt: skip
+# What goes wrong at the ends alone.
+AT_THE_ENDS = [fault for fault in Fault if fault.value >= Fault.RECEIVER_FORGETS.value]
 # Corruption of what travels: each must be noticed.
 CORRUPTING = {Fault.FLIPPED_BIT, Fault.MISPLACED_PIECE, Fault.FOREIGN_PIECE}
 

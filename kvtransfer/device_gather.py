@@ -1,0 +1,99 @@
+"""The sender's half of a link between devices: blocks into staging, staging into the receiver's window.
+
+    blocks ──kernel, sum──▶ staging of ours       then: staging ──copy──▶ window
+           (the gathering line)                         sum ──────copy──▶ sums of the link's memory
+                                                        n ──────────────▶ the ring's tail
+                                                  (the link's line, in this order)
+
+Index n of staging is copied to index n of the window. It is free when its credit is: the receiver had the
+bytes by then. Nothing waits here but `close`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from baton.device.link_device import Moment
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.frames import Piece
+from kvtransfer.ipc_memory import SUM_BYTES, SUMS, TO_RECEIVER, LinkMemory
+from kvtransfer.moving import Travels, words_of
+from kvtransfer.row_mover import RowMover
+
+
+class DeviceGather:
+    """Owned by the loop once made; making it may take milliseconds. OSError where the device refuses."""
+
+    def __init__(
+        self, blocks: DeviceBlocks, memory: LinkMemory, window_pieces: int, piece_bytes: int
+    ) -> None:
+        device = blocks.device
+        self._piece_bytes = piece_bytes
+        self._pieces = window_pieces
+        with ExitStack() as undo:
+            self._registered = device.register(memory.shared)
+            undo.callback(self._registered.release)
+            self._window = device.open(memory.handle)
+            undo.callback(self._window.close)
+            self._staging = device.allocate(window_pieces * piece_bytes)
+            undo.callback(self._staging.free)
+            staging_words = words_of(self._staging.tensor)
+            self._mover = RowMover(blocks, staging_words, window_pieces, piece_bytes, Travels.DESTINATION)
+            # The next chunk's kernels would else go before what somebody waits for.
+            self._gathering, self._wire = device.line(first=True), device.line(first=True)
+            self._let_go = undo.pop_all()
+        # Pieces whose blocks are being read.
+        self._reading: deque[Moment] = deque()
+        self._published: Moment | None = None
+        self._gathered = 0
+
+    def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
+        """Says to the device what is to be done with a piece, whose checksum is its place's alone."""
+        if piece.staging >= self._pieces:  # what the window does not have is written nowhere
+            self._reading.append(self._gathering.moment())
+            return
+        found = self._mover.move(self._gathering, piece, blocks)
+        read = self._gathering.moment()
+        self._wire.after(read)
+        place = piece.staging * self._piece_bytes
+        self._wire.copy(self._window.address + place, self._staging.address + place, piece.length)
+        there = self._registered.address + SUMS + piece.staging * SUM_BYTES
+        self._wire.copy(there, found, SUM_BYTES)
+        self._reading.append(read)
+
+    def publish(self, position: int) -> None:
+        """Moves the ring's tail, behind all that was said before."""
+        self._wire.publish(self._registered.address + TO_RECEIVER, position)
+        self._published = self._wire.moment()
+
+    def arrived(self) -> bool:
+        """True once, when all is there that was published."""
+        if self._published is None or not self._published.ended():
+            return False
+        self._published = None
+        return True
+
+    @property
+    def busy(self) -> bool:
+        return self._published is not None or bool(self._reading)
+
+    def gathered(self) -> int:
+        """How many pieces have been read out of their blocks since the beginning."""
+        while self._reading and self._reading[0].ended():
+            self._reading.popleft()
+            self._gathered += 1
+        return self._gathered
+
+    def close(self) -> None:
+        """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
+        where that cannot be said: then nothing is read any more either."""
+        try:
+            self._gathering.finish()
+            self._wire.finish()
+            self._let_go.close()
+        finally:
+            self._gathered += len(self._reading)
+            self._reading.clear()
+            self._published = None

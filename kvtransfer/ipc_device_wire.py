@@ -1,0 +1,61 @@
+"""The sender's end of an ipc link between devices: everything it says goes through the device's line, in
+order."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkResponse
+from kvtransfer.device_gather import DeviceGather
+from kvtransfer.frames import Piece, encode_piece_header
+from kvtransfer.ipc_memory import LinkMemory
+from kvtransfer.ipc_sender_wire import IpcSenderWire
+
+
+class IpcDeviceWire(IpcSenderWire):
+    """A `GatheringWire`."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        memory: LinkMemory,
+        response: OpenLinkResponse,
+        wake: Callable[[], None],
+        gather: DeviceGather,
+    ) -> None:
+        super().__init__(sock, memory, response, wake, gather.publish)
+        self._gather = gather
+
+    @property
+    def gathers(self) -> bool:
+        return True
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        raise AssertionError("blocks on a device are put by their numbers")
+
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        if self._closed:
+            return
+        self._ring()  # the other end wakes while we speak to the device
+        try:
+            self._gather.gather(piece, blocks)
+        except RuntimeError as error:  # CUDA's, torch's
+            self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+        self._add(self.header(piece))
+
+    def header(self, piece: Piece) -> bytes:
+        """What announces a piece."""
+        return encode_piece_header(piece)
+
+    def restless(self) -> bool:
+        return self._gather.busy or super().restless()
+
+    def gathered(self) -> int:
+        if self._gather.arrived() and not self._closed:
+            self._ring()  # should the other end have looked for it in vain
+        return self._gather.gathered()
+
+    def _let_go(self) -> None:
+        self._gather.close()

@@ -1,0 +1,89 @@
+"""Moves pieces between blocks and staging, a kernel each, whose launch costs the host microseconds: it is
+compiled beforehand, and its arguments are addresses alone."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from baton.device.link_device import Line
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.frames import Piece
+from kvtransfer.geometry import MOST_BLOCKS
+from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows
+
+_ROW = struct.Struct("<5qQ")
+
+
+class RowMover:
+    """Of one link. Rows of a piece lie at its staging index; they are filled again when its credit is
+    home."""
+
+    def __init__(
+        self, blocks: DeviceBlocks, staging: Tensor, pieces: int, piece_bytes: int, travels: Travels
+    ) -> None:
+        """`staging`: `words_of` all of it. Gathers (`Travels.DESTINATION`) or scatters."""
+        device = blocks.device
+        self._blocks = blocks
+        self._staging = staging
+        self._piece_words = piece_bytes // WORD_BYTES
+        self._travels = travels
+        self._aligned = blocks.aligned(piece_bytes)
+        most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
+        self._index_bytes = most * _ROW.size
+        self._host = device.on_host(pieces * most, ROW_WORDS)
+        self._there = device.table(pieces * most, ROW_WORDS)
+        self._bytes = self._host.numpy().data.cast("B")
+        self._at_host, self._at_device = self._host.data_ptr(), self._there.data_ptr()
+        self._pools = tuple(words.data_ptr() for words in blocks.words)
+        self._on_gpu = staging.is_cuda
+        if self._on_gpu:
+            from kvtransfer.gpu.move_runs import WORDS, prepared
+
+            self._words = WORDS
+            self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
+
+    def move(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> int:
+        """Says on a line that a piece of these blocks is to be moved; where on the device its sum will be,
+        which begins with `begins`, or the piece's checksum."""
+        longest = self._fill(piece, blocks, piece.checksum if begins is None else begins)
+        place, size = piece.staging * self._index_bytes, len(blocks) * _ROW.size
+        rows = self._at_device + place
+        line.copy(rows, self._at_host + place, size)
+        if self._on_gpu:
+            pool, staging = self._pools[piece.group], self._staging.data_ptr()
+            ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
+            line.launch(self._kernel, (len(blocks), -(-longest // self._words)), (*ends, rows, rows))
+        else:
+            first = place // _ROW.size
+            self._run(line, piece.group, self._there[first : first + len(blocks)], longest)
+        return rows + _ROW.size - 8
+
+    def _fill(self, piece: Piece, blocks: Sequence[int], begins: int) -> int:
+        """A row a block, all of whose sums go to the first row's end; the longest's words."""
+        size = self._blocks.block_words[piece.group]
+        words = min(size, piece.length // WORD_BYTES)
+        staging, at = piece.staging * self._piece_words, piece.staging * self._index_bytes
+        for n, block in enumerate(blocks):
+            ends = block * size + piece.offset // WORD_BYTES, staging + n * words
+            source, destination = ends if self._travels is Travels.DESTINATION else ends[::-1]
+            _ROW.pack_into(self._bytes, at, source, destination, words, ROW_WORDS - 1, n * words, begins)
+            at += _ROW.size
+        return words
+
+    def _run(self, line: Line, group: int, rows: Tensor, longest: int) -> None:
+        pool, staging, travels = self._blocks.words[group], self._staging, self._travels
+        source, destination = (pool, staging) if travels is Travels.DESTINATION else (staging, pool)
+        line.run(lambda: move_rows(source, destination, rows, longest, travels, aligned=self._aligned))
+
+
+def warm(blocks: DeviceBlocks) -> None:
+    """Compiles what moves them on a GPU, where that takes its time: not while somebody waits for a
+    transfer."""
+    from kvtransfer.gpu.move_runs import prepared
+
+    for travels in Travels:
+        aligned = blocks.aligned(blocks.largest_piece())
+        prepared(blocks.device.tensors_on, travels is Travels.SOURCE, aligned)

@@ -1,0 +1,188 @@
+"""Lets wires of bytes, which tests tamper with, stand in a link between devices.
+
+    the link's put_blocks ─▶ Top: reads the block's bytes, completes the checksum ─▶ the test's wire
+        ─▶ Bottom: bytes into a block of its own, announced as the piece says ─▶ the device's wire
+
+So whatever a test makes of a piece or its bytes is gathered, copied and announced by the real thing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.checksum import multipliers
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw, encode_piece_header
+from kvtransfer.ipc_device_wire import IpcDeviceWire
+from kvtransfer.transport import Connector, SenderWire
+from tests.kvtransfer.device_rigs import DeviceRig
+
+_MASK = (1 << 64) - 1
+_LINKS = 64
+
+
+def words_sum(data: bytes) -> int:
+    """What a piece's bytes add to its place's checksum."""
+    words = np.frombuffer(data, dtype="<u4").astype(np.uint64)
+    return int((words * multipliers(len(words))).sum(dtype=np.uint64)) & _MASK
+
+
+class Bottom:
+    """`put` with bytes, onto a wire that gathers."""
+
+    gathers = False
+
+    def __init__(
+        self, wire: IpcDeviceWire, scratch: NDArray[np.uint8], first: int, pieces: int, group: int
+    ) -> None:
+        self.wire = wire
+        self._scratch = scratch
+        self._first, self._pieces = first, pieces
+        self._group = group
+        self._said: defaultdict[int, deque[Piece]] = defaultdict(deque)
+        wire.header = self._header  # type: ignore[method-assign]
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        data = bytes(payload)
+        index = self._first + min(piece.staging, self._pieces - 1)
+        if piece.staging < self._pieces:
+            self._scratch[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
+        begins = (piece.checksum - words_sum(data)) & _MASK
+        self._said[piece.staging].append(piece)
+        gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
+        self.wire.put_blocks(gathered, (index,))
+
+    def _header(self, piece: Piece) -> bytes:
+        return encode_piece_header(self._said[piece.staging].popleft())
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self.wire.tell(frame)
+
+    def hear(self) -> ReceiverFrame | None:
+        return self.wire.hear()
+
+    def broken(self) -> BatonError | None:
+        return self.wire.broken()
+
+    def close(self) -> None:
+        self.wire.close()
+
+
+class Top:
+    """`put_blocks`, onto a wire of bytes."""
+
+    gathers = True
+
+    def __init__(self, wire: SenderWire, bottom: Bottom, groups: Sequence[NDArray[np.uint8]]) -> None:
+        self._wire = wire
+        self._bottom = bottom
+        self._groups = groups
+        self._read = 0
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        raise AssertionError("blocks on a device are put by their numbers")
+
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        group, begins = self._groups[piece.group], piece.offset
+        data = b"".join(group[block, begins : begins + piece.length].tobytes() for block in blocks)
+        whole = (piece.checksum + words_sum(data)) & _MASK
+        said = Piece(
+            piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, whole
+        )
+        self._read += 1
+        self._wire.put(said, memoryview(data))
+
+    def restless(self) -> bool:
+        return self._bottom.wire.restless()
+
+    def gathered(self) -> int:
+        self._bottom.wire.gathered()
+        return self._read
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self._wire.tell(frame)
+
+    def hear(self) -> ReceiverFrame | None:
+        return self._wire.hear()
+
+    def broken(self) -> BatonError | None:
+        return self._wire.broken()
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class Taps:
+    """Both ends of the tap around a test's connector: `top(tampering(bottom(plain)))`."""
+
+    def __init__(
+        self, groups: Sequence[NDArray[np.uint8]], pieces: int, piece_bytes: int, rig: DeviceRig
+    ) -> None:
+        self._groups = groups
+        self._pieces = pieces
+        # A region for each link, round and round.
+        self.scratch = rig.array((_LINKS * pieces, -(-piece_bytes // 16) * 16), np.uint8)
+        self._links = itertools.count()
+        # The sender's, with the taps' own as last group.
+        self.blocks = DeviceBlocks(rig.sender, [rig.tensor(a, rig.sender) for a in (*groups, self.scratch)])
+        # Of the link that this thread opens.
+        self._opening = threading.local()
+
+    def bottom(self, plain: Connector) -> _BottomConnector:
+        return _BottomConnector(plain, self)
+
+    def top(self, tampering: Connector) -> _TopConnector:
+        return _TopConnector(tampering, self)
+
+    def lower(self, wire: SenderWire) -> SenderWire:
+        self._opening.bottom = None
+        if not isinstance(wire, IpcDeviceWire):
+            return wire
+        first = next(self._links) % _LINKS * self._pieces
+        bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))
+        self._opening.bottom = bottom
+        return bottom
+
+    def upper(self, wire: SenderWire) -> SenderWire:
+        bottom: Bottom | None = self._opening.bottom
+        return wire if bottom is None else Top(wire, bottom, self._groups)
+
+
+class _BottomConnector:
+    def __init__(self, inner: Connector, taps: Taps) -> None:
+        self.transport = inner.transport
+        self._inner = inner
+        self._taps = taps
+
+    def takes(self, address: str) -> bool:
+        return self._inner.takes(address)
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        response, wire = self._inner.open(address, request, timeout_s)
+        return response, self._taps.lower(wire)
+
+
+class _TopConnector:
+    def __init__(self, inner: Connector, taps: Taps) -> None:
+        self.transport = inner.transport
+        self._inner = inner
+        self._taps = taps
+
+    def takes(self, address: str) -> bool:
+        return self._inner.takes(address)
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        response, wire = self._inner.open(address, request, timeout_s)
+        return response, self._taps.upper(wire)

@@ -1,0 +1,216 @@
+"""Links between devices, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from baton.errors import ErrorKind
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+from kvtransfer.ipc_control import Word
+from kvtransfer.ipc_device_wire import IpcDeviceWire
+from kvtransfer.sending_link import SendingLink
+from kvtransfer.transports import connectors_of
+from tests.kvtransfer.device_rigs import FakeRig
+from tests.kvtransfer.fake_device import FakeDevice
+from tests.kvtransfer.peers import Peers, Shape, Store, make_receiver, make_sender
+
+SHAPE = Shape(block_bytes=(4096, 512), piece_bytes=4096, window_pieces=4)
+
+
+class Ends:
+    """Two ends told to use what they have (`auto`), each with a device or without; nothing in between."""
+
+    def __init__(self) -> None:
+        self.rig = FakeRig(5)
+        self.made: list[Peers] = []
+
+    def __call__(self, *, sender: bool = True, receiver: bool = True, transport: str = "auto") -> Peers:
+        woken = threading.Event()
+        source, sink = (Store(SHAPE.block_bytes, SHAPE.blocks, seed) for seed in (1, 2))
+        ours = [self.rig.tensor(group, self.rig.sender) for group in source.groups]
+        theirs = [self.rig.tensor(group, self.rig.receiver) for group in sink.groups]
+        device = DeviceSink(
+            DeviceBlocks(self.rig.receiver, theirs), sink.place,
+            window_pieces=SHAPE.window_pieces, piece_bytes=SHAPE.piece_bytes,
+        )  # fmt: skip
+        receiving = make_receiver(SHAPE, sink, woken.set, self._clock, device=device if receiver else None)
+        address = receiving.listen("127.0.0.1", transport=transport)
+        blocks = DeviceBlocks(self.rig.sender, ours) if sender else None
+        sending = make_sender(SHAPE, source, woken.set, self._clock, connectors_of("auto", woken.set, blocks))
+
+        def advance() -> None:
+            self.rig.advance()
+            woken.wait(0.002)
+            woken.clear()
+
+        self.made.append(Peers(SHAPE, receiving, sending, address, source, sink, advance, on_device=True))
+        return self.made[-1]
+
+    @staticmethod
+    def _clock() -> float:
+        return time.monotonic()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    for peers in made.made:
+        peers.close()
+
+
+def link_of(peers: Peers) -> SendingLink:
+    (link,) = peers.sender._links.values()
+    return link
+
+
+def device_wire(peers: Peers) -> IpcDeviceWire:
+    window = link_of(peers)._window
+    assert window is not None
+    assert isinstance(window.wire, IpcDeviceWire)
+    return window.wire
+
+
+def windows(ends: Ends) -> list[bool]:
+    """The receiver's windows: whether each has been given back to its device."""
+    assert isinstance(ends.rig.receiver, FakeDevice)
+    return [memory.freed for memory in ends.rig.receiver.allocated]
+
+
+def sent(peers: Peers, transfer: int) -> str:
+    """A transfer is acknowledged, and what it brought is right; over which transport."""
+    blocks, places = [[1, 2, 3], [4, 5]], [[9, 8, 7], [0, 1]]
+    peers.send(transfer, blocks, places)
+    peers.run_until(lambda: transfer in peers.acknowledged())
+    assert peers.equal(blocks, places)
+    peers.check_ledger()
+    return link_of(peers).transport
+
+
+def test_several_blocks_are_one_piece(ends: Ends) -> None:
+    """Those that follow each other at the receiver, wherever they lie here and there."""
+    peers = ends()
+    places = [[], [30, 2, 17, 5, 9, 40, 11]]
+    peers.send(1, [[], [3, 1, 60, 8, 20, 33, 7]], places)
+    peers.run_until(lambda: peers.acknowledged() == [1])
+    assert peers.equal([[], [3, 1, 60, 8, 20, 33, 7]], places)
+    assert peers.receiver.counters.blocks_received == [0, 7]
+    wire = device_wire(peers)
+    assert wire.gathered() == 2  # a small one first, since nothing was on the wire
+    peers.check_ledger()
+
+
+def test_a_device_that_is_not_reached_is_served_over_grpc(ends: Ends) -> None:
+    ends.rig.sender = FakeDevice(ends.rig.pump, "fake:0")
+    peers = ends()
+    assert sent(peers, 1) == "grpc"
+    assert peers.sender.counters.link_fallbacks == 1
+    assert windows(ends) == []
+
+
+@pytest.mark.parametrize(("sender", "receiver"), [(True, False), (False, True)])
+def test_where_one_end_has_no_device_the_host_carries_it(ends: Ends, sender: bool, receiver: bool) -> None:
+    peers = ends(sender=sender, receiver=receiver)
+    assert sent(peers, 1) == "ipc"
+    assert peers.sender.counters.link_fallbacks == 0
+    assert windows(ends) == []
+
+
+def test_a_sender_without_room_for_its_staging_goes_over_grpc(ends: Ends) -> None:
+    peers = ends()
+    assert isinstance(ends.rig.sender, FakeDevice)
+    ends.rig.sender.full = True
+    assert sent(peers, 1) == "grpc"
+    assert peers.sender.counters.link_fallbacks == 1
+    peers.run_until(lambda: windows(ends) == [True])  # granted, never used, given back
+
+
+def test_a_receiver_without_room_for_a_window_says_so_and_goes_over_grpc(ends: Ends) -> None:
+    peers = ends()
+    assert isinstance(ends.rig.receiver, FakeDevice)
+    ends.rig.receiver.full = True
+    peers.send(1, [[1], []], [[2], []])
+    peers.run_until(lambda: 1 in peers.failures())
+    assert peers.failures()[1].kind is ErrorKind.OVERLOADED
+    peers.forget(1)
+    assert sent(peers, 2) == "grpc"
+    assert peers.sender.counters.link_fallbacks == 1
+
+
+def test_a_window_goes_back_when_its_sender_has_closed_it_and_no_sooner(ends: Ends) -> None:
+    peers = ends()
+    sent(peers, 1)
+    wire = device_wire(peers)
+    assert wire._control is not None
+    wire._control.end()  # the socket's end says nothing of a process that lives
+    peers.run_until(lambda: bool(peers.receiver.links and peers.receiver.links[0].quarantined_pieces))
+    assert windows(ends) == [False]
+    peers.run_until(lambda: not peers.sender.links)
+
+
+def test_what_was_said_to_a_device_is_done_before_its_link_is_fenced(ends: Ends) -> None:
+    """Bytes that came later would land in memory that is another's."""
+    peers = ends()
+    peers.expect(1, [list(range(20)), []])
+    transfer = peers.begin(1, [20, 0])
+    peers.push_all(transfer, [list(range(20)), []])
+    peers.run_until(lambda: bool(peers.sender.links) and peers.sender.links[0].credited_pieces > 0)
+    wire = device_wire(peers)
+    assert not ends.rig.pump.idle()
+    wire.close()
+    assert ends.rig.pump.idle() or not wire._gather.busy
+    peers.run_until(lambda: windows(ends) == [True])
+    before = ends.rig.receiver.allocated[0].tensor.clone()  # type: ignore[attr-defined]
+    for _ in range(200):
+        ends.rig.advance()
+    assert bool((ends.rig.receiver.allocated[0].tensor == before).all())  # type: ignore[attr-defined]
+
+
+def test_a_receiver_that_slept_meanwhile_is_woken_when_the_device_is_done(ends: Ends) -> None:
+    peers = ends()
+    sent(peers, 1)
+    wire = device_wire(peers)
+    assert wire._control is not None
+
+    def falls_asleep() -> None:
+        """It has looked in vain for a while, and wants a bell from here on."""
+        time.sleep(0.01)
+        assert not peers.receiver.restless
+
+    falls_asleep()
+    said: list[Word] = []
+    wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
+    peers.expect(2, [[1], []])
+    transfer = peers.begin(2, [1, 0])
+    peers.push(transfer, 0, 0, 1)
+    peers.sender.poll(4)
+    assert len(said) == 1  # something comes
+    falls_asleep()  # too early
+    while wire._gather.busy:
+        peers.sender.poll(4)
+    assert len(said) == 2
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    peers.check_ledger()
+
+
+def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtransfer.ipc_wire._AWAKE_S", 60.0)
+    peers = ends()
+    sent(peers, 1)
+    wire = device_wire(peers)
+    assert wire._control is not None
+    said: list[Word] = []
+    wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
+    peers.expect(2, [[1], []])
+    transfer = peers.begin(2, [1, 0])
+    peers.push(transfer, 0, 0, 1)
+    peers.sender.poll(4)
+    assert said == []
+    assert peers.receiver.restless
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 2 in peers.acknowledged())
