@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--numerics", default="fast", choices=("exact", "fast"))
     parser.add_argument("--seconds", type=float, help="how long a window is")
     parser.add_argument("--churn", action="store_true", help="sequences come and go")
-    parser.add_argument("--scatter", default="pinned", choices=("pinned", "pieces"), help="with --churn: how")
+    parser.add_argument(
+        "--scatter", default="staged", choices=("staged", "pinned", "pieces"), help="with --churn: from where"
+    )
     parser.add_argument("--budget", action="store_true", help="what a step's time goes to")
     parser.add_argument("--memory", action="store_true", help="where the memory goes; start-up")
     parser.add_argument("--cold", action="store_true", help="with an empty cache of compiled kernels")

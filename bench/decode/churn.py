@@ -2,8 +2,9 @@
 
 A turn is that of a worker's engine: reserve a slot and part of the blocks, scatter, commit, cancel, free what
 the front has read the end of, grow, enqueue a step. Tickets, slots, growth and admissions are
-`services.worker.decode_side`; of the link only its bytes are there. They are scattered either
+`services.worker.decode_side`; of the link only its bytes are there. They are scattered
 
+staged   from a window on the GPU by a link's own kernel: what a transport between GPUs of a host costs; or
 pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
          a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
          are under way at a time, since small copies of admissions stand behind them; or
@@ -22,14 +23,19 @@ from bench.decode.case import SAMPLINGS, Case
 from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps, standing
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
-from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter
+from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
 from kvtransfer.ticket_book import AttemptKey
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
+    from services.worker.decode_side import DecodeSide
 
-SCATTERS: dict[str, type[PinnedScatter | PiecesScatter]] = {"pinned": PinnedScatter, "pieces": PiecesScatter}
+SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
+    "staged": StagedScatter,
+    "pinned": PinnedScatter,
+    "pieces": PiecesScatter,
+}
 _ROUTER = bytes(16)
 _SEED = 1
 _TTL_MS = 600_000
@@ -87,7 +93,7 @@ class Churn:
             host=HostBlocks(engine.model.cache, 0),
             reserve_output_tokens=RESERVED_OUTPUT,
         )
-        self._scatter: Scatter = SCATTERS[scatter](engine, self.decode, case.context)
+        self._scatter = SCATTERS[scatter](engine, self.decode, case.context)
         self._late: deque[Join] = deque()
         self._arriving: deque[tuple[Join, TicketBody]] = deque()
         self._running: dict[Key, _Running] = {}

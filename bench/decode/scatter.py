@@ -1,4 +1,4 @@
-"""How a handoff's bytes come from staging into the blocks reserved for them, in two ways."""
+"""How a handoff's bytes come from staging into the blocks reserved for them, in three ways."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from baton.device.link_device import LinkDevice, Moment
     from baton.engine.blocks import BlockTables
     from baton.engine.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
+    from kvtransfer.frames import Piece
     from services.worker.decode_side import DecodeSide
 
 # Sequences whose KV stands in pinned memory, taken in turn.
@@ -45,6 +47,70 @@ def _ended(left: Counter[int], body: TicketBody) -> bool:
         return False
     del left[body.transfer_id]
     return True
+
+
+class StagedScatter:
+    """As a link between GPUs of a host ends: a window of staging on the GPU, and the link's own kernel, which
+    sums as it scatters. What a sender's copy engine would write there is copied from this GPU's memory."""
+
+    def __init__(
+        self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
+    ) -> None:
+        from baton.device.cuda_link_device import CudaLinkDevice
+        from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+        from kvtransfer.device_scatter import DeviceScatter
+        from kvtransfer.row_mover import warm
+
+        device = device or CudaLinkDevice(engine.decoder.device)
+        blocks = DeviceBlocks(device, engine.model.cache.groups)
+        if engine.decoder.device.type == "cuda":
+            warm(blocks)
+        sink = DeviceSink(blocks, decode.place)
+        self._decode = decode
+        self._block_bytes = blocks.block_bytes
+        self._piece_bytes = sink.piece_bytes
+        self._sent = device.allocate(sink.piece_bytes)
+        self._window = device.allocate(sink.piece_bytes * sink.window_pieces)
+        self._scatter = DeviceScatter(sink, self._window)
+        self._arrivals = device.line()
+        self._free = list(range(sink.window_pieces))
+        self._waiting: deque[tuple[int, int, int, int]] = deque()  # transfer, group, first ordinal, blocks
+        self._arriving: deque[tuple[Piece, int, Moment]] = deque()
+        self._left: Counter[int] = Counter()
+
+    def begin(self, body: TicketBody) -> int:
+        total = 0
+        for group, (blocks, size) in enumerate(
+            zip(_blocks(self._decode, body), self._block_bytes, strict=True)
+        ):
+            total += len(blocks) * size
+            most = self._piece_bytes // size
+            for ordinal in range(0, len(blocks), most):
+                count = min(most, len(blocks) - ordinal)
+                self._waiting.append((body.transfer_id, group, ordinal, count))
+                self._left[body.transfer_id] += 1
+        self.step()
+        return total
+
+    def step(self) -> None:
+        from kvtransfer.frames import Piece
+
+        for moving, _ in self._scatter.ended():
+            self._left[moving.piece.transfer] -= 1
+            self._free.append(moving.piece.staging)
+        while self._arriving and self._arriving[0][2].ended():
+            piece, blocks, _ = self._arriving.popleft()
+            self._scatter.begin(piece, blocks, blocks)
+        while self._waiting and self._free:
+            transfer, group, ordinal, blocks = self._waiting.popleft()
+            length, index = blocks * self._block_bytes[group], self._free.pop()
+            place = self._window.address + index * self._piece_bytes
+            self._arrivals.copy(place, self._sent.address, length)
+            piece = Piece(transfer, group, ordinal, 0, length, index, 0)
+            self._arriving.append((piece, blocks, self._arrivals.moment()))
+
+    def ended(self, body: TicketBody) -> bool:
+        return _ended(self._left, body)
 
 
 class PinnedScatter:

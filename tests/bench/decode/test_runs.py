@@ -13,6 +13,8 @@ from bench.decode.case import SAMPLINGS, Case, Room
 from bench.decode.churn_plan import Join, room
 from bench.decode.engine import DecodeEngine
 from bench.decode.front import Front
+from bench.decode.scatter import StagedScatter
+from tests.kvtransfer.fake_device import FakeDevice, Pump
 
 FRONT = partial(Front, streams=True, burners=1)
 
@@ -37,8 +39,10 @@ def books_are_clean(engine: DecodeEngine) -> None:
     engine.model.pools.check_integrity([])
 
 
-@pytest.mark.parametrize("scatter", ["pinned", "pieces"])
-def test_churn(scatter: str) -> None:
+@pytest.mark.parametrize("scatter", ["staged", "pinned", "pieces"])
+def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = partial(StagedScatter, device=FakeDevice(Pump(None)))
+    monkeypatch.setitem(churn.SCATTERS, "staged", played)
     case = tiny(4)
     engine = DecodeEngine(case, room([case]), FRONT, device="cpu")
     found = churn.run(engine, case, 1.0, scatter)
