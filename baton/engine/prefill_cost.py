@@ -77,6 +77,8 @@ class PrefillCost:
         rows, context = self._shares(chunks)
         pace, attention = self._pace, self._attention
         if not pace or context * attention <= rows:
+            if pace and rows == self._least_rows:
+                return  # what a host takes to say a step must not make rows look dear
             of_rows = rows / (rows + context * attention)
             self._paces.append(seconds * of_rows / rows)
         else:

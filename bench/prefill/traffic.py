@@ -6,6 +6,7 @@ as it is done. The time is the caller's, so that the same code runs on a device 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Run
@@ -35,9 +36,9 @@ class Time(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`count` short prompts of `tokens`: `rate` a second (Poisson), or in a closed loop of `users`. `long`:
-    tokens of the prompt beside them, at least one of which is run to its end; 0: none. After `seconds` it is
-    over, whatever is done."""
+    """`count` short prompts of `tokens`, at least so many beside a long one: `rate` a second (Poisson), or in
+    a closed loop of `users`. `long`: tokens of the prompt beside them, at least one of which is run to its
+    end; 0: none. After `seconds` it is over, whatever is done."""
 
     tokens: int
     count: int
@@ -53,7 +54,8 @@ class Load:
         if not self.rate:
             yield from [0.0] * self.users
             return
-        for _ in range(self.count):
+        coming = itertools.count() if self.long else range(self.count)  # as long as the long one runs
+        for _ in coming:
             at += draw.expovariate(self.rate)
             yield at
 

@@ -71,7 +71,7 @@ def test_errors_are_of_what_was_measured() -> None:
 LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=64),))
 
 
-def modelled(bounds: StepBounds, gpu: Gpu) -> Fairness:
+def modelled(bounds: StepBounds, gpu: Gpu, host_s: float = 4.5e-3) -> Fairness:
     """500-token prompts, beside one of 100K."""
     time = VirtualTime()
     lane = ModelledLane(time)
@@ -79,7 +79,7 @@ def modelled(bounds: StepBounds, gpu: Gpu) -> Fairness:
     log = StepLog(cost)
     pools = BlockPools(LAYOUT, [20_000])
     scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu), log, time.now), scheduler, lane, time.now)
+    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu, host_s), log, time.now), scheduler, lane, time.now)
     ids = {count: (0,) * count for count in (500, 100_000)}
     return Fairness(Traffic(loop, log, time, ids.__getitem__), 500, 100_000, 800, seed=0)
 
@@ -102,6 +102,15 @@ def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arit
     assert found["long_ratio"] <= 2
     unbounded = run_modelled(replace(bounds, seconds=1.0))
     assert unbounded["ratio_p99"] > 2, "it is the bound in time that does it"
+
+
+def test_a_host_that_is_slower_than_the_gpu_starves_nobody() -> None:
+    """Steps of few rows then take as long as those of many, which must not make every row look dear."""
+    fair = modelled(StepBounds(2048, 0.025, 2.0, 256), Gpu(), host_s=0.0168)
+    alone = fair.alone()
+    found = fair.beside(alone)
+    assert found["beside_max_ms"] < 1000, found
+    assert found["long_ms"]
 
 
 def test_keys_that_are_not_split_over_programs_are_what_a_long_prompt_would_die_of() -> None:
