@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from models.demo_training.conversation import RowMaker
@@ -39,7 +38,6 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    torch.set_num_threads(1)
     faults = tmp_path_factory.mktemp("faults")
     flags = ("--dtype", "float32", "--block-tokens", str(BLOCK_TOKENS), "--chunk-tokens", "64")
     os.environ[FAULTS] = str(faults)

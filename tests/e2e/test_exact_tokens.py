@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from baton.v1.router_pb2 import RequestTrace
@@ -104,11 +103,6 @@ class Ask:
     prompt: list[int]
     max_tokens: int
     ignore_eos: bool
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(FAMILIES)), ids=str)

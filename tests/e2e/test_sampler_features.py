@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
@@ -74,7 +73,6 @@ def answered(cluster: Cluster, judge: Judge, asks: Sequence[Ask]) -> tuple[list[
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
 
 
@@ -206,7 +204,6 @@ def test_other_endings_and_seeds_are_noticed(known: Known, judge: Judge) -> None
 def test_hundreds_of_combinations(
     case: Case, workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.set_num_threads(1)
     judge = Judge(case.make(tmp_path, seed=5))
     asks = make_asks(workers, combinations=220, longest=96)
     with baton_up(tmp_path, *EXACT, *WORKERS[workers]) as cluster:

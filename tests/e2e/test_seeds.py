@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from scipy.stats import chisquare
 
 from baton.client import AsyncClient
@@ -84,7 +83,6 @@ def make_prompt(generator: random.Random) -> tuple[int, ...]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
 
 
