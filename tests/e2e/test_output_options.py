@@ -192,7 +192,7 @@ async def test_random_weights_need_only_a_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
     (folder / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
-    with baton_up(folder, "--weights", "random", "--dtype", "float32") as cluster:
+    with baton_up(folder, "--weights", "random", "--dtype", "float32", "--both", "1") as cluster:
         async with cluster.stub() as stub:
             answer = await cluster.generate(stub, [1, 2, 3], max_tokens=8, ignore_eos=True)
         async with cluster.http() as client:
