@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -118,20 +117,23 @@ def _unknown_family(folder: Path) -> None:
     [(_lose_a_shard, "none"), (_cut_a_shard, "local"), (_break_config, "none"), (_unknown_family, "none")],
 )
 def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_path: Path) -> None:
-    """The last line names it; a worker by itself says it in its protocol's line on stdout."""
+    """The last line names it."""
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     damage(folder)
-    up = ("up", "--both", "1", "--model", str(folder), "--ray-address", ray, *ANY_PORTS)
-    with ThreadPoolExecutor(2) as pool:
-        of_up, of_worker = pool.map(lambda command: baton(*command), (up, (*WORKER, "--model", str(folder))))
-    code, out, err = of_up
+    code, out, err = baton("up", "--both", "1", "--model", str(folder), "--ray-address", ray, *ANY_PORTS)
     assert (code, out) == (2, ""), err
     last = err.splitlines()[-1]
     assert last.startswith("baton: error: ")
     assert str(folder) in last
     assert "Traceback" not in err
-    code, out, err = of_worker
+
+
+def test_a_worker_by_itself_says_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model, folder)
+    _lose_a_shard(folder)
+    code, out, err = baton(*WORKER, "--model", str(folder))
     assert code == 2, err
     error = json.loads(out)["error"]
     assert error["kind"] == "invalid"

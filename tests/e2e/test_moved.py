@@ -97,9 +97,17 @@ async def audit_of(cluster: Cluster) -> Audit:
     return audit
 
 
-@pytest.mark.parametrize("host_kv_mb", [0, 16], ids=["moved", "paused"])
+PAIR, BOTH = ("--prefill", "1", "--decode", "1"), ("--both", "1")
+
+
 @pytest.mark.parametrize(
-    "workers", [("--prefill", "1", "--decode", "1"), ("--both", "1")], ids=["1+1", "both"]
+    ("workers", "host_kv_mb"),
+    [
+        pytest.param(PAIR, 0, id="1+1-moved"),
+        pytest.param(PAIR, 16, id="1+1-paused"),
+        pytest.param(BOTH, 0, id="both-moved"),
+        pytest.param(BOTH, 16, id="both-paused", marks=pytest.mark.slow),
+    ],
 )
 async def test_every_stream_is_whole_and_exact(
     model: Path, expected: list[list[int]], workers: tuple[str, ...], host_kv_mb: int
