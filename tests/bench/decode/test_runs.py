@@ -34,7 +34,10 @@ def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(churn.SCATTERS, "staged", played)
     case = tiny(4)
     engine = DecodeEngine(case, room([case]), FRONT, device="cpu")
-    found = churn.run(engine, case, 1.0, scatter)
+    for _ in range(5):  # a busy machine may have too few steps in a second for a sequence to grow
+        found = churn.run(engine, case, 1.0, scatter)
+        if found["growth_grants"]:
+            break
     books_are_clean(engine)
     said = engine.close()
     assert found["joins"] > 2
