@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
-from kvtransfer import receiver
+from kvtransfer import receiving_link
 from kvtransfer.checksum import PieceChecksum
 from kvtransfer.frames import Piece
 from kvtransfer.outgoing import Transfer
@@ -142,7 +142,7 @@ def _look_away(notes: _Notes) -> None:
             harm = notes.harm(transfer)
             return found if harm is None or harm.checked else _AnyNumber(found)
 
-    receiver.PieceChecksum = Blind  # type: ignore[attr-defined]
+    receiving_link.PieceChecksum = Blind  # type: ignore[attr-defined]
 
 
 class _AnyNumber(int):
