@@ -1,8 +1,10 @@
-"""What is said before any test: Triton's interpreter, and which tests run in one process (`pytest -n`)."""
+"""What is said before any test: Triton's interpreter, threads, compiled code; which tests run in one process
+(`pytest -n`)."""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +23,13 @@ PATIENT = tuple(
 # Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# As every engine runs: two processes of tests, and the clusters of one of them, share the cores.
+torch.set_num_threads(1)
+
+# Hundreds of processes of ours are started: each would compile what it imports anew, a fifth of its start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -122,7 +122,9 @@ def summarize(
         if not (ok or left)
     )
     mismatches = _mismatches(good_ones)
-    loop_lag, cpu_wait = (_worst(processes, name) for name in ("loop_lag_ms", "cpu_wait_ms"))
+    loop_lag, cpu_wait, throttled = (
+        _worst(processes, name) for name in ("loop_lag_ms", "cpu_wait_ms", "throttled_ms")
+    )
     grounds = Grounds(
         window=window,
         due=len(inside),
@@ -134,6 +136,7 @@ def summarize(
         read_lag_ms=quantities["read_lag"].at("99") or 0.0,
         loop_lag_ms=loop_lag,
         cpu_wait_ms=cpu_wait,
+        throttled_ms=throttled,
     )
     return Summary(
         invalid=invalid_because(grounds, settings.judge),
@@ -154,6 +157,7 @@ def summarize(
             "processes": list(processes),
             "loop_lag_p99_ms": loop_lag,
             "cpu_wait_p99_ms": cpu_wait,
+            "throttled_p99_ms": throttled,
         },
         formulas=FORMULAS,
     )

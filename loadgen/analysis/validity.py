@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from loadgen.settings import JudgeSettings
 
 
+_BUSY = "more processes, or a less busy machine"
+_LIMITED = "a higher limit for its container, or none"
+
+
 class ReasonKind(StrEnum):
     """What is wrong: the first three are the generator's, the others the server's or the load's."""
 
@@ -36,7 +40,8 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """What a run is judged by. Lags are p99 in milliseconds; counts are of the requests in the window."""
+    """What a run is judged by. Lags are p99 in milliseconds, `throttled_ms` of what a CPU limit took from
+    each tenth of a second; counts are of the requests in the window."""
 
     window: Window
     due: int
@@ -48,6 +53,7 @@ class Grounds:
     read_lag_ms: float
     loop_lag_ms: float
     cpu_wait_ms: float
+    throttled_ms: float
 
 
 def invalid_because(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
@@ -69,17 +75,16 @@ def _of_the_generator(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
         text = f"the generator had no room for {grounds.not_sent} requests (--max-in-flight): more processes"
         reasons.append(Reason(ReasonKind.NOT_SENT, text))
     lags = (
-        ("requests left {} late", grounds.send_lag_ms, limits.max_lag_ms),
-        ("tokens had come {} before they were read", grounds.read_lag_ms, limits.max_read_lag_ms),
-        ("its event loop was {} late", grounds.loop_lag_ms, limits.max_lag_ms),
-        ("it waited {} for a CPU", grounds.cpu_wait_ms, limits.max_lag_ms),
+        ("requests left {} late", grounds.send_lag_ms, limits.max_lag_ms, _BUSY),
+        ("tokens had come {} before they were read", grounds.read_lag_ms, limits.max_read_lag_ms, _BUSY),
+        ("its event loop was {} late", grounds.loop_lag_ms, limits.max_lag_ms, _BUSY),
+        ("it waited {} for a CPU", grounds.cpu_wait_ms, limits.max_lag_ms, _BUSY),
+        ("a CPU limit took {} of a tenth of a second", grounds.throttled_ms, limits.max_lag_ms, _LIMITED),
     )
-    for what, lag_ms, limit_ms in lags:
+    for what, lag_ms, limit_ms, remedy in lags:
         if lag_ms > limit_ms:
-            text = (
-                f"the generator lagged: {what.format(f'{lag_ms:.1f} ms')} at p99 (at most {limit_ms:g}): "
-                "more processes, or a less busy machine"
-            )
+            late = what.format(f"{lag_ms:.1f} ms")
+            text = f"the generator lagged: {late} at p99 (at most {limit_ms:g}): {remedy}"
             reasons.append(Reason(ReasonKind.LAG, text))
     if grounds.mismatched > limits.max_mismatch_share * max(1, grounds.ok):
         text = f"{grounds.mismatched} of {grounds.ok} requests had other token counts than asked for or told"

@@ -31,6 +31,7 @@ import numpy as np
 from baton.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
 from loadgen.errors import LoadgenError
+from loadgen.generator.cpu_limit import CpuLimit
 from loadgen.generator.cpu_wait import CpuWait
 from loadgen.generator.driver import Driver
 from loadgen.generator.loop_lag import LoopLag
@@ -72,6 +73,7 @@ class Worker:
         self._times: list[float] = []
         self._lag = LoopLag(self._clock)
         self._wait = CpuWait(self._clock)
+        self._limit = CpuLimit(self._clock)
 
     async def run(self) -> None:
         """From connecting to the last record."""
@@ -121,8 +123,9 @@ class Worker:
     async def _follow(self, driver: Driver, work: asyncio.Future[Any]) -> None:
         """Reports until the work is done, or whoever ordered it wants it no more."""
         cpu, began = time.process_time(), time.monotonic()
+        times, seconds = self._limit.held_back()
         stop: asyncio.Future[Any] = asyncio.ensure_future(self._commands.readline())
-        watching = [asyncio.ensure_future(one.run()) for one in (self._lag, self._wait)]
+        watching = [asyncio.ensure_future(one.run()) for one in (self._lag, self._wait, self._limit)]
         try:
             while not work.done():
                 await asyncio.wait((work, stop), timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
@@ -140,8 +143,14 @@ class Worker:
         busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - began)
         self._records.flush()
         _tell(self._progress(driver))
-        waits = _spread_ms(self._wait.samples)
-        done = {"cpu_share": busy, "loop_lag_ms": _spread_ms(self._lag.samples), "cpu_wait_ms": waits}
+        times_now, seconds_now = self._limit.held_back()
+        done = {
+            "cpu_share": busy,
+            "loop_lag_ms": _spread_ms(self._lag.samples),
+            "cpu_wait_ms": _spread_ms(self._wait.samples),
+            "throttled_ms": _spread_ms(self._limit.samples),
+            "throttled": {"times": times_now - times, "seconds": seconds_now - seconds},
+        }
         _tell({"done": done})
 
     def _progress(self, driver: Driver) -> dict[str, Any]:

@@ -96,9 +96,14 @@ def _tiles(summary: Summary) -> list[Tile]:
     own = summary.generator
     sent, read = (summary.quantities[name].at("99") for name in ("lag", "read_lag"))
     # Where nothing tells how late it read, its event loop's lag is the next best thing.
-    lags = (sent, own["loop_lag_p99_ms"] if read is None else read, own["cpu_wait_p99_ms"])
+    lags = (
+        sent,
+        own["loop_lag_p99_ms"] if read is None else read,
+        own["cpu_wait_p99_ms"],
+        own["throttled_p99_ms"],
+    )
     shown = " / ".join(number(one, 2) for one in lags)
-    some.append(Tile("generator's lag p99, ms", shown, "send / read / CPU wait"))
+    some.append(Tile("generator's lag p99, ms", shown, "send / read / CPU wait / CPU limit"))
     return some
 
 

@@ -89,14 +89,15 @@ class Placement:
 
     def pick(self, tokens: int, max_tokens: int, cached: Cached = nothing_cached) -> Claim | None:
         """Claims the best pair with room for `tokens` to prefill, or None where there is none. `cached`: how
-        many of them a worker has."""
-        for decode in sorted(self._directory.workers, key=lambda worker: _emptiest_first(worker, cached)):
+        many of them a worker has; each is asked about once."""
+        has = {worker: cached(worker) for worker in self._directory.workers}
+        for decode in sorted(has, key=lambda worker: _emptiest_first(worker, has[worker])):
             if not (decode.decodes and decode.asks_for_work and decode.free_slots > 0):
                 continue
             idle = [worker for worker in self._prefills(decode) if self._starts_soon(worker)]
             if idle:
-                prefill = min(idle, key=lambda worker: worker.queued_tokens - cached(worker))
-                return Claim(prefill, decode, tokens - cached(prefill), tokens + max_tokens)
+                prefill = min(idle, key=lambda worker: worker.queued_tokens - has[worker])
+                return Claim(prefill, decode, tokens - has[prefill], tokens + max_tokens)
         return None
 
     def pick_prefill(self, tokens: int) -> PrefillClaim | None:
@@ -119,8 +120,7 @@ class Placement:
         return worker.asks_for_work and worker.queued_tokens < self._ahead
 
 
-def _emptiest_first(worker: Worker, cached: Cached) -> tuple[int, int, int, int]:
+def _emptiest_first(worker: Worker, has: int) -> tuple[int, int, int, int]:
     """A worker that prefills for itself comes first by what its cache saves beyond its queue."""
-    has = cached(worker)
     saves = max(0, has - worker.queued_tokens) if worker.prefills_itself else 0
     return (-saves, -worker.free_slots, worker.promised_tokens, -has)

@@ -6,15 +6,9 @@ import json
 from collections.abc import Sequence
 
 import pytest
-import torch
 
 from models.demo_training.evaluate import DEMO_MODEL, Transformers, mark, report
 from models.demo_training.exam import questions
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def test_marks_and_what_was_wrong() -> None:

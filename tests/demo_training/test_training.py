@@ -26,11 +26,6 @@ TINY = dataclasses.replace(
 SPECIAL_IDS = {BOS: 0, END: 1, PAD: 5}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def arguments(*, out: Path | None, kept: Path | None, seconds: float = float("inf")) -> argparse.Namespace:
     return argparse.Namespace(out=out, state=kept, seconds=seconds, device="cpu", workers=1)
 

@@ -142,8 +142,8 @@ BATON = (sys.executable, "-m", "baton.cli.main")
 def baton_up(
     model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON, ray: str = WITHOUT_RAY
 ) -> Iterator[Cluster]:
-    """Starts a cluster on free ports and stops it, checking that no process of it is left. Without Ray,
-    unless a test is about that: it is supervised alike, and ready seconds earlier."""
+    """Starts a cluster on free ports and stops it, checking that it ends well and leaves no process. Without
+    Ray, unless a test is about that: it is supervised alike, and ready seconds earlier."""
     with starting_up(model, *flags, config=config, program=program, ray=ray) as (process, log):
         http, rpc = _ready(process, log)
         yield Cluster(process, rpc, http, log)
@@ -175,7 +175,8 @@ def starting_up(
             yield process, log
         finally:
             children = descendants(process.pid)
-            if process.poll() is None:
+            asked_to_end = process.poll() is None
+            if asked_to_end:
                 process.send_signal(signal.SIGTERM)
             try:
                 process.wait(STOP_S)
@@ -184,6 +185,7 @@ def starting_up(
                 raise
             finally:
                 left = [pid for pid in children if alive(pid)]
+            assert not asked_to_end or process.returncode == 0, log.read_text()[-4000:]
             assert process.stdout is not None
             assert process.stdout.read() == "", "something was written to stdout beside READY"
             process.stdout.close()

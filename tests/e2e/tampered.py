@@ -1,4 +1,4 @@
-"""Engines that verify every piece and then do as TAMPER says: `keep` it, or `drop` it.
+"""Engines that verify every piece and then keep it, or, while there is a file of TAMPER's name, drop it.
 
 Only the sink of verified bytes changes, so whatever differs came by way of these bytes.
 """
@@ -6,6 +6,7 @@ Only the sink of verified bytes changes, so whatever differs came by way of thes
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from services.worker.decode_side import DecodeSide
 
@@ -13,5 +14,12 @@ TAMPER = "BATON_TEST_TAMPER"
 
 
 def install() -> None:
-    if os.environ[TAMPER] == "drop":
-        DecodeSide.scatter = lambda *piece: None  # type: ignore[method-assign]
+    drop, keep = Path(os.environ[TAMPER]), DecodeSide.scatter
+
+    def scatter(
+        self: DecodeSide, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview
+    ) -> None:
+        if not drop.exists():
+            keep(self, transfer_id, group, ordinal, offset, data)
+
+    DecodeSide.scatter = scatter  # type: ignore[method-assign]

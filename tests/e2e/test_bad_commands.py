@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from baton.cli.main import main
 from tests.support.checkpoints import FAMILIES
 
 UP, DEMO, WORKER = ("up",), ("demo",), ("worker", "--role", "both")
-AT_ONCE = 2
+ANY_PORTS = ("--http-port", "0", "--grpc-port", "0")
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +40,20 @@ def baton(*arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def refused_at_once(*arguments: str) -> str:
+def in_this_process(*arguments: str) -> tuple[int, str, str]:
+    """The same of its `main`, for what it refuses before it starts anything."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = main(arguments)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return code, out.getvalue(), err.getvalue()
+
+
+def refused_at_once(*arguments: str, by: Callable[..., tuple[int, str, str]] = in_this_process) -> str:
     """Exit code 2, and one line is all that it wrote."""
-    code, out, err = baton(*arguments)
+    code, out, err = by(*arguments)
     assert code == 2, (arguments, out, err)
     assert out == "", arguments
     assert err.count("\n") == 1, err
@@ -49,9 +62,13 @@ def refused_at_once(*arguments: str) -> str:
 
 
 def all_refused(commands: Iterable[Iterable[str]]) -> list[str]:
-    """`refused_at_once` for each of them, some at the same time."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda command: refused_at_once(*command), commands))
+    return [refused_at_once(*command) for command in commands]
+
+
+@pytest.mark.parametrize("command", [UP, DEMO, WORKER], ids=lambda command: command[0])
+def test_the_command_itself(command: tuple[str, ...], tmp_path: Path) -> None:
+    said = refused_at_once(*command, "--model", str(tmp_path / "none"), by=baton)
+    assert str(tmp_path / "none") in said
 
 
 @pytest.mark.parametrize("missing", ["config.json", "*.safetensors", "everything"])
@@ -100,20 +117,23 @@ def _unknown_family(folder: Path) -> None:
     [(_lose_a_shard, "none"), (_cut_a_shard, "local"), (_break_config, "none"), (_unknown_family, "none")],
 )
 def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_path: Path) -> None:
-    """The last line names it; a worker by itself says it in its protocol's line on stdout."""
+    """The last line names it."""
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)
     damage(folder)
-    up = ("up", "--model", str(folder), "--http-port", "0", "--grpc-port", "0", "--ray-address", ray)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        of_up, of_worker = pool.map(lambda command: baton(*command), (up, (*WORKER, "--model", str(folder))))
-    code, out, err = of_up
+    code, out, err = baton("up", "--both", "1", "--model", str(folder), "--ray-address", ray, *ANY_PORTS)
     assert (code, out) == (2, ""), err
     last = err.splitlines()[-1]
     assert last.startswith("baton: error: ")
     assert str(folder) in last
     assert "Traceback" not in err
-    code, out, err = of_worker
+
+
+def test_a_worker_by_itself_says_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(model, folder)
+    _lose_a_shard(folder)
+    code, out, err = baton(*WORKER, "--model", str(folder))
     assert code == 2, err
     error = json.loads(out)["error"]
     assert error["kind"] == "invalid"
@@ -154,8 +174,7 @@ def test_a_port_in_use(taken: str, model: Path) -> None:
     asked: list[tuple[str, ...]]
     asked = [(*command, flag, taken) for command in (UP, DEMO) for flag in ("--http-port", "--grpc-port")]
     asked.append((*WORKER, "--port", taken))
-    for command, said in zip(
-        asked, all_refused((*command, "--model", str(model)) for command in asked), strict=True
-    ):
+    for command in asked:
+        said = refused_at_once(*command, "--model", str(model), by=baton)
         assert command[-2] in said
         assert f":{taken}" in said

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from models.demo_training.conversation import RowMaker
@@ -25,29 +24,30 @@ BLOCK_TOKENS = 16
 MAKER = RowMaker(Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")))
 AT_ONCE = 4
 # 3,000 tokens of prompt on busy cores: slow is not dead.
-# The harm is done where grpc lands its pieces.
-PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\ntransfer: {transport: grpc}\n"
+PATIENT = "supervision: {hang_timeout_s: 60}\nrouter: {queue_timeout_s: 600}\n"
 
 
 @dataclass(frozen=True)
 class Served:
-    """A cluster whose engines harm what they are asked to, and the folder with the notes of it."""
+    """A cluster whose engines harm what they are asked to, how its blocks travel, and the folder with the
+    notes of the harm."""
 
     cluster: Cluster
+    transport: str
     faults: Path
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    torch.set_num_threads(1)
+@pytest.fixture(scope="module", params=["ipc", pytest.param("grpc", marks=pytest.mark.slow)])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     faults = tmp_path_factory.mktemp("faults")
-    flags = ("--dtype", "float32", "--block-tokens", str(BLOCK_TOKENS), "--chunk-tokens", "64")
+    cut = ("--block-tokens", str(BLOCK_TOKENS), "--chunk-tokens", "64")
+    flags = ("--dtype", "float32", "--transport", request.param, *cut)
     os.environ[FAULTS] = str(faults)
     try:
         with baton_up(
             DEMO_MODEL, *flags, config=PATIENT, program=program("tests.e2e.wrong_cache")
         ) as cluster:
-            yield Served(cluster, faults)
+            yield Served(cluster, request.param, faults)
     finally:
         del os.environ[FAULTS]
 
@@ -132,6 +132,9 @@ async def prove_seen(served: Served, fault: Fault | None, size: Size) -> None:
     assert right >= 0.98 if fault is None else right <= 0.2
     async with served.cluster.stub() as stub:
         await assert_all_free(served.cluster, stub, 1.0)
+        audits = await served.cluster.audits(stub)
+    links = [link for audit in audits.values() for link in audit.links]
+    assert [link.transport for link in links] == 2 * [served.transport]
 
 
 async def ask(served: Served, size: Size, fault: Fault | None, *, checked: bool) -> list[tuple[Turn, Answer]]:

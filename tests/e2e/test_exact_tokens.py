@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 from baton.v1.router_pb2 import RequestTrace
@@ -106,16 +105,16 @@ class Ask:
     ignore_eos: bool
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+# Of these a cluster each in `make test`: every cut and topology, and caches of several shapes and lifetimes.
+# What else a family is, it is within an engine (tests/engine).
+FEW = (0, 6, 7, 8, 9)
 
 
-@pytest.mark.parametrize(("number", "case"), list(enumerate(FAMILIES)), ids=str)
-async def test_every_family_a_few_prompts(number: int, case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", FEW, ids=lambda number: str(FAMILIES[number]))
+async def test_some_families_a_few_prompts(number: int, tmp_path: Path) -> None:
     """The largest topology once: four engines take twice as long to start."""
     topology = TOPOLOGIES[0 if number == 0 else 1 + number % 2]
-    await prove(case, topology, CUTS[number % 5], REDUCED, tmp_path)
+    await prove(FAMILIES[number], topology, CUTS[number % 5], REDUCED, tmp_path)
 
 
 @pytest.mark.slow
@@ -145,7 +144,10 @@ async def prove(case: Case, topology: Topology, cut: Cut, size: Size, folder: Pa
         greedy_matches(reference, ask.prompt, answer.token_ids)
     check_work(audits, roles, asks, answers)
     if topology.both:
-        assert all(not audit.bytes_shipped and not audit.bytes_received for audit in audits.values())
+        for audit in audits.values():
+            assert audit.handoffs_local == audit.handoffs_committed > 0
+            assert audit.bytes_shipped == audit.bytes_received == audit.blocks_received == 0
+            assert not audit.links
     else:
         check_shipping(audits, asks, answers, cut)
 

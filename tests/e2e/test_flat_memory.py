@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from baton.engine.sequence import SamplingParams
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
@@ -43,7 +42,6 @@ REDUCED = Size(warm_up=300, requests=400, every=20, flat=Flat(kib_a_request=10.0
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return make_checkpoint(tmp_path_factory.mktemp("model"), seed=17)
 
 

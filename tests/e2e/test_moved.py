@@ -43,6 +43,13 @@ def prompt(number: int) -> list[int]:
     return BEGIN + [(5 * token + 17 * number) % VOCAB_SIZE for token in range(1 + number)]
 
 
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[list[int]]:
+    """What each must answer, wherever it runs: drawn where there is room for all."""
+    with baton_up(model, *FLAGS, "--both", "1") as roomy:
+        return [answer.token_ids for answer in asyncio.run(answers_of(roomy))]
+
+
 async def answers_of(cluster: Cluster) -> list[Answer]:
     """All at once, half of them drawn with penalties; everything is free afterwards."""
     async with cluster.stub() as stub:
@@ -90,20 +97,26 @@ async def audit_of(cluster: Cluster) -> Audit:
     return audit
 
 
-@pytest.mark.parametrize("host_kv_mb", [0, 16], ids=["moved", "paused"])
+PAIR, BOTH = ("--prefill", "1", "--decode", "1"), ("--both", "1")
+
+
 @pytest.mark.parametrize(
-    "workers", [("--prefill", "1", "--decode", "1"), ("--both", "1")], ids=["1+1", "both"]
+    ("workers", "host_kv_mb"),
+    [
+        pytest.param(PAIR, 0, id="1+1-moved"),
+        pytest.param(PAIR, 16, id="1+1-paused"),
+        pytest.param(BOTH, 0, id="both-moved"),
+        pytest.param(BOTH, 16, id="both-paused", marks=pytest.mark.slow),
+    ],
 )
 async def test_every_stream_is_whole_and_exact(
-    model: Path, workers: tuple[str, ...], host_kv_mb: int
+    model: Path, expected: list[list[int]], workers: tuple[str, ...], host_kv_mb: int
 ) -> None:
-    with baton_up(model, *FLAGS, *workers) as roomy:
-        expected = await answers_of(roomy)
     with baton_up(model, *FLAGS, *SHORT, *workers, config=CONFIG.format(host_kv_mb)) as short:
         answers = await answers_of(short)
         audit = await audit_of(short)
         await leave_early(short)
-    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+    assert [answer.token_ids for answer in answers] == expected
     assert [len(answer.token_ids) for answer in answers] == [TOKENS - number for number in range(REQUESTS)]
     reference = load_reference(model)
     for number in range(0, REQUESTS, 2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up
 from tests.e2e.completions import Choice, complete
-from tests.support.checkpoints import BEGIN_ID, END_ID, FAMILIES, VOCAB_SIZE, make_checkpoint
+from tests.support.checkpoints import BEGIN_ID, END_ID, VOCAB_SIZE, make_checkpoint
 from tests.support.reference import load_reference, reference_greedy
 
 if TYPE_CHECKING:
@@ -31,17 +31,6 @@ class Known:
 
     prompt: list[int]
     output: list[int]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return FAMILIES[0].make(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
-def cluster(model: Path) -> Iterator[Cluster]:
-    with baton_up(model, "--dtype", "float64", "--block-tokens", "7") as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +192,7 @@ async def test_random_weights_need_only_a_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "bare"
     folder.mkdir()
     (folder / "config.json").write_bytes((tmp_path / "whole" / "config.json").read_bytes())
-    with baton_up(folder, "--weights", "random", "--dtype", "float32") as cluster:
+    with baton_up(folder, "--weights", "random", "--dtype", "float32", "--both", "1") as cluster:
         async with cluster.stub() as stub:
             answer = await cluster.generate(stub, [1, 2, 3], max_tokens=8, ignore_eos=True)
         async with cluster.http() as client:

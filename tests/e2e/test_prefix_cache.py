@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from baton.v1.router_pb2 import RequestTrace, Usage
 from tests.e2e.cluster import Answer, Cluster, assert_all_free, baton_up
@@ -47,11 +46,6 @@ FULL = tuple(
     for workers in (ONE_AND_ONE, TWO_AND_TWO, BOTH, ("--both", "2"))
     for block, chunk in ((5, 3), (7, 64), (16, 256))
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("setting", REDUCED, ids=str)

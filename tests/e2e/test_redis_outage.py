@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 WHOLE_S = 3.0
-WORKERS = ("decode-0", "decode-1", "prefill-0")
+WORKERS = ("decode-0", "prefill-0")
 PROMPTS = [[(3 * number + 11 * salt) % VOCAB_SIZE for number in range(20 + 40 * salt)] for salt in range(3)]
 LENGTHS = (30, 120, 600)
 
@@ -50,8 +50,8 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="module")
 def cluster(model: Path, redis: RedisServer) -> Iterator[Cluster]:
-    """Three workers that write whatever they have to say to their log."""
-    config = f"state: {{redis_url: '{redis.url}'}}\nprefill: 1\ndecode: 2\nlog_level: debug\n"
+    """Workers that write whatever they have to say to their log."""
+    config = f"state: {{redis_url: '{redis.url}'}}\nprefill: 1\ndecode: 1\nlog_level: debug\n"
     with baton_up(model, "--dtype", "float64", config=config) as running:
         yield running
 
@@ -101,7 +101,7 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def under_load(cluster: Cluster, truth: list[list[int]], clients: int = 6) -> AsyncIterator[Load]:
+async def under_load(cluster: Cluster, truth: list[list[int]], clients: int = 4) -> AsyncIterator[Load]:
     """Raises what a client met, at the end."""
     async with cluster.stub() as stub:
         load = Load(cluster, stub, truth)
@@ -199,7 +199,7 @@ def no_secret_told(cluster: Cluster, secret: str) -> None:
     ("fault", "away_s"),
     [
         ("frozen", 6.0),
-        ("wiped", 5.0),
+        ("wiped", 0.0),
         pytest.param("frozen", 30.0, marks=pytest.mark.slow),
         pytest.param("wiped", 30.0, marks=pytest.mark.slow),
     ],
@@ -207,6 +207,7 @@ def no_secret_told(cluster: Cluster, secret: str) -> None:
 async def test_no_request_notices(
     cluster: Cluster, redis: RedisServer, truth: list[list[int]], fault: str, away_s: float
 ) -> None:
+    """Away for so long, and until all know it and a request has come and been served meanwhile."""
     async with cluster.stub() as stub, state_of(cluster, stub, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
         async with under_load(cluster, truth) as load:
@@ -215,13 +216,13 @@ async def test_no_request_notices(
             redis.freeze() if fault == "frozen" else redis.kill()
             await nobody_hears_redis(cluster, stub)
             await asyncio.sleep(max(0.0, gone + away_s - time.monotonic()))
+            await eventually(lambda: load.within(gone, time.monotonic()) > 0, 20)
             assert len((await status_of(stub)).workers) == len(WORKERS), "an absent registry removes nobody"
             redis.thaw() if fault == "frozen" else await asyncio.to_thread(redis.start)
             back = time.monotonic()
             await until_registered(state, WORKERS, WHOLE_S)
             await asyncio.sleep(1.0)
         assert load.across(gone) > 0, "requests ran when it went"
-        assert load.within(gone, back) > 0, "requests came and were served while it was away"
         assert load.across(back) > 0, "requests ran when it came back"
         await quiet(cluster, stub, state)
     no_secret_told(cluster, redis.password)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import Cluster, assert_all_free, baton_up
@@ -28,6 +27,9 @@ from tests.support.perturbed_samplers import PERTURBED
 from tests.support.sampler_truth import Output, logprob_error, wrong_tokens
 
 AT_ONCE = 24
+COUNTS = (
+    "prompts_run", "tokens_decoded", "decode_steps", "handoffs_committed", "bytes_shipped", "bytes_received"
+)  # fmt: skip
 EXACT = ("--dtype", "float64", "--numerics", "exact")
 PAIR = ("--block-tokens", "7", "--chunk-tokens", "17")
 WORKERS = {
@@ -59,23 +61,27 @@ def make_asks(seed: str, combinations: int, longest: int) -> list[Ask]:
 
 
 def answered(cluster: Cluster, judge: Judge, asks: Sequence[Ask]) -> tuple[list[Answer], dict[str, Audit]]:
-    """All asked side by side, in an order that mixes them; what workers then hold is nothing."""
+    """All asked side by side, in an order that mixes them; what workers then hold is nothing. With the
+    answers comes what each worker did for them: its COUNTS."""
 
     async def run() -> tuple[list[Answer], dict[str, Audit]]:
         order = random.Random(2).sample(range(len(asks)), len(asks))
         async with cluster.stub() as stub:
+            await assert_all_free(cluster, stub, within_s=5)
+            before = await cluster.audits(stub)
             mixed = await ask_both_doors(cluster, judge.texts, [asks[number] for number in order], AT_ONCE)
             await assert_all_free(cluster, stub, within_s=5)
             answers = dict(zip(order, mixed, strict=True))
-            return [answers[number] for number in range(len(asks))], await cluster.audits(stub)
+            after = await cluster.audits(stub)
+        # One that was not ready at first had done nothing.
+        done = {name: grown(before.get(name, Audit()), audit) for name, audit in after.items()}
+        return [answers[number] for number in range(len(asks))], done
 
     return asyncio.run(run())
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
+def grown(before: Audit, after: Audit) -> Audit:
+    return Audit(**{count: getattr(after, count) - getattr(before, count) for count in COUNTS})
 
 
 @pytest.fixture(scope="module")
@@ -84,15 +90,9 @@ def judge(model: Path) -> Judge:
 
 
 @pytest.fixture(scope="module")
-def pair(model: Path) -> Iterator[Cluster]:
-    with baton_up(model, *EXACT, *PAIR) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def known(pair: Cluster, judge: Judge) -> Known:
+def known(cluster: Cluster, judge: Judge) -> Known:
     asks = make_asks("pair", combinations=24, longest=40)
-    answers, audits = answered(pair, judge, asks)
+    answers, audits = answered(cluster, judge, asks)
     outputs = [judge.outputs(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
     return Known(asks, answers, outputs, audits)
 
@@ -116,8 +116,8 @@ def check_that_it_took_effect(audits: dict[str, Audit], figures: Figures) -> Non
     assert sum(audit.handoffs_committed for audit in audits.values()) > figures.choices
 
 
-def test_one_after_the_other_they_say_the_same(known: Known, pair: Cluster) -> None:
-    alone = asyncio.run(ask_alone(pair, known.asks[: len(EVERY)]))
+def test_one_after_the_other_they_say_the_same(known: Known, cluster: Cluster) -> None:
+    alone = asyncio.run(ask_alone(cluster, known.asks[: len(EVERY)]))
     assert alone == known.answers[: len(EVERY)]
 
 
@@ -129,7 +129,7 @@ def test_other_workers_say_the_same(known: Known, model: Path, judge: Judge) -> 
         assert mine == its, ask
 
 
-def test_prompt_logprobs_of_every_length(pair: Cluster, judge: Judge) -> None:
+def test_prompt_logprobs_of_every_length(cluster: Cluster, judge: Judge) -> None:
     """Around blocks, chunks and the 256 that a worker tells at a time; with an output and without."""
     rng = random.Random(4)
     asks = [
@@ -140,7 +140,7 @@ def test_prompt_logprobs_of_every_length(pair: Cluster, judge: Judge) -> None:
         for length in (1, 2, 7, 8, 17, 18, 256, 257, 258, 520)
         for count in (0, 6)
     ]
-    answers, _ = answered(pair, judge, asks)
+    answers, _ = answered(cluster, judge, asks)
     figures = Figures()
     for ask, answer in zip(asks, answers, strict=True):
         judge.judge(ask, answer, judge.outputs(ask, answer), figures)
@@ -206,7 +206,6 @@ def test_other_endings_and_seeds_are_noticed(known: Known, judge: Judge) -> None
 def test_hundreds_of_combinations(
     case: Case, workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.set_num_threads(1)
     judge = Judge(case.make(tmp_path, seed=5))
     asks = make_asks(workers, combinations=220, longest=96)
     with baton_up(tmp_path, *EXACT, *WORKERS[workers]) as cluster:

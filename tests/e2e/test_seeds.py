@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from scipy.stats import chisquare
 
 from baton.client import AsyncClient
 from tests.e2e.cluster import Answer, Cluster, assert_all_free, baton_up
 from tests.e2e.completions import complete
 from tests.e2e.sampled_asks import Ask as SampledAsk
-from tests.support.checkpoints import FAMILIES, VOCAB_SIZE
+from tests.support.checkpoints import VOCAB_SIZE
 from tests.support.naive_sampler import naive_distribution, naive_edited
 from tests.support.reference import load_reference, raw_logits
 
@@ -30,6 +29,9 @@ Floats = npt.NDArray[np.float64]
 
 SEEDS = (0, 1, 2**32, 2**63, 2**64 - 1)
 AT_ONCE = 32
+WIDE, NARROW = (
+    ("--block-tokens", block, "--chunk-tokens", chunk) for block, chunk in (("64", "100"), ("5", "13"))
+)
 MAX_TOKENS = 24
 AT_A_TIME = 120
 LEAST_P = 1e-3
@@ -82,19 +84,6 @@ def make_prompt(generator: random.Random) -> tuple[int, ...]:
     return tuple(generator.randrange(VOCAB_SIZE) for _ in range(generator.randint(1, 150)))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
-
-
-@pytest.fixture(scope="module")
-def pair(model: Path) -> Iterator[Cluster]:
-    """One worker of each role."""
-    with baton_up(model, "--dtype", "float32", "--slots", str(AT_ONCE)) as cluster:
-        yield cluster
-
-
 async def run(
     cluster: Cluster, stub: RouterServiceAsyncStub, asks: Sequence[Ask], at_once: int
 ) -> list[Answer]:
@@ -112,30 +101,30 @@ def tokens(answers: Iterable[Answer]) -> list[list[int]]:
     return [answer.token_ids for answer in answers]
 
 
-async def test_neither_neighbours_nor_workers_nor_cuts_change_what_a_seed_draws(
-    model: Path, pair: Cluster
-) -> None:
+async def test_neither_neighbours_nor_workers_nor_cuts_change_what_a_seed_draws(model: Path) -> None:
+    """Each request by itself, then among many; there, and where blocks and chunks are cut otherwise and some
+    sequences are handed over."""
     generator = random.Random(5)
     asks = make_asks(SEEDS, generator)
-    async with pair.stub() as stub:
-        alone = tokens(await run(pair, stub, asks, at_once=1))
-        await assert_all_free(pair, stub, within_s=5)
-    assert len({tuple(output) for output in alone}) == len(asks)
-    others = make_asks(range(100, 110), generator)
-    repeated = [*asks, *asks, *asks, *others]
+    others = make_asks(range(100, 104), generator)
+    repeated = [*asks, *asks, *others]
     generator.shuffle(repeated)
-    expected = dict(zip(asks, alone, strict=True))
+    expected: dict[Ask, list[int]] = {}
     for flags, pairs in (
-        (("--prefill", "2", "--decode", "2", "--block-tokens", "5", "--chunk-tokens", "13"), 4),
-        (("--both", "1", "--block-tokens", "64", "--chunk-tokens", "100"), 1),
+        (("--both", "1", *WIDE), 1),
+        (("--prefill", "1", "--decode", "1", "--both", "1", *NARROW), 2),
     ):
         with baton_up(model, "--dtype", "float32", *flags) as cluster:
             async with cluster.stub() as stub:
+                if not expected:
+                    alone = tokens(await run(cluster, stub, asks, at_once=1))
+                    expected = dict(zip(asks, alone, strict=True))
                 answers = await run(cluster, stub, repeated, at_once=48)
                 await assert_all_free(cluster, stub, within_s=5)
         for ask, answer in zip(repeated, answers, strict=True):
             assert ask not in expected or answer.token_ids == expected[ask], (flags, ask)
         assert len({served_by(answer) for answer in answers}) == pairs
+    assert len({tuple(output) for output in expected.values()}) == len(asks)
 
 
 def served_by(answer: Answer) -> tuple[str, str]:
@@ -143,38 +132,38 @@ def served_by(answer: Answer) -> tuple[str, str]:
     return answer.last.trace.prefill_worker, answer.last.trace.decode_worker
 
 
-async def test_another_seed_draws_other_tokens(pair: Cluster) -> None:
+async def test_another_seed_draws_other_tokens(cluster: Cluster) -> None:
     """Seeds that differ in any of their bits, after one and the same prompt."""
     seeds = [0, *(1 << bit for bit in range(64)), 2**64 - 1]
     prompt = make_prompt(random.Random(6))
-    async with pair.stub() as stub:
-        outputs = tokens(await run(pair, stub, [Ask(prompt, Draw(1.0), seed) for seed in seeds], AT_ONCE))
-        greedy = tokens(await run(pair, stub, [Ask(prompt, Draw(0.0), seed) for seed in seeds], AT_ONCE))
+    async with cluster.stub() as stub:
+        outputs = tokens(await run(cluster, stub, [Ask(prompt, Draw(1.0), seed) for seed in seeds], AT_ONCE))
+        greedy = tokens(await run(cluster, stub, [Ask(prompt, Draw(0.0), seed) for seed in seeds], AT_ONCE))
     assert len({tuple(output) for output in outputs}) == len(seeds)
     assert len({tuple(output) for output in greedy}) == 1
 
 
-async def test_a_seed_that_was_not_given_is_told_and_draws_the_same_again(pair: Cluster) -> None:
+async def test_a_seed_that_was_not_given_is_told_and_draws_the_same_again(cluster: Cluster) -> None:
     prompt = make_prompt(random.Random(7))
     told: dict[int, list[int]] = {}
-    async with pair.stub() as stub:
+    async with cluster.stub() as stub:
         for _ in range(4):
-            answer = await pair.generate(stub, prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
+            answer = await cluster.generate(stub, prompt, max_tokens=MAX_TOKENS, ignore_eos=True)
             assert answer.last is not None
             told[answer.last.trace.seed] = answer.token_ids
         assert len(told) == len({tuple(output) for output in told.values()}) == 4
         for seed, output in told.items():
-            again = await pair.generate(stub, prompt, seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
+            again = await cluster.generate(stub, prompt, seed=seed, max_tokens=MAX_TOKENS, ignore_eos=True)
             assert again.token_ids == output
             assert again.last is not None
             assert again.last.trace.seed == seed
 
 
-async def test_both_doors_draw_the_same(pair: Cluster) -> None:
+async def test_both_doors_draw_the_same(cluster: Cluster) -> None:
     """0.7 and 1.3 are no single-precision numbers: both doors must narrow them alike."""
     asks = make_asks(SEEDS, random.Random(8))
-    async with pair.stub() as stub, pair.http() as client:
-        expected = tokens(await run(pair, stub, asks, AT_ONCE))
+    async with cluster.stub() as stub, cluster.http() as client:
+        expected = tokens(await run(cluster, stub, asks, AT_ONCE))
         completions = await asyncio.gather(
             *(complete(client, list(ask.prompt), stream=ask.seed % 2 == 1, **ask.fields) for ask in asks)
         )
@@ -210,7 +199,7 @@ OF_THE_OUTPUT = {"presence_penalty", "frequency_penalty"}
 @pytest.mark.parametrize("draws", [300, pytest.param(3000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", DRAWS)
 async def test_frequencies_are_those_of_the_reference(
-    model: Path, pair: Cluster, name: str, draws: int
+    model: Path, cluster: Cluster, name: str, draws: int
 ) -> None:
     """Prefill draws the first token, decode the second; each is judged against its own distribution, and
     against those that leave something out, which the judge must notice."""
@@ -218,7 +207,7 @@ async def test_frequencies_are_those_of_the_reference(
     prompt = tuple(random.Random(9).choices(range(VOCAB_SIZE), k=24))
     ends = {"max_tokens": 2, "ignore_eos": True, "seed": 10**6 * (1 + list(DRAWS).index(name))}
     ask = SampledAsk(prompt, merged(ends, *DRAWS[name]))
-    outputs = await draw_pairs(pair, ask, draws)
+    outputs = await draw_pairs(cluster, ask, draws)
     raw = {first: raw_logits(reference, [*prompt, first])[-2:] for first, _ in set(outputs)}
     for number in (0, 1):
         drawn = [(raw[output[0]][number], output[:number], output[number]) for output in outputs]

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from tests.e2e.cluster import WITHOUT_RAY, Cluster, baton_up
 from tests.e2e.ledger import Ledger, settles
@@ -76,7 +75,6 @@ REDUCED = Size(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return make_checkpoint(tmp_path_factory.mktemp("model"), seed=13)
 
 

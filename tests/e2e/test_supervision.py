@@ -153,13 +153,14 @@ async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster
     async with cluster.stub() as stub:
         await whole_again(cluster, stub, again_s())
         ours = {pid for pid, command in processes(cluster).items() if "services." in command}
-        with baton_up(model, "--dtype", "float64", ray="local") as second:
+        with baton_up(model, "--dtype", "float64", "--both", "1", ray="local") as second:
             async with second.stub() as other:
                 both = await asyncio.gather(
                     ends_well_or_typed(cluster, stub, model), ends_well_or_typed(second, other, model)
                 )
                 assert all(both)
-                assert len(await second.audits(other)) == len(await cluster.audits(stub)) == 2
+                assert list(await second.audits(other)) == ["both-0"]
+                assert sorted(await cluster.audits(stub)) == sorted(WORKERS)
             left = processes(second)
             assert any("raylet" in command for command in left.values()), "no Ray, or this test sees nothing"
             folder = ray_folder(left)
@@ -169,6 +170,7 @@ async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster
         assert {pid for pid, command in processes(cluster).items() if "services." in command} == ours
 
 
+@pytest.mark.slow
 async def test_whoever_is_killed_with_it_nothing_stays(model: Path) -> None:
     """The parent and the owner of Ray at one blow: the warden sees to the rest."""
     with baton_up(model, ray="local") as cluster:
@@ -187,7 +189,7 @@ async def test_it_comes_to_a_running_ray_as_a_guest(model: Path, monkeypatch: py
         for name, value in theirs.environment.items():
             monkeypatch.setenv(name, value)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with baton_up(model, "--dtype", "float64", ray=address) as cluster:
+            with baton_up(model, "--dtype", "float64", "--both", "1", ray=address) as cluster:
                 async with cluster.stub() as stub:
                     assert await ends_well_or_typed(cluster, stub, model)
                     audits = await cluster.audits(stub)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
-from kvtransfer import receiver
+from kvtransfer import receiving_link
 from kvtransfer.checksum import PieceChecksum
 from kvtransfer.frames import Piece
 from kvtransfer.outgoing import Transfer
@@ -101,34 +102,37 @@ def _note_harms(folder: Path) -> None:
 
 
 def _harm_what_lands(notes: _Notes) -> None:
-    land = Staging.land
-    others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place
+    """Where a piece becomes the receiver's, whoever wrote it: a transport's thread, or the sender itself."""
+    take = Staging.take
+    others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place of a block
+    lay: dict[tuple[int, int], bytes] = {}  # what was in each place of staging before
 
-    def landing(self: Staging, piece: Piece, payload: memoryview) -> None:
+    def taking(self: Staging, piece: Piece) -> None:
+        take(self, piece)
+        staged = self._window[piece.staging * self.piece_bytes :][: piece.length]
+        at, place = (id(self), piece.staging), (piece.group, piece.ordinal, piece.offset)
         harm = notes.harm(piece.transfer)
-        place = (piece.group, piece.ordinal, piece.offset)
-        if harm is None or not harm.first <= piece.ordinal <= harm.last:
-            if harm is None:
-                others[place] = bytes(payload)
-            land(self, piece, payload)
-            return
-        if harm.fault is Fault.EXCHANGE:
-            payload = memoryview(others[place])
-        elif harm.fault is Fault.DROP:
-            payload = memoryview(bytes(self.view(piece.staging, piece.length)))
-        else:
-            payload = _flipped(payload, seed=piece.transfer)
-        land(self, piece, payload)
-        notes.done(piece.transfer)
+        if harm is None:
+            others[place] = staged.tobytes()
+        elif harm.first <= piece.ordinal <= harm.last:
+            if harm.fault is Fault.EXCHANGE:
+                harmed = others[place]
+            elif harm.fault is Fault.DROP:
+                harmed = lay.get(at, b"")[: piece.length].ljust(piece.length, b"\0")
+            else:
+                harmed = _flipped(staged, seed=piece.transfer)
+            staged[:] = np.frombuffer(harmed, np.uint8)
+            notes.done(piece.transfer)
+        lay[at] = staged.tobytes()
 
-    Staging.land = landing  # type: ignore[method-assign]
+    Staging.take = taking  # type: ignore[method-assign]
 
 
-def _flipped(payload: memoryview, seed: int) -> memoryview:
-    words = np.frombuffer(payload, dtype="<u4").copy()
+def _flipped(staged: NDArray[np.uint8], seed: int) -> bytes:
+    words = np.frombuffer(staged.tobytes(), dtype="<u4").copy()
     chosen = np.random.default_rng(seed).choice(len(words), int(len(words) * _FLIPPED_SHARE), replace=False)
     words[chosen] ^= _SIGN_AND_TOP_EXPONENT_BIT
-    return words.view(np.uint8).data
+    return words.tobytes()
 
 
 def _look_away(notes: _Notes) -> None:
@@ -138,7 +142,7 @@ def _look_away(notes: _Notes) -> None:
             harm = notes.harm(transfer)
             return found if harm is None or harm.checked else _AnyNumber(found)
 
-    receiver.PieceChecksum = Blind  # type: ignore[attr-defined]
+    receiving_link.PieceChecksum = Blind  # type: ignore[attr-defined]
 
 
 class _AnyNumber(int):

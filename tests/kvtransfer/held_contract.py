@@ -11,7 +11,7 @@ from baton.v1.decode_pb2 import Ticket
 from kvtransfer.events import Committed
 from kvtransfer.frames import WithdrawReason
 from tests.kvtransfer.conftest import LinkPeers
-from tests.kvtransfer.contract import ODD
+from tests.kvtransfer.peers import ODD
 
 
 class HeldContract:

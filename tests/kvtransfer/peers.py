@@ -95,6 +95,10 @@ class Shape:
     timeout_s: float = 1.0
 
 
+# Several cache groups, of which only one is cut into whole pieces.
+ODD = Shape(block_bytes=(10_000, 333, 4096), piece_bytes=4096, window_pieces=6)
+
+
 @dataclass
 class Peers:
     """A receiver and a sender; `step` polls both once."""

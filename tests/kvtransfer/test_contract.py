@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from tests.kvtransfer.contract import CancelContract, FaultContract, HappyContract, OpeningContract
+from tests.kvtransfer.cancel_contract import CancelContract
+from tests.kvtransfer.fault_contract import FaultContract
+from tests.kvtransfer.happy_contract import HappyContract
 from tests.kvtransfer.held_contract import HeldContract
+from tests.kvtransfer.opening_contract import OpeningContract
 
 
 class TestHappy(HappyContract): ...

@@ -44,6 +44,9 @@ def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
     assert report["failed"][failure] == report["due"] - report["ok"]
     assert report["attainment"]["share"]["value"] == pytest.approx(report["ok"] / report["due"])
     assert report["settings"]["load"]["rate"] == 100
+    for process in report["generator"]["processes"]:
+        assert process["throttled_ms"]["max"] >= process["throttled_ms"]["p99"] >= 0
+        assert process["throttled"].keys() == {"times", "seconds"}
     emitted = served.emitted()
     assert {line["request_id"] for line in lines if line["outcome"] == "OK"} <= set(emitted)
     # The folder says the same again.

@@ -137,6 +137,18 @@ async def test_a_worker_that_does_both_is_chosen_for_what_it_has() -> None:
     assert other.decode is one
 
 
+async def test_each_worker_is_asked_once_what_it_has() -> None:
+    several = [worker(1), worker(2), worker(3, role="DECODE"), worker(4, role="BOTH")]
+    asked: list[str] = []
+
+    def cached(at: Worker) -> int:
+        asked.append(at.name)
+        return 0
+
+    assert Placement(Workers(several), prefill_ahead_tokens=1000).pick(21, 5, cached) is not None
+    assert sorted(asked) == ["w1", "w2", "w3", "w4"]
+
+
 async def test_the_index_corrects_the_view_beside_the_way() -> None:
     state = State.in_memory(Memory())
     one, two = worker(1), worker(2)

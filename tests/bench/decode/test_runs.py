@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
-import torch
 
 from bench.decode import budget, churn, steady
 from bench.decode.case import SAMPLINGS, Case, Room
@@ -17,16 +16,6 @@ from bench.decode.scatter import StagedScatter
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 
 FRONT = partial(Front, streams=True, burners=1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
-    yield
-    torch.set_grad_enabled(True)
-    torch.set_num_threads(threads)
 
 
 def tiny(batch: int, sampling: str = "greedy", context: int = 100) -> Case:
@@ -45,7 +34,10 @@ def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(churn.SCATTERS, "staged", played)
     case = tiny(4)
     engine = DecodeEngine(case, room([case]), FRONT, device="cpu")
-    found = churn.run(engine, case, 1.0, scatter)
+    for _ in range(5):  # a busy machine may have too few steps in a second for a sequence to grow
+        found = churn.run(engine, case, 1.0, scatter)
+        if found["growth_grants"]:
+            break
     books_are_clean(engine)
     said = engine.close()
     assert found["joins"] > 2

@@ -1,0 +1,93 @@
+"""How long the CPU limit of our control group has held us back, as the kernel counts it.
+
+A container with a limit runs until its quota of a period (100 ms, mostly) is used up and stands still for the
+rest of it: nobody here can tell that from a quiet moment, and the machine's processors may be idle meanwhile.
+The groups above ours may have limits too, so each that we can see is asked. Control groups' version 2 or 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+EVERY_S = 0.1
+_PROC = Path("/proc/self")
+# What cpu.stat calls the time: in version 2 and in version 1, and how many of it are a second.
+_UNITS = {"throttled_usec": 1e6, "throttled_time": 1e9}
+
+
+class CpuLimit:
+    """Samples while `run` runs: of each tenth of a second, the seconds that a limit took from us (of several
+    processors' together, as far as the tenth goes). No samples where no group of ours counts."""
+
+    def __init__(self, clock: Callable[[], float], proc: Path = _PROC) -> None:
+        self._clock = clock
+        self._stats = list(_stats(proc))
+        self.samples: list[float] = []
+
+    def held_back(self) -> tuple[int, float]:
+        """How many times so far, and for how many seconds: since the groups were made."""
+        times, seconds = 0, 0.0
+        for stat in self._stats:
+            counts = _read(stat)
+            times += counts.get("nr_throttled", 0)
+            seconds += sum(counts.get(name, 0) / unit for name, unit in _UNITS.items())
+        return times, seconds
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if not self._stats:
+            return
+        (_, before), began = self.held_back(), self._clock()
+        while True:
+            await asyncio.sleep(EVERY_S)
+            (_, now), ended = self.held_back(), self._clock()
+            self.samples.append(max(0.0, min(now - before, ended - began)))
+            before, began = now, ended
+
+
+def _stats(proc: Path) -> Iterator[Path]:
+    """The cpu.stat of our control group and of those above it, as far as they are mounted and count."""
+    for root, mounted, version in _mounts(proc):
+        group = _group(proc, version)
+        if group is None:
+            continue
+        below = group.relative_to(root) if group.is_relative_to(root) else Path()
+        for place in (below, *below.parents):
+            if "nr_throttled" in _read(mounted / place / "cpu.stat"):
+                yield mounted / place / "cpu.stat"
+
+
+def _mounts(proc: Path) -> Iterator[tuple[Path, Path, int]]:
+    """Of each hierarchy of groups that may limit processors: its root, where that is mounted, its version."""
+    for line in _lines(proc / "mountinfo"):
+        mount, _, system = line.partition(" - ")
+        kind, _, options = system.split(" ", 2)
+        _, _, _, root, mounted, *_ = mount.split(" ")
+        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+            yield Path(root), Path(mounted), 2 if kind == "cgroup2" else 1
+
+
+def _group(proc: Path, version: int) -> Path | None:
+    for line in _lines(proc / "cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if (number == "0") if version == 2 else ("cpu" in controllers.split(",")):
+            return Path(path)
+    return None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []  # not Linux
+
+
+def _read(stat: Path) -> dict[str, int]:
+    """Empty where there is no such file."""
+    counts = (line.split(" ") for line in _lines(stat))
+    return {name: int(count) for name, count in counts}

@@ -1,0 +1,26 @@
+"""One cluster for all modules that need no other: they leave it as they found it, idle and serving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import Cluster, baton_up
+from tests.support.checkpoints import FAMILIES
+
+# Blocks and chunks that short prompts fill, and slots for as many as a module asks at once.
+CUT = ("--block-tokens", "7", "--chunk-tokens", "17", "--slots", "32")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[0].make(tmp_path_factory.mktemp("model"), seed=3)
+
+
+@pytest.fixture(scope="session")
+def cluster(model: Path) -> Iterator[Cluster]:
+    """One worker of each role. What its workers count goes on from one module to the next."""
+    with baton_up(model, "--dtype", "float64", "--numerics", "exact", *CUT) as running:
+        yield running
