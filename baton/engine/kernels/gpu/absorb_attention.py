@@ -13,11 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.quick_launch import quick
-
 
 # Where a row's sums begin has any alignment, and one kernel for all.
-@quick
 @triton.jit(
     do_not_specialize=["lse_stride", "part_lse_stride"], do_not_specialize_on_alignment=["lse", "part_lse"]
 )

@@ -6,13 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.quick_launch import quick
 from baton.engine.kernels.gpu.prompt_items import check_table
 
 _TOKENS = 64
 
 
-@quick
 @triton.jit(do_not_specialize=["first", "count"])
 def _gather_prefix(
     cache,

@@ -12,10 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.device.quick_launch import quick
 
-
-@quick
 @triton.jit(do_not_specialize=["row", "first", "count", "rows", "lse_stride"])
 def _join_parts(
     out,

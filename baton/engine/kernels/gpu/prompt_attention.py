@@ -16,7 +16,6 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
-from baton.device.quick_launch import quick
 from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.prompt_items import (
     ITEM_BEGIN,
@@ -48,7 +47,6 @@ def _places(table, t, ahead, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr, blo
         return tl.load(table + t // BLOCK_TOKENS).to(tl.int64) * block_stride + t % BLOCK_TOKENS * DIM
 
 
-@quick
 @triton.jit(do_not_specialize=["lse_stride"])
 def _prompt_attention(
     qkv,

@@ -12,14 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.device.quick_launch import quick
 from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.prompt_items import check_cache, check_table
 
 _ROWS = 32
 
 
-@quick
 @triton.jit(do_not_specialize=["rows"])
 def _prompt_qkv(
     qkv,

@@ -7,11 +7,9 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import let_next_begin
-from baton.device.quick_launch import quick
 from baton.engine.kernels.gpu.gemv import silu_times
 
 
-@quick
 @triton.jit
 def _embed(
     token,
@@ -71,7 +69,6 @@ def embed(
     )
 
 
-@quick
 @triton.jit
 def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr):
     let_next_begin()
@@ -103,7 +100,6 @@ def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float) -> None:
     )
 
 
-@quick
 @triton.jit
 def _swiglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
