@@ -12,6 +12,7 @@ import hashlib
 import os
 import queue
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ _DIGEST_BYTES = 32
 _QUEUE = 64
 _QUEUE_BYTES = 128 * 10**6
 _CLOSE_S = 2.0
+# Of the last read, in what reads take.
+_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class DiskBlocks:
         self._done: deque[Came] = deque()
         self.dropped = 0
         self.corrupt = 0
+        # What reading a block and checking it has taken lately; the thread's to write.
+        self.seconds_each = 0.0
         self._take_over()
         self._thread = threading.Thread(target=self._work, name="disk-blocks", daemon=True)
         self._thread.start()
@@ -163,7 +168,11 @@ class DiskBlocks:
                 elif job.data is not None:
                     self._write(job.name, job.data)
                 else:
-                    self._tell(Came(job.name, self._read(job.name)))
+                    begun = time.perf_counter()
+                    came = Came(job.name, self._read(job.name))
+                    took = time.perf_counter() - begun
+                    self.seconds_each += _WEIGHT * (took - self.seconds_each) if self.seconds_each else took
+                    self._tell(came)
             except OSError:  # a disk that is full, or gone: the block is not there
                 self._tell(Came(job.name, None))
 

@@ -84,6 +84,10 @@ class HostPrefixes:
             coming = True
         return here, coming
 
+    @property
+    def seconds_each(self) -> float:
+        return 0.0 if self._disk is None else self._disk.seconds_each
+
     def load(self, names: Sequence[bytes], tables: BlockTables) -> list[str]:
         """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
         saved = [self._saved[name].places for name in names]

@@ -183,13 +183,18 @@ class PrefillScheduler:
             return None
         return oldest
 
+    def _block_seconds(self) -> float:
+        """What a block's tokens take to compute; endless before any were."""
+        tokens = self._pools.layout.groups[0].block_tokens
+        return self.cost.seconds_of(tokens) or math.inf
+
     def _has_started(self, sequence: Sequence) -> bool:
         """Whether its blocks are there, and what is cached of it in them."""
         return sequence.blocks is not None and (self._prefixes is None or sequence.claimed)
 
     def _has_blocks(self, sequence: Sequence) -> bool:
         if self._prefixes is not None:
-            sequence.claimed = sequence.claimed or self._prefixes.claim(sequence)
+            sequence.claimed = sequence.claimed or self._prefixes.claim(sequence, self._block_seconds())
             return sequence.claimed
         if sequence.blocks is None:
             try:

@@ -12,6 +12,7 @@ groups, those with a sliding window included: none of them is given up behind it
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -57,6 +58,10 @@ class BlockStore(Protocol):
 
     def ready(self, names: Run[bytes]) -> tuple[int, bool]:
         """How many of the first `names` can be loaded now, and whether more will be soon."""
+
+    @property
+    def seconds_each(self) -> float:
+        """What a block that is not ready took to become so, lately; 0 before there was one."""
 
     def load(self, names: Run[bytes], tables: BlockTables) -> list[str]:
         """Copies what is ready into blocks, as many of every cache group; the tier that each came from."""
@@ -119,11 +124,12 @@ class PrefixCache:
         """Gives a sequence the names of its full blocks; without, it neither finds nor leaves anything."""
         sequence.hashes = self._hasher_of(tenant).hashes(sequence.token_ids)
 
-    def claim(self, sequence: Sequence) -> bool:
-        """Gives a sequence all of its blocks, what is cached in the first of them; False: not yet."""
+    def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
+        """Gives a sequence all of its blocks, what is cached in the first of them; False: not yet, since some
+        are being read that would take longer to compute, `computed_s` each."""
         wanted = self._wanted(sequence)
         held = self._held(wanted)
-        if not self._is_ready(sequence, wanted[held:]):
+        if not self._is_ready(sequence, wanted[held:], computed_s):
             return False
         prefix = self._acquire(wanted[:held])
         try:
@@ -196,12 +202,12 @@ class PrefixCache:
         usable = (sequence.length - 1) // self._pools.layout.groups[0].block_tokens
         return sequence.hashes[:usable]
 
-    def _is_ready(self, sequence: Sequence, names: Run[bytes]) -> bool:
-        """Whether nothing is worth waiting for."""
+    def _is_ready(self, sequence: Sequence, names: Run[bytes], computed_s: float) -> bool:
+        """Whether nothing is worth waiting for. What is not is read all the same, for the next who asks."""
         if self._store is None or not names:
             return True
         _, coming = self._store.ready(names)
-        if not coming:
+        if not coming or self._store.seconds_each > computed_s:
             return True
         if sequence.patience_ends is None:
             sequence.patience_ends = self._clock() + PATIENCE_S

@@ -56,6 +56,7 @@ class FakeStore:
         self.held: dict[bytes, Contents] = {}
         self.on_lost: Callable[[bytes], None] = lambda name: None
         self.stored = Stored()
+        self.seconds_each = 0.0
 
     def __contains__(self, name: bytes) -> bool:
         return name in self.held

@@ -53,7 +53,9 @@ def until(condition: Callable[[], bool]) -> None:
 def test_what_was_written_is_read_in_this_life_and_the_next(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     assert disk.offer(name(1), data(1)) == []
+    assert disk.seconds_each == 0
     assert read(disk, 1) == Came(name(1), data(1))
+    assert 0 < disk.seconds_each < 1
     disk.close()
     again = opened(tmp_path)
     assert again.names() == {name(1)}

@@ -103,6 +103,23 @@ def test_who_is_lent_blocks_starts_beside_those_that_wait_for_some() -> None:
     assert [chunk.sequence for chunk in scheduler.schedule()] == [borrower]
 
 
+def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> None:
+    """They are read all the same: the next one finds them."""
+    driver = Driver(0, blocks=40, store=10)
+    length = 2 * BLOCK + 1
+    slower, quicker, unknown = prompt(driver, length), prompt(driver, length), prompt(driver, length)
+    driver.store.held = dict.fromkeys(slower.hashes, "one of two")
+    driver.store.slow = set(slower.hashes)
+    driver.store.seconds_each = 0.002
+    assert driver.cache.claim(slower, computed_s=0.001)
+    assert slower.cached == 0
+    assert not driver.cache.claim(quicker, computed_s=0.003)
+    assert not driver.cache.claim(unknown)
+    assert driver.store.poll()
+    assert driver.cache._store is not None
+    assert driver.cache._store.ready(slower.hashes)[0] == 1
+
+
 def prompt(driver: Driver, length: int) -> Sequence:
     one = Sequence(tuple(range(length)), length, SamplingParams(), Limits(max_tokens=4))
     driver.cache.name(one)
