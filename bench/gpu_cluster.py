@@ -40,7 +40,7 @@ MODEL = "random"
 TOPOLOGIES = {"shared": ("--prefill", "1", "--decode", "1"), "both": ("--both", "1")}
 # Output tokens of a burst beyond those that its own prompts' time takes; those over which the bare engine's
 # step is taken have this mean number.
-_BURST_TOKENS, _ALONE_MEAN = 512, 96
+_BURST_TOKENS, _ALONE_MEAN = 1024, 96
 _LOADGEN_S, _ALONE_S = 120.0, 120.0
 
 
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--prompts", default="1024,128", type=_numbers, help="tokens, of closed loops")
     parser.add_argument("--output-len", type=int, default=256, help="tokens, of closed loops")
     parser.add_argument("--requests", type=int, default=3, help="of each stream in a closed loop")
+    parser.add_argument("--burst-prompt", type=int, default=256, help="tokens, of bursts")
     parser.add_argument("--burst-output", type=int, default=_BURST_TOKENS, help="tokens, of bursts")
     parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES))
     parser.add_argument("--dtype", default="bf16")
@@ -79,7 +80,9 @@ def _numbers(text: str) -> list[int]:
 
 async def run(arguments: argparse.Namespace) -> None:
     """Raises RuntimeError where a cluster does not start, or cuts a stream short."""
-    longest = max(arguments.prompts) + max(arguments.output_len, arguments.burst_output) + 2
+    longest = 2 + max(
+        max(arguments.prompts) + arguments.output_len, arguments.burst_prompt + arguments.burst_output
+    )
     bursts: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         model = write_model(Path(name), arguments.shape, longest)
@@ -102,12 +105,12 @@ async def run(arguments: argparse.Namespace) -> None:
 
 async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> list[dict[str, Any]]:
     """A burst of each size, after one that makes links and caches."""
-    vocab, prompt = SHAPES[arguments.shape].config["vocab_size"], max(arguments.prompts)
+    vocab, prompt = SHAPES[arguments.shape].config["vocab_size"], arguments.burst_prompt
     batch_wakeups()  # as any busy client of grpc would
     found = []
     async with grpc.aio.insecure_channel(door) as channel:
         bursts = Bursts(channel, MODEL, vocab)
-        await bursts.warm(max(arguments.streams), min(arguments.prompts), arguments.burst_output // 4)
+        await bursts.warm(max(arguments.streams), prompt, arguments.burst_output // 4)
         for streams in arguments.streams:
             told: dict[str, Any] = {"topology": topology, "load": "burst"}
             told |= await bursts.run(streams, prompt, arguments.burst_output)
