@@ -41,7 +41,7 @@ class LibraryRule:
     """
 
     step: int = 256
-    least_rows: int = 384
+    least_rows: int = 1280
     least_prefix: int = 4096
     least_pairs: int = 1 << 23
     row_steps: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
