@@ -55,6 +55,11 @@ class NcclGather:
         """Of a piece that is in staging."""
         return int(self._sums_view[piece.staging, 0]) & _MASK
 
+    @property
+    def busy(self) -> bool:
+        """Whether blocks are being read."""
+        return bool(self._reading)
+
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning; all, once closed."""
         while self._reading and self._reading[0].ended():
@@ -114,6 +119,10 @@ class NcclDeviceWire(NcclSenderWire):
             return
         address = self._place.address + piece.staging * self._piece_bytes
         self._line.add(Job(Way.OUT, address, piece.length, there, issued=lambda: self._announce(piece)))
+
+    def restless(self) -> bool:
+        """Whoever reads credits and answers is woken; nobody is when blocks have been read."""
+        return self._gather.busy
 
     def gathered(self) -> int:
         return self._gather.gathered()

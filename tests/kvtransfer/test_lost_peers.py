@@ -57,8 +57,7 @@ def on_gpus(how: signal.Signals, name: str) -> list[ParameterSet]:
 
 def by_nccl(how: signal.Signals, name: str) -> list[ParameterSet]:
     return [
-        pytest.param(how, *over.values, id=f"{name}-{over.values[0]}", marks=over.marks)
-        for over in OVER_NCCL
+        pytest.param(how, *over.values, id=f"{name}-{over.values[0]}", marks=over.marks) for over in OVER_NCCL
     ]
 
 
