@@ -10,7 +10,8 @@ from the sender's staging to the same index of the receiver's, by a line between
 
 So nothing waits on the receiver's GPU but for bytes that are on their way; no receive is posted in advance.
 NCCL's kernels write nothing but what a receive of this process was given, so a window is the receiver's alone
-again as soon as its own line is over, whatever the sender still does.
+again as soon as its own line is over, whatever the sender does. How far that is known, and what NCCL does
+otherwise: docs/decisions/0015.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from baton.device.cuda_runtime import cuda_runtime
 from baton.device.nccl import Communicator, Nccl
 from baton.device.nccl_line import Moment, NcclLine
 
-# Multiprocessors that a line's kernels take at most: docs/decisions/0015.
+# Multiprocessors that a line's kernels take at most. Not measured yet: `python -m bench.nccl_faults`.
 MAX_CTAS = 16
 
 

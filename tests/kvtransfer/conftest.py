@@ -81,7 +81,7 @@ class LinkPeers:
         self.rig = rig_of(name, at_once=name == "nccl-played")
         self.woken = threading.Event()
         self.memory = MemoryTransport(self.woken.set)
-        self.nccl = NcclTransport(self.woken.set, self.rig)
+        self.nccl = NcclTransport(self.woken.set, self.rig if self.transport == "nccl" else None)
         self.connector = TamperedConnector(self._plain_connector())
         self._made: list[Peers] = []
 
