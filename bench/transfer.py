@@ -1,7 +1,7 @@
 """How fast blocks travel: gathered, checksummed, sent, verified, scattered; raw bytes beside it.
 
     python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
-    python -m bench.transfer --transport ipc --device cuda [--peer 1] [--mb 8,64,256] [--rounds 5] [--json]
+    python -m bench.transfer --transport ipc|nccl --device cuda [--peer 1] [--mb 8,64] [--rounds 5] [--json]
     python -m bench.transfer --transport grpc|ipc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
 
 Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
@@ -51,7 +51,7 @@ def two_processes(
     blocks = blocks_for(megabytes, device)
     size = blocks * block_bytes_on(device) / 1e9
     with receiver_process(blocks, transport, peer) as receiver:
-        sending = SendingEnd(blocks, device=device)
+        sending = SendingEnd(blocks, device=device, transport=transport)
         raw_seconds: Callable[[], float] = partial(receiver.raw_seconds, megabytes)
         if device != "cpu":
             from bench.transfer_devices import RawCopies
@@ -102,7 +102,7 @@ def _device(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
-    parser.add_argument("--transport", choices=["grpc", "ipc"], default="grpc")
+    parser.add_argument("--transport", choices=["grpc", "ipc", "nccl"], default="grpc")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the blocks lie")
     parser.add_argument(
         "--peer", type=int, default=0, help="with cuda: the receiver's GPU; the sender's is 0"
@@ -115,8 +115,10 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=0.0, help="with streams: GB/s on average at most")
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     arguments = parser.parse_args()
-    if arguments.device == "cuda" and (arguments.transport != "ipc" or arguments.streams):
-        parser.error("--device cuda goes with --transport ipc, and without --streams")
+    if arguments.device == "cuda" and (arguments.transport == "grpc" or arguments.streams):
+        parser.error("--device cuda goes with --transport ipc or nccl, and without --streams")
+    if arguments.transport == "nccl" and (arguments.device != "cuda" or not arguments.peer):
+        parser.error("--transport nccl goes with --device cuda and another GPU as --peer")
     sizes = [int(part) for part in arguments.mb.split(",")]
     if arguments.streams:
         from bench.transfer_streams import beside_streams

@@ -108,7 +108,9 @@ class Blocks:
 class SendingEnd:
     """A sender whose one transfer at a time is driven to its end."""
 
-    def __init__(self, blocks: int, fingerprint: bytes = FINGERPRINT, device: str = "cpu") -> None:
+    def __init__(
+        self, blocks: int, fingerprint: bytes = FINGERPRINT, device: str = "cpu", transport: str = "auto"
+    ) -> None:
         keep_freed_memory()
         self._woken = threading.Event()
         self._patience = _WAIT_S
@@ -120,6 +122,10 @@ class SendingEnd:
 
             source, self._patience = gpu_blocks(blocks, device), 0.0
             connectors = connectors_of("auto", self._woken.set, source.blocks)
+            if transport == "nccl":
+                from kvtransfer.nccl_between_gpus import nccl_connector
+
+                connectors = (nccl_connector(self._woken.set, source.blocks),)
         self.blocks = source
         self._sender = Sender(
             identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[block_bytes_on(device)],
@@ -307,7 +313,7 @@ def main() -> None:
         peer_timeout_s=TRANSFER.peer_timeout_s, device=device,
     )  # fmt: skip
     server, raw_address = _raw_server()
-    _say({"address": receiver.listen("127.0.0.1", transport=transport), "raw_address": raw_address})
+    _say({"address": _listen(receiver, transport, device, wakeup), "raw_address": raw_address})
     selector = selectors.DefaultSelector()
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
@@ -329,6 +335,21 @@ def main() -> None:
                 receiver.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
+
+
+def _listen(receiver: Receiver, transport: str, device: DeviceSink | None, wakeup: Wakeup) -> str:
+    """Its address."""
+    if transport != "nccl":
+        return receiver.listen("127.0.0.1", transport=transport)
+    from kvtransfer.nccl_between_gpus import nccl_listener
+
+    assert device is not None, "nccl links are between GPUs"
+    listener = nccl_listener(
+        "127.0.0.1", 0, peer_timeout_s=TRANSFER.peer_timeout_s, max_links=4, wake=wakeup.set,
+        device=device.blocks.device,
+    )  # fmt: skip
+    receiver.attach(listener)
+    return listener.address
 
 
 def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | None]:

@@ -47,10 +47,12 @@ class DeviceGather:
         # Pieces whose blocks are being read.
         self._reading: deque[Moment] = deque()
         self._published: Moment | None = None
-        self._gathered = 0
+        self._put = self._gathered = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
-        """Says to the device what is to be done with a piece, whose checksum is its place's alone."""
+        """Says to the device what is to be done with a piece, whose checksum is its place's alone.
+        RuntimeError where it refuses: then nobody reads the piece."""
+        self._put += 1
         if piece.staging >= self._pieces:  # what the window does not have is written nowhere
             self._reading.append(self._gathering.moment())
             return
@@ -94,6 +96,6 @@ class DeviceGather:
             self._wire.finish()
             self._let_go.close()
         finally:
-            self._gathered += len(self._reading)
+            self._gathered = self._put
             self._reading.clear()
             self._published = None

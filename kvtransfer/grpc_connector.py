@@ -30,7 +30,7 @@ from kvtransfer.grpc_stream import (
     channel_options,
 )
 from kvtransfer.inbox import CONTROL_FRAMES, SenderInbox
-from kvtransfer.routes import IPC_SCHEME
+from kvtransfer.routes import IPC_SCHEME, NCCL_SCHEME
 
 _KINDS = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.INVALID,
@@ -59,6 +59,10 @@ class GrpcSenderWire:
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         self._outbox.add(b"".join((encode_piece_header(piece), payload)))
+
+    def announce(self, headers: bytes) -> None:
+        """Names pieces whose bytes go another way, in one message."""
+        self._outbox.add(headers)
 
     def tell(self, frame: Commit | Withdraw | Quiet) -> None:
         self._outbox.add(encode(frame))
@@ -99,7 +103,7 @@ class GrpcConnector:
         self._wake = wake
 
     def takes(self, address: str) -> bool:
-        return not address.startswith(IPC_SCHEME)
+        return not address.startswith((IPC_SCHEME, NCCL_SCHEME))
 
     def open(
         self, address: str, request: OpenLinkRequest, timeout_s: float

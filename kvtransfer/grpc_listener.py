@@ -34,9 +34,8 @@ from kvtransfer.grpc_stream import (
     Outbox,
     channel_options,
 )
-from kvtransfer.inbox import CONTROL_FRAMES, ReceiverInbox
+from kvtransfer.inbox import CONTROL_FRAMES, Landing, ReceiverInbox
 from kvtransfer.staging import Staging
-from kvtransfer.transport import OpenCall
 
 # Calls beside the streams: OpenLink, health, reflection.
 _OTHER_CALLS = 16
@@ -54,8 +53,9 @@ _STATUS = {
 class GrpcReceiverWire:
     """One link's stream at the receiver."""
 
-    def __init__(self, staging: Staging, wake: Callable[[], None]) -> None:
-        self._inbox = ReceiverInbox(staging, wake)
+    def __init__(self, staging: Staging, wake: Callable[[], None], inbox: Landing | None = None) -> None:
+        """`inbox`: who lands the pieces, where their bytes do not come over this stream."""
+        self._inbox: Landing = inbox if inbox is not None else ReceiverInbox(staging, wake)
         self._outbox = Outbox(2 * staging.pieces + CONTROL_FRAMES)
         self._wake = wake
         self._state = threading.Lock()
@@ -120,7 +120,7 @@ class GrpcReceiverWire:
             self._inbox.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream broke"))
 
 
-class _OpenCall:
+class GrpcOpenCall:
     """An OpenLink between its grpc thread, which waits, and the loop, which answers."""
 
     def __init__(self, listener: GrpcListener, request: OpenLinkRequest) -> None:
@@ -135,8 +135,10 @@ class _OpenCall:
     def window(self, pieces: int, piece_bytes: int) -> None:
         """Any memory will do: the wire's own thread writes it."""
 
-    def grant(self, response: OpenLinkResponse, staging: Staging) -> GrpcReceiverWire:
-        wire = self._listener.export(response.link_id, staging)
+    def grant(
+        self, response: OpenLinkResponse, staging: Staging, inbox: Landing | None = None
+    ) -> GrpcReceiverWire:
+        wire = self._listener.export(response.link_id, staging, inbox)
         self.answer.set_result(response)
         return wire
 
@@ -161,7 +163,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
     ) -> None:
         self._timeout = peer_timeout_s
         self._wake = wake
-        self._calls: queue.Queue[_OpenCall] = queue.Queue(_OTHER_CALLS)
+        self._calls: queue.Queue[GrpcOpenCall] = queue.Queue(_OTHER_CALLS)
         # Wires whose stream has not come yet; closed ones are swept out by the next export.
         self._waiting: dict[int, GrpcReceiverWire] = {}
         self._wires: list[GrpcReceiverWire] = []
@@ -201,15 +203,15 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def next_call(self) -> OpenCall | None:
+    def next_call(self) -> GrpcOpenCall | None:
         try:
             return self._calls.get_nowait()
         except queue.Empty:
             return None
 
-    def export(self, link_id: int, staging: Staging) -> GrpcReceiverWire:
+    def export(self, link_id: int, staging: Staging, inbox: Landing | None) -> GrpcReceiverWire:
         """A wire that the stream of this link id will come to."""
-        wire = GrpcReceiverWire(staging, self._wake)
+        wire = GrpcReceiverWire(staging, self._wake, inbox)
         with self._lock:
             self._wires = [other for other in self._wires if not other.fenced()]
             self._wires.append(wire)
@@ -232,7 +234,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
     def OpenLink(  # noqa: N802
         self, request: OpenLinkRequest, context: grpc.ServicerContext
     ) -> OpenLinkResponse:
-        call = _OpenCall(self, request)
+        call = GrpcOpenCall(self, request)
         try:
             self._calls.put_nowait(call)
             self._wake()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from baton.errors import BatonError
 from kvtransfer.frames import Piece, ReceiverFrame, SenderFrame, decode_from_receiver, decode_from_sender
@@ -54,6 +54,19 @@ class Inbox(Generic[T]):
 
     def closed(self) -> BatonError | None:
         return self._closed
+
+
+class Landing(Protocol):
+    """What a receiver's stream needs of whoever takes its messages."""
+
+    def accept(self, message: bytes) -> None:
+        """By the thread that carries them. Raises `FrameError`, after which nothing more comes."""
+
+    def take(self) -> SenderFrame | None: ...
+
+    def close(self, error: BatonError) -> None: ...
+
+    def closed(self) -> BatonError | None: ...
 
 
 class ReceiverInbox(Inbox[SenderFrame]):

@@ -1,7 +1,8 @@
 """From a ticket's address to the transports that a sender tries, in this order.
 
 A receiver that can be reached in several ways names them all, the best first, with spaces between:
-`ipc:REALM/NAME` within its host, `HOST:PORT` over grpc. A way that leads nowhere from here is no way.
+`ipc:REALM/NAME` within its host, `nccl:HOST:PORT` between GPUs, `HOST:PORT` over grpc. A way that leads
+nowhere from here is no way.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from baton.errors import BatonError, ErrorKind
 from kvtransfer.transport import Connector
 
 IPC_SCHEME = "ipc:"
+NCCL_SCHEME = "nccl:"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ _LAZY_PEER_ACCESS = 1
 _ARGUMENTS = 8
 _WITHOUT_TIME = 2
 _NOT_READY = 600
+_BESIDE_THE_DEFAULT = 1  # cudaStreamNonBlocking
 
 
 class CudaError(RuntimeError):
@@ -43,6 +44,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudaHostRegister": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint],
     "cudaHostUnregister": [ctypes.c_void_p],
     "cudaHostGetDevicePointer": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint],
+    "cudaStreamCreateWithFlags": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
+    "cudaStreamDestroy": [ctypes.c_void_p],
     "cudaMemcpyAsync": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p],
     "cudaEventCreateWithFlags": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
     "cudaEventRecord": [ctypes.c_void_p, ctypes.c_void_p],
@@ -158,6 +161,16 @@ class CudaRuntime:
         )
         if result:
             raise CudaError(f"cuLaunchKernel: error {result}")
+
+    def new_stream(self) -> int:
+        """A stream that nobody else has: torch's are of a pool of 32, which it hands out again and again."""
+        pointer = ctypes.c_void_p()
+        self._call("cudaStreamCreateWithFlags", ctypes.byref(pointer), _BESIDE_THE_DEFAULT)
+        return _address(pointer)
+
+    def end_stream(self, stream: int) -> None:
+        """When all that it was told is done."""
+        self._call("cudaStreamDestroy", stream)
 
     def bus_id(self, index: int) -> str:
         """The device's name on this host, the same in every process."""

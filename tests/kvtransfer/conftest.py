@@ -1,4 +1,4 @@
-"""One contract, three transports: every test that takes `link_peers` runs on each."""
+"""One contract, every transport: every test that takes `link_peers` runs on each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.ipc_connector import IpcConnector
+from kvtransfer.transport import Connector, Listener, SenderWire
 from kvtransfer.transports import connectors_of
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.memory_transport import MemoryTransport
+from tests.kvtransfer.nccl_transport import NcclTransport
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
 
 Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
@@ -76,16 +78,25 @@ class LinkPeers:
 
     def __init__(self, name: str) -> None:
         self.transport = name.partition("-")[0]
-        self.rig = rig_of(name)
+        self.rig = rig_of(name, at_once=name == "nccl-played")
         self.woken = threading.Event()
         self.memory = MemoryTransport(self.woken.set)
+        self.nccl = NcclTransport(self.woken.set, self.rig if self.transport == "nccl" else None)
         self.connector = TamperedConnector(self._plain_connector())
         self._made: list[Peers] = []
 
     def _plain_connector(self) -> Connector:
         if self.transport == "memory":
             return self.memory
+        if self.transport == "nccl":
+            return self.nccl.connector
         return connectors_of(self.transport, self.woken.set)[0]
+
+    def _listener(self) -> Listener | None:
+        """None: the receiver starts its own."""
+        if self.transport == "nccl":
+            return self.nccl.listener()
+        return self.memory if self.transport == "memory" else None
 
     def __call__(self, shape: Shape | None = None, *, fingerprint: bytes = FINGERPRINT) -> Peers:
         shape = shape if shape is not None else Shape()
@@ -94,13 +105,14 @@ class LinkPeers:
             shape = dataclasses.replace(shape, block_bytes=sizes)
         peers = make_peers(
             shape,
-            listener=self.memory if self.transport == "memory" else None,
+            listener=self._listener(),
             transport=self.transport,
             connectors=[self.connector],
             woken=self.woken,
             fingerprint=fingerprint,
             rig=self.rig,
             tap=self._tap,
+            connect=self.nccl.connect if self.transport == "nccl" else IpcConnector,
         )
         self._made.append(peers)
         return peers
@@ -116,9 +128,13 @@ class LinkPeers:
 
 ON_CUDA = pytest.param("ipc-cuda", marks=pytest.mark.gpu)
 BETWEEN_GPUS = pytest.param("ipc-peer", marks=pytest.mark.multigpu)
+OVER_NCCL = [
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("nccl", "nccl-played")),
+    pytest.param("nccl-peer", marks=pytest.mark.multigpu),
+]
 
 
-@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-played", ON_CUDA, BETWEEN_GPUS])
+@pytest.fixture(params=["memory", "grpc", "ipc", "ipc-played", ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
     made = LinkPeers(request.param)
     yield made

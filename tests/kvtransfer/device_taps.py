@@ -22,6 +22,7 @@ from kvtransfer.checksum import multipliers
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw, encode_piece_header
 from kvtransfer.ipc_device_wire import IpcDeviceWire
+from kvtransfer.nccl_gather import NcclDeviceWire
 from kvtransfer.transport import Connector, SenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 
@@ -41,7 +42,12 @@ class Bottom:
     gathers = False
 
     def __init__(
-        self, wire: IpcDeviceWire, scratch: NDArray[np.uint8], first: int, pieces: int, group: int
+        self,
+        wire: IpcDeviceWire | NcclDeviceWire,
+        scratch: NDArray[np.uint8],
+        first: int,
+        pieces: int,
+        group: int,
     ) -> None:
         self.wire = wire
         self._scratch = scratch
@@ -144,7 +150,7 @@ class Taps:
 
     def lower(self, wire: SenderWire) -> SenderWire:
         self._opening.bottom = None
-        if not isinstance(wire, IpcDeviceWire):
+        if not isinstance(wire, IpcDeviceWire | NcclDeviceWire):
             return wire
         first = next(self._links) % _LINKS * self._pieces
         bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))

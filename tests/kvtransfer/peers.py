@@ -284,6 +284,7 @@ def make_peers(
     fingerprint: bytes = FINGERPRINT,
     rig: DeviceRig | None = None,
     tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
+    connect: Callable[[Callable[[], None], DeviceBlocks], Connector] = IpcConnector,
 ) -> Peers:
     """Over the transport named, or over the listener and connectors given; or between a rig's devices over
     ipc, where `tap` may put wires of bytes in between."""
@@ -298,7 +299,7 @@ def make_peers(
             sink.place, window_pieces=shape.window_pieces, piece_bytes=shape.piece_bytes,
         )  # fmt: skip
         taps = Taps(source.groups, shape.window_pieces, shape.piece_bytes, rig)
-        connectors = [tap(taps, IpcConnector(event.set, taps.blocks))]
+        connectors = [tap(taps, connect(event.set, taps.blocks))]
     receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
         address = receiver.listen("127.0.0.1", transport=transport)

@@ -29,6 +29,7 @@ from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.transports import connectors_of
 from tests.kvtransfer.device_rigs import DeviceRig, rig_of
+from tests.kvtransfer.nccl_transport import connector_for, listener_for
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FINGERPRINT, SECRET, identity
 
@@ -70,12 +71,18 @@ def blocks_on(rig: DeviceRig | None, kind: type[Blocks], blocks: int) -> Blocks:
 
 
 def make_sender(
-    name: str, incarnation: int, source: Source, wake: threading.Event, rig: DeviceRig | None = None
+    name: str,
+    incarnation: int,
+    source: Source,
+    wake: threading.Event,
+    rig: DeviceRig | None = None,
+    transport: str = "auto",
 ) -> Sender:
-    connectors = None
+    on_device = None
     if rig is not None:
         on_device = DeviceBlocks(rig.sender, [rig.tensor(array, rig.sender) for array in source.bytes])
-        connectors = connectors_of("auto", wake.set, on_device)
+    over_nccl = connector_for(transport, wake.set, rig, on_device, TIMEOUT_S)
+    connectors = connectors_of("auto", wake.set, on_device) if over_nccl is None else (over_nccl,)
     return Sender(
         identity=identity(name, incarnation), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES,
         source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set, connectors=connectors,
@@ -96,10 +103,19 @@ def make_receiver(
     )  # fmt: skip
 
 
+def listen(receiver: Receiver, transport: str, wake: threading.Event, rig: DeviceRig | None) -> str:
+    """Its address."""
+    over_nccl = listener_for(transport, wake.set, rig, TIMEOUT_S)
+    if over_nccl is None:
+        return receiver.listen("127.0.0.1", transport=transport.partition("-")[0])
+    receiver.attach(over_nccl)
+    return over_nccl.address
+
+
 def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str, transport: str) -> None:
     rig = rig_of(transport, at_once=True)
     woken, source = threading.Event(), blocks_on(rig, Source, BLOCKS)
-    sender = make_sender(name, incarnation, source, woken, rig)
+    sender = make_sender(name, incarnation, source, woken, rig, transport)
     blocks = 0 if stage == "linked" else BLOCKS
     half = range(BLOCKS // 2) if stage == "receiving" else range(blocks)
 
@@ -134,7 +150,7 @@ def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -
     rig = rig_of(transport, at_once=True)
     woken, sink = threading.Event(), blocks_on(rig, Sink, 2 * BLOCKS)
     receiver = make_receiver(incarnation, sink, woken, rig)
-    address = receiver.listen("127.0.0.1", transport=transport.partition("-")[0])
+    address = listen(receiver, transport, woken, rig)
 
     def expect(number: int) -> None:
         sink.reserve(number, [BLOCKS])

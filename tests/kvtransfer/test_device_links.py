@@ -214,3 +214,23 @@ def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.Monk
     assert peers.receiver.restless
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
+
+
+def test_a_device_that_refuses_leaves_no_block_pinned(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link breaks, and with it ends what it was told to read and never did."""
+    peers = ends()
+    peers.send(1, [[1], []], [[1], []])
+    peers.run_until(lambda: peers.acknowledged() == [1])
+    gather = device_wire(peers)._gather
+
+    def refuse(*arguments: object) -> int:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gather._mover, "move", refuse)
+    peers.expect(2, [[2, 3], []])
+    transfer = peers.begin(2, [2, 0])
+    peers.push_all(transfer, [[2, 3]])
+    peers.run_until(lambda: 2 in peers.failures())
+    assert "the device refuses: out of memory" in peers.failures()[2].message
+    assert not peers.source.pins
+    assert peers.sender.pinned_blocks == 0

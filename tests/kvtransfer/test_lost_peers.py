@@ -24,7 +24,7 @@ from baton.errors import ErrorKind
 from kvtransfer.events import Acknowledged, Committed, Failed, Withdrawn
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.outgoing import Transfer
-from tests.kvtransfer.conftest import BETWEEN_GPUS, ON_CUDA
+from tests.kvtransfer.conftest import BETWEEN_GPUS, ON_CUDA, OVER_NCCL
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.staged_peer import (
@@ -33,6 +33,7 @@ from tests.kvtransfer.staged_peer import (
     WINDOW,
     blocks_on,
     commit,
+    listen,
     make_receiver,
     make_sender,
     push,
@@ -51,6 +52,12 @@ def on_gpus(how: signal.Signals, name: str) -> list[ParameterSet]:
     return [
         pytest.param(how, "ipc-cuda", id=f"{name}-cuda", marks=pytest.mark.gpu),
         pytest.param(how, "ipc-peer", id=f"{name}-peer", marks=pytest.mark.multigpu),
+    ]
+
+
+def by_nccl(how: signal.Signals, name: str) -> list[ParameterSet]:
+    return [
+        pytest.param(how, *over.values, id=f"{name}-{over.values[0]}", marks=over.marks) for over in OVER_NCCL
     ]
 
 
@@ -133,7 +140,7 @@ class ReceivingSurvivor(Survivor):
         rig = rig_of(transport, at_once=True)
         self.sink = blocks_on(rig, Sink, 8 * BLOCKS)
         self.receiver = make_receiver(1, self.sink, self.woken, rig)
-        self.address = self.receiver.listen("127.0.0.1", transport=transport.partition("-")[0])
+        self.address = listen(self.receiver, transport, self.woken, rig)
         self.admitted: Counter[int] = Counter()
         self.withdrawn: dict[int, WithdrawReason] = {}
 
@@ -175,6 +182,8 @@ class ReceivingSurvivor(Survivor):
         pytest.param(signal.SIGSTOP, "ipc-played", id="frozen-played", marks=pytest.mark.slow),
         *on_gpus(signal.SIGKILL, "killed"),
         *on_gpus(signal.SIGSTOP, "frozen"),
+        *by_nccl(signal.SIGKILL, "killed"),
+        *by_nccl(signal.SIGSTOP, "frozen"),
     ],
 )
 def test_senders(how: signal.Signals, over: str) -> None:
@@ -194,7 +203,7 @@ def test_senders(how: signal.Signals, over: str) -> None:
             peer.signal(how)
 
         # Over shared memory one that is frozen may write on when it wakes: its window stays quarantined.
-        may_write = over != "grpc" and how is signal.SIGSTOP
+        may_write = over.startswith("ipc") and how is signal.SIGSTOP
         kept = len(STAGES) if may_write else 0
         # What the two open transfers held is free again; every other window of the four is fenced and gone.
         took = survivor.until(
@@ -241,7 +250,7 @@ class SendingSurvivor(Survivor):
         super().__init__()
         rig = rig_of(transport, at_once=True)
         self.source = blocks_on(rig, Source, 8 * BLOCKS)
-        self.sender = make_sender("sender", 1, self.source, self.woken, rig)
+        self.sender = make_sender("sender", 1, self.source, self.woken, rig, transport)
         self.acknowledged: list[Transfer] = []
         self.failed: dict[Transfer, ErrorKind] = {}
         self.healthy: tuple[str, int] | None = None
@@ -275,7 +284,7 @@ class SendingSurvivor(Survivor):
         return all(link.free_pieces == WINDOW for link in self.sender.links)
 
 
-@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS])
+@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 @pytest.mark.parametrize("how", HOW)
 def test_receivers(how: signal.Signals, over: str) -> None:
     survivor = SendingSurvivor(over)
@@ -323,7 +332,7 @@ def test_receivers(how: signal.Signals, over: str) -> None:
     assert survivor.source.pins == 0
 
 
-@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS])
+@pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
     """Its port takes connections still, and nobody answers there."""
     survivor = SendingSurvivor(over)

@@ -1,0 +1,146 @@
+"""The sender's end of an nccl link between devices: blocks into staging, which a line sends from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from baton.device.link_device import Memory, Moment
+from baton.device.nccl_line import Job, NcclLine, Way
+from baton.v1.transfer_pb2 import OpenLinkResponse
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.frames import Piece, encode_piece_header
+from kvtransfer.grpc_connector import GrpcSenderWire
+from kvtransfer.moving import Travels, words_of
+from kvtransfer.nccl_links import NcclLinks, Place
+from kvtransfer.nccl_sender import NcclSenderWire
+from kvtransfer.row_mover import RowMover
+
+_LOG = logging.getLogger(__name__)
+_SUM_BYTES = 8
+_MASK = (1 << 64) - 1
+
+
+class NcclGather:
+    """Blocks into staging, checksums to the host. Owned by the loop once made. OSError where the device
+    refuses."""
+
+    def __init__(self, blocks: DeviceBlocks, staging: Memory, response: OpenLinkResponse) -> None:
+        device, pieces = blocks.device, response.window_pieces
+        words = words_of(staging.tensor)
+        self._mover = RowMover(blocks, words, pieces, response.piece_bytes, Travels.DESTINATION)
+        self._line = device.line()
+        self._sums = device.on_host(pieces, 1)
+        self._sums_view = self._sums.numpy()
+        # Pieces whose blocks are being read.
+        self._reading: deque[Moment] = deque()
+        self._gathered = self._put = 0
+
+    def gather(self, piece: Piece, blocks: Sequence[int]) -> Moment:
+        """When the piece is in staging and its checksum, which was of its place alone, is here."""
+        self._put += 1
+        found = self._mover.move(self._line, piece, blocks)
+        self._line.copy(self._sums.data_ptr() + piece.staging * _SUM_BYTES, found, _SUM_BYTES)
+        return self._said()
+
+    def skip(self) -> None:
+        """A piece that the window has no place for is written nowhere."""
+        self._put += 1
+        self._said()
+
+    def checksum(self, piece: Piece) -> int:
+        """Of a piece that is in staging."""
+        return int(self._sums_view[piece.staging, 0]) & _MASK
+
+    @property
+    def busy(self) -> bool:
+        """Whether blocks are being read."""
+        return bool(self._reading)
+
+    def gathered(self) -> int:
+        """How many pieces have been read out of their blocks since the beginning; all, once closed."""
+        while self._reading and self._reading[0].ended():
+            self._reading.popleft()
+            self._gathered += 1
+        return self._gathered
+
+    def close(self) -> None:
+        """Waits until the device reads no block any more. RuntimeError where that cannot be said: then it
+        does not."""
+        try:
+            self._line.finish()
+        finally:
+            self._gathered = self._put
+            self._reading.clear()
+
+    def _said(self) -> Moment:
+        self._reading.append(self._line.moment())
+        return self._reading[-1]
+
+
+class NcclDeviceWire(NcclSenderWire):
+    """A `GatheringWire`."""
+
+    def __init__(
+        self,
+        links: NcclLinks,
+        line: NcclLine,
+        place: Place,
+        control: GrpcSenderWire,
+        response: OpenLinkResponse,
+        wake: Callable[[], None],
+        blocks: DeviceBlocks,
+    ) -> None:
+        """OSError where the device refuses."""
+        super().__init__(links, line, place, control, response, wake)
+        self._gather = NcclGather(blocks, cast(Memory, place.window), response)
+
+    @property
+    def gathers(self) -> bool:
+        return True
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        raise AssertionError("blocks on a device are put by their numbers")
+
+    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+        if self._closed:
+            return
+        if piece.staging >= self._pieces:
+            self._gather.skip()
+            self._line.add(Job(Way.OUT, issued=lambda: self._announce(piece)))
+            return
+        try:
+            there = self._gather.gather(piece, blocks)
+        except RuntimeError as error:  # CUDA's, torch's
+            self._line.abort(f"the device refuses: {error}")
+            return
+        address = self._place.address + piece.staging * self._piece_bytes
+        self._line.add(Job(Way.OUT, address, piece.length, there, issued=lambda: self._announce(piece)))
+
+    def restless(self) -> bool:
+        """Whoever reads credits and answers is woken; nobody is when blocks have been read."""
+        return self._gather.busy
+
+    def gathered(self) -> int:
+        return self._gather.gathered()
+
+    def header(self, piece: Piece) -> bytes:
+        """What announces a piece that is in staging, or that the window has no place for."""
+        if piece.staging < self._pieces:
+            piece = dataclasses.replace(piece, checksum=self._gather.checksum(piece))
+        return encode_piece_header(piece)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        try:
+            self._gather.close()  # it writes what is freed when the line is over
+        except RuntimeError:
+            _LOG.exception("the device of a link has failed")
+        super().close()
+
+    def _announce(self, piece: Piece) -> None:
+        self._control.announce(self.header(piece))

@@ -1,0 +1,126 @@
+"""Links by NCCL for the adversary: one of whose ends is cut, or its memory overwritten."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.nccl_sender import NcclSenderWire
+from kvtransfer.receiver import Receiver
+from kvtransfer.transport import Connector, SenderWire
+from tests.kvtransfer.device_rigs import DeviceRig
+from tests.kvtransfer.device_taps import Taps
+from tests.kvtransfer.fabrics import PIECE_BYTES, WINDOW
+from tests.kvtransfer.nccl_transport import NcclTransport
+from tests.kvtransfer.owned_blocks import Sink, Source
+
+
+class _WrongedLine:
+    """Wronged at a message that was drawn beforehand."""
+
+    gathers = False
+
+    def __init__(self, wire: SenderWire, link: NcclSenderWire, fabric: NcclFabric) -> None:
+        """`link`: what `wire` is, or what lies under it."""
+        self._wire = wire
+        self._link = link
+        self._fabric = fabric
+        self._kind = fabric.dice.choices(list(fabric.weights), list(fabric.weights.values()))[0]
+        self._left = int(2 ** fabric.dice.uniform(0, 7))
+        # The receiver's end was opened just before the sender's.
+        self._far = fabric.nccl.receiving.lines[-1], fabric.nccl.receiving.places[-1]
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        self._wire.put(piece, payload)
+        self._wrong(piece)
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self._wire.tell(frame)
+        self._wrong(None)
+
+    def hear(self) -> ReceiverFrame | None:
+        return self._wire.hear()
+
+    def broken(self) -> BatonError | None:
+        return self._wire.broken()
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def _wrong(self, piece: Piece | None) -> None:
+        self._left -= 1
+        if self._left != 0 or self._kind == "none" or self._wire.broken() is not None:
+            return
+        dice = self._fabric.dice
+        self._fabric.struck[self._kind] += 1
+        match self._kind:
+            case "cut":
+                self._wire.close()
+            case "line":  # one end's kernels end, and nobody is told
+                dice.choice((self._link._line, self._far[0])).abort("wronged")
+            case _ if piece is not None and piece.staging < self._link._pieces:
+                self._link.flush()
+                place = dice.choice((self._link._place, self._far[1]))
+                at = piece.staging * self._link._piece_bytes + dice.randrange(piece.length)
+                place.write(at, bytes([place.window[at : at + 1][0] ^ 1 << dice.randrange(8)]))
+
+
+class NcclFabric:
+    """Real time, real sockets, and NCCL or its double; between a rig's devices where there is one."""
+
+    transport = "nccl"
+    weights = {"none": 2, "cut": 2, "line": 3, "window": 3}  # noqa: RUF012
+
+    def __init__(self, seed: int, rig: DeviceRig | None = None) -> None:
+        self.woken = threading.Event()
+        self.dice = random.Random(seed)
+        self.struck: Counter[str] = Counter()
+        self.rig = rig
+        self.device: DeviceSink | None = None
+        self.nccl = NcclTransport(self.woken.set, rig)
+        self._inner: Connector = self.nccl.connector
+        self._taps: Taps | None = None
+
+    def take(self, source: Source, sink: Sink) -> None:
+        if self.rig is not None:
+            self._taps = Taps(source.bytes, WINDOW, PIECE_BYTES, self.rig)
+            arrays = [self.rig.tensor(array, self.rig.receiver) for array in sink.bytes]
+            blocks = DeviceBlocks(self.rig.receiver, arrays)
+            self.device = DeviceSink(blocks, sink.place, window_pieces=WINDOW, piece_bytes=PIECE_BYTES)
+            self._inner = self.nccl.connect(self.woken.set, self._taps.blocks)
+
+    def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
+        return tampering(self) if self._taps is None else self._taps.top(tampering(self))
+
+    def takes(self, address: str) -> bool:
+        return self._inner.takes(address)
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        response, wire = self._inner.open(address, request, timeout_s)
+        assert isinstance(wire, NcclSenderWire)
+        return response, _WrongedLine(wire if self._taps is None else self._taps.lower(wire), wire, self)
+
+    def clock(self) -> float:
+        return time.monotonic()
+
+    def attach(self, receiver: Receiver) -> str:
+        listener = self.nccl.listener()
+        receiver.attach(listener)
+        return listener.address
+
+    def rest(self, idle: bool) -> None:
+        if idle:
+            self.woken.wait(0.005 if self.rig is None else 0.001)
+        self.woken.clear()
+
+    def close(self) -> None:
+        """Nothing runs but what the ends have."""

@@ -1,0 +1,28 @@
+"""The adversary over links by NCCL: its double, and on two GPUs NCCL itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kvtransfer.adversary import Adversary
+from tests.kvtransfer.device_rigs import rig_of
+from tests.kvtransfer.nccl_fabric import NcclFabric
+from tests.kvtransfer.test_adversary import EVERY, MOSTLY_NONE, check
+
+
+@pytest.mark.parametrize(
+    ("over", "transfers"),
+    [
+        pytest.param("nccl", 3_000, id="host-3000", marks=pytest.mark.slow),
+        pytest.param("nccl-played", 3_000, id="played-3000", marks=pytest.mark.slow),
+        pytest.param("nccl-peer", 1_000, id="peer-1000", marks=pytest.mark.multigpu),
+    ],
+)
+def test_over_nccl(over: str, transfers: int) -> None:
+    fabric = NcclFabric(6, rig_of(over, at_once=True))
+    adversary = Adversary(fabric, 14, MOSTLY_NONE if transfers > 1_000 else EVERY)
+    adversary.run(transfers)
+    print(adversary.books, fabric.struck)
+    check(adversary)
+    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
+    adversary.close()
