@@ -37,11 +37,13 @@ class LibraryRule:
     A causal call has a multiple of `step` rows. A call over a piece of prefix has `step` rows times one of
     `row_steps` and one of `key_sizes` keys, the largest first. `least_rows`: of a chunk; `least_prefix`:
     tokens before it; `least_pairs`: their product, below which gathering and joining cost more than the
-    library saves.
+    library saves. `least_alone`: rows of a chunk with fewer tokens before it; up to there the paged kernel
+    is as fast, and takes the host less.
     """
 
     step: int = 256
-    least_rows: int = 1280
+    least_rows: int = 384
+    least_alone: int = 1280
     least_prefix: int = 4096
     least_pairs: int = 1 << 23
     row_steps: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -58,6 +60,10 @@ class LibraryRule:
     def least_start(self, rows: int) -> int:
         """From how many tokens on a prefix is worth a call for so many rows."""
         return max(self.least_prefix, -(-self.least_pairs // rows))
+
+    def takes(self, start: int, rows: int) -> bool:
+        """Whether a chunk's own keys are the library's at all."""
+        return rows >= (self.least_rows if start >= self.least_start(rows) else self.least_alone)
 
     def padded(self, rows: int) -> int:
         """`rows` up to a multiple of the step."""
@@ -163,7 +169,7 @@ def plan_attention(
     while index < len(chunks):
         start, rows = chunks[index]
         batch = 1
-        if rule is None or rows < rule.least_rows:
+        if rule is None or not rule.takes(start, rows):
             plan.spans.append(Span(row, rows, start, 0, start + rows, index))
         elif start == 0 and (batch := _equals(chunks[index:], rule, has)) > 1:
             plan.causal.append(CausalCall(row, batch, rows, rows, False))

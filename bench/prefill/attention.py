@@ -85,7 +85,9 @@ class Bench:
         self.start, self.rows = start, rows
         self.decoder = random_decoder(Shape(config), dtype, start + rows + 1, _BLOCK_TOKENS, device)
         # Whatever the rule thinks worth it: that is to be found out.
-        self.rule = rule or replace(LibraryRule.of(rows), least_rows=1, least_prefix=2048, least_pairs=1)
+        self.rule = rule or replace(
+            LibraryRule.of(rows), least_rows=1, least_alone=1, least_prefix=2048, least_pairs=1
+        )
         blocks = -(-(start + rows) // _BLOCK_TOKENS)
         self.cache = KVCache(self.decoder.layout, 1 + blocks, device)
         self.cache.groups[0].normal_()

@@ -24,7 +24,9 @@ from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
 # As the true one, in small: every way to cut a chunk within a few dozen tokens.
-SMALL_RULE = LibraryRule(step=8, least_rows=6, least_prefix=16, least_pairs=1, key_sizes=(32, 16))
+SMALL_RULE = LibraryRule(
+    step=8, least_rows=6, least_alone=6, least_prefix=16, least_pairs=1, key_sizes=(32, 16)
+)
 SMALL_SPLIT = KeySplit(programs=24, least_keys=6, rows=40, grain=4)
 SMALL_TUNING = PromptTuning(queries=32, tile=16, warps=4, stages=2)
 

@@ -145,6 +145,8 @@ def test_a_prefix_is_worth_a_call_by_its_rows() -> None:
         assert plan_attention([(least, rows)], rule, lambda shape: True).prefix != []
         below = plan_attention([(least - 1, rows)], rule, lambda shape: True)
         assert (below.prefix, below.causal, len(below.spans)) == ([], [], 1)
+        alone = plan_attention([(0, rows)], rule, lambda shape: True)
+        assert (len(alone.causal), len(alone.spans)) == ((1, 0) if rows >= rule.least_alone else (0, 1))
 
 
 def test_only_shapes_that_are_ready_are_called_for() -> None:
@@ -168,7 +170,7 @@ def test_shapes_are_few_and_calls_read_within_the_slack(most: int) -> None:
     for rows in {1, most, *range(1, most, 97)}:
         for start in (0, 16384 + 8192 + 4096 + 2048):
             plan = plan_attention([(start, rows)], rule, ready.__contains__)
-            assert bool(plan.causal) == (rows >= rule.least_rows)
+            assert bool(plan.causal) == (rows >= (rule.least_rows if start else rule.least_alone))
             assert len(plan.prefix) == (4 if start and rows >= rule.least_rows else 0)
             ends = [call.row + call.batch * call.rows for call in plan.causal]
             ends += [call.row + call.rows for call in plan.prefix]
