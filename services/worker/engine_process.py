@@ -76,8 +76,8 @@ _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 # While a GPU computes a prefill step: how late its end is seen at most.
 _UNDER_WAY_S = 0.0002
-# While a GPU moves blocks.
-_RESTLESS_S = 0.00002
+# While a GPU moves blocks: not at all.
+_RESTLESS_S = 0.0
 
 log = get_log(__name__)
 
