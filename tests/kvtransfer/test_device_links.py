@@ -43,8 +43,7 @@ class Ends:
         sending = make_sender(SHAPE, source, woken.set, self._clock, connectors_of("auto", woken.set, blocks))
 
         def advance() -> None:
-            self.rig.advance()
-            woken.wait(0.002)
+            woken.wait(self.rig.advance())
             woken.clear()
 
         self.made.append(Peers(SHAPE, receiving, sending, address, source, sink, advance, on_device=True))
