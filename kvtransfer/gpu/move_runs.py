@@ -6,6 +6,7 @@ piece's in any order (`kvtransfer.checksum`). bfloat16 is taken for the upper ha
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 
 import torch
@@ -13,7 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from baton.device.cuda_runtime import CudaError, cuda_runtime
 from baton.device.link_device import Kernel
+
+_LOG = logging.getLogger(__name__)
 
 WORDS = 2048
 
@@ -87,15 +91,35 @@ def move_runs(
 
 
 @cache
-def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel:
+def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel | None:
     """The kernel that moves rows of six words without converting them, to be launched with the addresses of
-    source, destination, rows, and rows again; grid: (rows, the longest's words / `WORDS`, rounded up)."""
+    source, destination, rows, and rows again; grid: (rows, the longest's words / `WORDS`, rounded up).
+
+    None where a launch beside Triton's own was tried and did not do it: its versions differ in what they tell.
+    """
     with torch.cuda.device(device):
-        words = torch.zeros(8, dtype=torch.int32, device=device)
-        rows = torch.zeros((1, 6), dtype=torch.int64, device=device)  # of no words
+        source = torch.arange(8, dtype=torch.int32, device=device)
+        destination = torch.zeros_like(source)
+        rows = torch.tensor([[0, 4, 4, 5, 0, 0]], dtype=torch.int64, device=device)
         compiled = _move_runs[(1, 1)](
-            words, words, rows, rows.view(-1),
+            source, destination, rows, rows.view(-1),
             CONVERT=False, FROM_BFLOAT=False, SUM_SOURCE=sum_source, ALIGNED=aligned, ROW=6, WORDS=WORDS,
         )  # fmt: skip
-        torch.cuda.synchronize(device)
-    return Kernel(int(compiled.function), 32 * compiled.metadata.num_warps, compiled.metadata.shared)
+        expected, wanted = destination.tolist(), int(rows[0, 5])
+        destination.zero_()
+        rows[0, 5] = 0
+        stream = torch.cuda.current_stream(device)
+        try:
+            kernel = Kernel(
+                int(compiled.function), 32 * compiled.metadata.num_warps, compiled.metadata.shared
+            )
+            addresses = source.data_ptr(), destination.data_ptr(), rows.data_ptr(), rows.data_ptr()
+            launch = cuda_runtime().launch
+            launch(kernel.function, (1, 1), kernel.threads, kernel.shared, stream.cuda_stream, addresses)
+        except (AttributeError, TypeError, CudaError) as error:
+            _LOG.warning("kernels are launched by Triton: %s", error)
+            return None
+        if (destination.tolist(), int(rows[0, 5])) != (expected, wanted):
+            _LOG.warning("kernels are launched by Triton: a launch of our own moved nothing")
+            return None
+    return kernel
