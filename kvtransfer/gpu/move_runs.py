@@ -95,7 +95,7 @@ def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel | 
     """The kernel that moves rows of six words without converting them, to be launched with the addresses of
     source, destination, rows, and rows again; grid: (rows, the longest's words / `WORDS`, rounded up).
 
-    None where a launch beside Triton's own was tried and did not do it: its versions differ in what they tell.
+    None where a launch beside Triton's own was tried and did not do it: its versions tell different things.
     """
     with torch.cuda.device(device):
         source = torch.arange(8, dtype=torch.int32, device=device)
@@ -105,21 +105,24 @@ def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel | 
             source, destination, rows, rows.view(-1),
             CONVERT=False, FROM_BFLOAT=False, SUM_SOURCE=sum_source, ALIGNED=aligned, ROW=6, WORDS=WORDS,
         )  # fmt: skip
-        expected, wanted = destination.tolist(), int(rows[0, 5])
+        wanted = destination.tolist(), int(rows[0, 5])
         destination.zero_()
         rows[0, 5] = 0
-        stream = torch.cuda.current_stream(device)
         try:
-            kernel = Kernel(
-                int(compiled.function), 32 * compiled.metadata.num_warps, compiled.metadata.shared
-            )
-            addresses = source.data_ptr(), destination.data_ptr(), rows.data_ptr(), rows.data_ptr()
-            launch = cuda_runtime().launch
-            launch(kernel.function, (1, 1), kernel.threads, kernel.shared, stream.cuda_stream, addresses)
+            meta = compiled.metadata
+            kernel = Kernel(int(compiled.function), 32 * meta.num_warps, meta.shared)
+            _launch(kernel, device, (source, destination, rows, rows))
         except (AttributeError, TypeError, CudaError) as error:
             _LOG.warning("kernels are launched by Triton: %s", error)
             return None
-        if (destination.tolist(), int(rows[0, 5])) != (expected, wanted):
+        if (destination.tolist(), int(rows[0, 5])) != wanted:
             _LOG.warning("kernels are launched by Triton: a launch of our own moved nothing")
             return None
     return kernel
+
+
+def _launch(kernel: Kernel, device: torch.device, arguments: tuple[Tensor, ...]) -> None:
+    """Once, on torch's stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    addresses = tuple(argument.data_ptr() for argument in arguments)
+    cuda_runtime().launch(kernel.function, (1, 1), kernel.threads, kernel.shared, stream, addresses)
