@@ -40,9 +40,9 @@ class RowMover:
         self._pools = tuple(words.data_ptr() for words in blocks.words)
         self._kernel: Kernel | None = None
         if staging.is_cuda:
-            from kvtransfer.gpu.move_runs import WORDS, prepared
+            from kvtransfer.gpu.move_runs import prepared, programs
 
-            self._words = WORDS
+            self._programs = programs
             self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
 
     def move(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> int:
@@ -55,7 +55,9 @@ class RowMover:
         if self._kernel is not None:
             pool, staging = self._pools[piece.group], self._staging.data_ptr()
             ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
-            line.launch(self._kernel, (len(blocks), -(-longest // self._words)), (*ends, rows, rows))
+            line.launch(
+                self._kernel, (len(blocks), self._programs(len(blocks), longest)), (*ends, rows, rows)
+            )
         else:
             first = place // _ROW.size
             self._run(line, piece.group, self._there[first : first + len(blocks)], longest)
