@@ -197,6 +197,20 @@ def test_a_receiver_that_slept_meanwhile_is_woken_when_the_device_is_done(ends: 
     peers.check_ledger()
 
 
+def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
+    peers = ends()
+    peers.expect(1, [[1], []])
+    assert not peers.receiver.expectant  # over what, nobody knows yet
+    transfer = peers.begin(1, [1, 0])
+    peers.push(transfer, 0, 0, 1)
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 1 in peers.acknowledged())
+    assert not peers.receiver.expectant
+    peers.expect(2, [[1], []])
+    assert peers.receiver.expectant
+    peers.forget(2)
+
+
 def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.ipc_wire._AWAKE_S", 60.0)
     peers = ends()
