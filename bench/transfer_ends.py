@@ -56,6 +56,7 @@ GPU_BLOCK_BYTES = 8 << 20
 _PIECES_A_POLL = 8  # as in an engine's turn
 _PIECES_A_POLL_ON_GPU = 32
 _WAIT_S = 0.05
+_EXPECTANT_S = 0.00002
 _TRANSFER_S = 60.0
 TRANSFER = TransferConfig()
 
@@ -314,11 +315,12 @@ def main() -> None:
     )  # fmt: skip
     server, raw_address = _raw_server()
     _say({"address": _listen(receiver, transport, device, wakeup), "raw_address": raw_address})
-    selector = selectors.DefaultSelector()
+    selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     while True:
-        ready = [key.fileobj for key, _ in selector.select(0 if receiver.restless else _WAIT_S)]
+        patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else _WAIT_S
+        ready = [key.fileobj for key, _ in selector.select(patience)]
         wakeup.clear()
         if sys.stdin in ready:
             line = sys.stdin.readline()

@@ -173,6 +173,12 @@ class Receiver:
         return any(link.restless() for link in self._links)
 
     @property
+    def expectant(self) -> bool:
+        """Whether a device may begin to write for a transfer that is expected: a wake by bell takes a host
+        some hundred microseconds, so whoever can looks again sooner."""
+        return bool(self._incoming) and any(link.scatter is not None for link in self._links)
+
+    @property
     def expected_transfers(self) -> int:
         return len(self._incoming)
 

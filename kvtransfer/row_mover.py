@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baton.device.link_device import Line
+from baton.device.link_device import Kernel, Line
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
 from kvtransfer.geometry import MOST_BLOCKS
@@ -38,11 +38,11 @@ class RowMover:
         self._bytes = self._host.numpy().data.cast("B")
         self._at_host, self._at_device = self._host.data_ptr(), self._there.data_ptr()
         self._pools = tuple(words.data_ptr() for words in blocks.words)
-        self._on_gpu = staging.is_cuda
-        if self._on_gpu:
-            from kvtransfer.gpu.move_runs import WORDS, prepared
+        self._kernel: Kernel | None = None
+        if staging.is_cuda:
+            from kvtransfer.gpu.move_runs import prepared, programs
 
-            self._words = WORDS
+            self._programs = programs
             self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
 
     def move(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> int:
@@ -52,10 +52,12 @@ class RowMover:
         place, size = piece.staging * self._index_bytes, len(blocks) * _ROW.size
         rows = self._at_device + place
         line.copy(rows, self._at_host + place, size)
-        if self._on_gpu:
+        if self._kernel is not None:
             pool, staging = self._pools[piece.group], self._staging.data_ptr()
             ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
-            line.launch(self._kernel, (len(blocks), -(-longest // self._words)), (*ends, rows, rows))
+            line.launch(
+                self._kernel, (len(blocks), self._programs(len(blocks), longest)), (*ends, rows, rows)
+            )
         else:
             first = place // _ROW.size
             self._run(line, piece.group, self._there[first : first + len(blocks)], longest)

@@ -77,7 +77,7 @@ class Window:
         group = transfer.next_group()
         # With nothing on the wire before it, a small one: the wire is to begin soon.
         most = self._geometry.blocks_per_piece(group)
-        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 4))
+        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 2))
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))

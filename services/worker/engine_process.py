@@ -76,8 +76,10 @@ _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 # While a GPU computes a prefill step: how late its end is seen at most.
 _UNDER_WAY_S = 0.0002
-# While a GPU moves blocks.
-_RESTLESS_S = 0.00002
+# While a GPU moves blocks: not at all.
+_RESTLESS_S = 0.0
+# While one may begin to at any moment; a wait takes the kernel 50 µs more.
+_EXPECTANT_S = 0.00002
 
 log = get_log(__name__)
 
@@ -123,6 +125,8 @@ class Engine:
         receiver = self._parts.receiver
         if self._parts.sender.restless or (receiver is not None and receiver.restless):
             return _RESTLESS_S
+        if receiver is not None and receiver.expectant:
+            return _EXPECTANT_S
         if self._parts.prefill.loop.under_way:
             return _UNDER_WAY_S
         return _RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S

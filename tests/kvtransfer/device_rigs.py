@@ -30,8 +30,8 @@ class DeviceRig(Protocol):
     def flip(self, address: int, bit: int) -> None:
         """One bit of device memory."""
 
-    def advance(self) -> None:
-        """Time goes on."""
+    def advance(self) -> float:
+        """Time goes on; how long one may wait for more, in seconds."""
 
 
 class FakeRig:
@@ -51,8 +51,9 @@ class FakeRig:
     def flip(self, address: int, bit: int) -> None:
         ctypes.c_uint8.from_address(address).value ^= 1 << bit
 
-    def advance(self) -> None:
+    def advance(self) -> float:
         self.pump.some()
+        return 0.001 if self.pump.idle() else 0.0
 
 
 class CudaRig:
@@ -86,8 +87,8 @@ class CudaRig:
 
         span_tensor(address, 1, self.receiver.tensors_on).bitwise_xor_(1 << bit)
 
-    def advance(self) -> None:
-        """It does by itself."""
+    def advance(self) -> float:
+        return 0.0002
 
 
 def rig_of(transport: str, *, at_once: bool = False) -> DeviceRig | None:

@@ -196,5 +196,5 @@ class CountingWire:
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         trial = self._trials(piece.transfer)
         if trial is not None:
-            trial.pieces += 1
+            trial.pieces += len(blocks)
         self._wire.put_blocks(piece, blocks)

@@ -309,9 +309,7 @@ def make_peers(
     sender = make_sender(shape, source, event.set, clock, connectors, fingerprint)
 
     def advance() -> None:
-        if rig is not None:
-            rig.advance()
-        event.wait(0.002 if rig is not None else 0.01)
+        event.wait(0.01 if rig is None else rig.advance())
         event.clear()
 
     return Peers(shape, receiver, sender, address, source, sink, advance, on_device=rig is not None)

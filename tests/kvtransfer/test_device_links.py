@@ -43,8 +43,7 @@ class Ends:
         sending = make_sender(SHAPE, source, woken.set, self._clock, connectors_of("auto", woken.set, blocks))
 
         def advance() -> None:
-            self.rig.advance()
-            woken.wait(0.002)
+            woken.wait(self.rig.advance())
             woken.clear()
 
         self.made.append(Peers(SHAPE, receiving, sending, address, source, sink, advance, on_device=True))
@@ -196,6 +195,20 @@ def test_a_receiver_that_slept_meanwhile_is_woken_when_the_device_is_done(ends: 
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
     peers.check_ledger()
+
+
+def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
+    peers = ends()
+    peers.expect(1, [[1], []])
+    assert not peers.receiver.expectant  # over what, nobody knows yet
+    transfer = peers.begin(1, [1, 0])
+    peers.push(transfer, 0, 0, 1)
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 1 in peers.acknowledged())
+    assert not peers.receiver.expectant
+    peers.expect(2, [[1], []])
+    assert peers.receiver.expectant
+    peers.forget(2)
 
 
 def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""Two engines whose devices write each other's memory, some turns after they are told: the same tokens, and
+the books of both."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from baton.engine.prefill import ChunkResult
+from baton.v1.engine_pb2 import CancelCommand
+from kvtransfer.device_blocks import DeviceBlocks
+from services.worker.loaded_model import LoadedModel
+from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.worker.paired import Pair
+from tests.worker.test_prefill_ahead import LateLane
+from tests.worker.test_prefix_cache import ask
+from tests.worker.turned import Turned
+
+
+@pytest.fixture
+def pump(monkeypatch: pytest.MonkeyPatch) -> Pump:
+    """What played devices were told of; from here on every engine has one."""
+    pump, names = Pump(8), itertools.count()
+
+    def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks:
+        device = FakeDevice(pump, f"fake:{next(names)}", ("fake:0", "fake:1"))
+        return DeviceBlocks(device, model.cache.groups)
+
+    monkeypatch.setattr("services.worker.engine_process.device_blocks", device_blocks)
+    return pump
+
+
+@pytest.fixture
+def pair(tmp_path: Path, truth: Turned, pump: Pump) -> Iterator[Pair]:
+    """`truth` was made before: its blocks are the host's."""
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def words(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(3, 97) for _ in range(count)]
+
+
+def test_prompts_of_every_length(pair: Pair, truth: Turned, pump: Pump) -> None:
+    for length in (1, 3, 4, 5, 9, 16, 23, 30):
+        prompt = words(length, seed=length)
+        assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+        pair.assert_free()
+    (link,) = pair.source.engine._parts.sender.links
+    assert link.transport == "ipc"
+    assert pump.steps > 0, "the devices have done it"
+    sent = pair.source.engine._parts.sender.counters.bytes_shipped
+    assert pair.audit().bytes_received == sent > 0
+
+
+def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(
+    pair: Pair, truth: Turned, pump: Pump
+) -> None:
+    dice = random.Random(4)
+    for seed in range(12):
+        asked = pair.begin(pair.reserve(words(30, seed), names=()))
+        for _ in range(dice.randint(1, 9)):
+            pair.source.play()
+            pair.target.play()
+        if dice.random() < 0.5:
+            pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+        else:
+            pair.source.ask(cancel=CancelCommand(attempt=asked.attempt))
+            pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+        prompt = words(30, 100 + seed)
+        assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+        pair.play(lambda asked=asked: pair.ended(asked))  # type: ignore[misc]
+        pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.pinned_blocks)
+        pair.play(lambda: not any(link.live_transfers for link in pair.target.engine._parts.receiver.links))  # type: ignore[union-attr]
+        pair.assert_free()
+
+
+def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
+    tmp_path: Path, pump: Pump, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.worker.prefill_loop.lane_of", lambda device: LateLane())
+    pair = Pair(tmp_path)
+    parts = pair.source.engine._parts
+    pair.say(words(4, 1))  # a link is there
+    shipped: list[int] = []
+    take, begin = parts.prefill.loop.take, parts.prefill.loop.begin
+    ended: list[int] = []
+
+    def count_ended() -> list[ChunkResult]:
+        results = take()
+        ended.append(len(results))
+        return results
+
+    def look() -> bool:
+        if ended[-1]:  # a step has just ended
+            shipped.append(parts.sender.counters.bytes_shipped - before)
+        return begin()
+
+    monkeypatch.setattr(parts.prefill.loop, "take", count_ended)
+    monkeypatch.setattr(parts.prefill.loop, "begin", look)
+    before = parts.sender.counters.bytes_shipped
+    asked = pair.begin(pair.reserve(words(16, 2)))
+    pair.play(lambda: pair.ended(asked))
+    pair.close()
+    assert shipped[0] == 2 * pair.block_bytes, "of the first chunk's eight tokens"
