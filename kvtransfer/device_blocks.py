@@ -7,12 +7,14 @@ some microseconds, whatever its length.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from baton.device.link_device import LinkDevice
 from kvtransfer.geometry import MOST_BLOCKS
-from kvtransfer.moving import WORD_BYTES, words_of
+from kvtransfer.move_plan import WORD_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Four blocks of 64 tokens of an 8B model in 16 bits, and eight of them on their way.
 _PIECE_BYTES = 32 << 20
@@ -25,6 +27,8 @@ class DeviceBlocks:
 
     def __init__(self, device: LinkDevice, pools: Sequence[Tensor]) -> None:
         """ValueError where blocks are no whole words."""
+        from kvtransfer.moving import words_of
+
         self.device = device
         self.words = tuple(words_of(pool) for pool in pools)
         self.block_bytes = tuple(pool[0].nbytes for pool in pools)

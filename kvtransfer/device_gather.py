@@ -19,7 +19,7 @@ from baton.device.link_device import Moment
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
 from kvtransfer.ipc_memory import SUM_BYTES, SUMS, TO_RECEIVER, LinkMemory
-from kvtransfer.moving import Travels, words_of
+from kvtransfer.move_plan import Travels
 from kvtransfer.row_mover import RowMover
 
 
@@ -39,8 +39,8 @@ class DeviceGather:
             undo.callback(self._window.close)
             self._staging = device.allocate(window_pieces * piece_bytes)
             undo.callback(self._staging.free)
-            staging_words = words_of(self._staging.tensor)
-            self._mover = RowMover(blocks, staging_words, window_pieces, piece_bytes, Travels.DESTINATION)
+            staging = self._staging.tensor
+            self._mover = RowMover(blocks, staging, window_pieces, piece_bytes, Travels.DESTINATION)
             # The next chunk's kernels would else go before what somebody waits for.
             self._gathering, self._wire = device.line(first=True), device.line(first=True)
             self._let_go = undo.pop_all()

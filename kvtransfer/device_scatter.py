@@ -16,7 +16,7 @@ from baton.device.link_device import Memory, Moment
 from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.frames import Piece
-from kvtransfer.moving import Travels, words_of
+from kvtransfer.move_plan import Travels
 from kvtransfer.row_mover import RowMover
 
 _MASK = (1 << 64) - 1
@@ -38,7 +38,7 @@ class DeviceScatter:
         pieces, piece_bytes = sink.window_pieces, sink.piece_bytes
         self._sink = sink
         self._window = window
-        self._mover = RowMover(sink.blocks, words_of(window.tensor), pieces, piece_bytes, Travels.SOURCE)
+        self._mover = RowMover(sink.blocks, window.tensor, pieces, piece_bytes, Travels.SOURCE)
         self._found = device.on_host(pieces, 1)
         self._found_view, self._found_at = self._found.numpy(), self._found.data_ptr()
         self._line = device.line()

@@ -25,10 +25,8 @@ import torch
 from torch import Tensor
 
 from kvtransfer.checksum import multipliers, place_sum
+from kvtransfer.move_plan import WORD_BYTES, Travels
 
-WORD_BYTES = 4
-# Of a row: a run's five words and its sum.
-ROW_WORDS = 6
 _MASK = (1 << 64) - 1
 
 
@@ -38,13 +36,6 @@ class Conversion(Enum):
     NONE = 0
     BFLOAT16_TO_FLOAT16 = 1
     FLOAT16_TO_BFLOAT16 = 2
-
-
-class Travels(Enum):
-    """Which side of a move is the wire's."""
-
-    DESTINATION = 0  # gather
-    SOURCE = 1  # scatter
 
 
 @dataclass(frozen=True, slots=True)

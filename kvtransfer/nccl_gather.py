@@ -14,7 +14,7 @@ from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece, encode_piece_header
 from kvtransfer.grpc_connector import GrpcSenderWire
-from kvtransfer.moving import Travels, words_of
+from kvtransfer.move_plan import Travels
 from kvtransfer.nccl_links import NcclLinks, Place
 from kvtransfer.nccl_sender import NcclSenderWire
 from kvtransfer.row_mover import RowMover
@@ -30,8 +30,7 @@ class NcclGather:
 
     def __init__(self, blocks: DeviceBlocks, staging: Memory, response: OpenLinkResponse) -> None:
         device, pieces = blocks.device, response.window_pieces
-        words = words_of(staging.tensor)
-        self._mover = RowMover(blocks, words, pieces, response.piece_bytes, Travels.DESTINATION)
+        self._mover = RowMover(blocks, staging.tensor, pieces, response.piece_bytes, Travels.DESTINATION)
         self._line = device.line()
         self._sums = device.on_host(pieces, 1)
         self._sums_view = self._sums.numpy()

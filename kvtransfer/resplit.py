@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from baton.layout import DTYPE_BYTES, CacheGroup
-from kvtransfer.moving import WORD_BYTES, Run
+from kvtransfer.move_plan import WORD_BYTES
+from kvtransfer.moving import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from baton.device.link_device import Kernel, Line
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
 from kvtransfer.geometry import MOST_BLOCKS
-from kvtransfer.moving import ROW_WORDS, WORD_BYTES, Travels, move_rows
+from kvtransfer.move_plan import ROW_WORDS, WORD_BYTES, Travels
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _ROW = struct.Struct("<5qQ")
 
@@ -24,10 +26,12 @@ class RowMover:
     def __init__(
         self, blocks: DeviceBlocks, staging: Tensor, pieces: int, piece_bytes: int, travels: Travels
     ) -> None:
-        """`staging`: `words_of` all of it. Gathers (`Travels.DESTINATION`) or scatters."""
+        """`staging`: all of it. Gathers (`Travels.DESTINATION`) or scatters."""
+        from kvtransfer.moving import words_of
+
         device = blocks.device
         self._blocks = blocks
-        self._staging = staging
+        self._staging = words_of(staging)
         self._piece_words = piece_bytes // WORD_BYTES
         self._travels = travels
         self._aligned = blocks.aligned(piece_bytes)
@@ -77,6 +81,8 @@ class RowMover:
 
     def _run(self, line: Line, group: int, rows: Tensor, longest: int) -> None:
         pool, staging, travels = self._blocks.words[group], self._staging, self._travels
+        from kvtransfer.moving import move_rows
+
         source, destination = (pool, staging) if travels is Travels.DESTINATION else (staging, pool)
         line.run(lambda: move_rows(source, destination, rows, longest, travels, aligned=self._aligned))
 

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 HANDLE_ROOM = 128
 

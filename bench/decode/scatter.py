@@ -6,12 +6,11 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from baton.device.link_device import LinkDevice, Moment
+    from baton.device.link_device import LinkDevice
     from baton.engine.blocks import BlockTables
     from baton.engine.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
-    from kvtransfer.frames import Piece
     from services.worker.decode_side import DecodeSide
 
 # Sequences whose KV stands in pinned memory, taken in turn.
@@ -51,7 +50,8 @@ def _ended(left: Counter[int], body: TicketBody) -> bool:
 
 class StagedScatter:
     """As a link between GPUs of a host ends: a window of staging on the GPU, and the link's own kernel, which
-    sums as it scatters. What a sender's copy engine would write there is copied from this GPU's memory."""
+    sums as it scatters. What a sender writes there takes none of this GPU's multiprocessors, as a copy within
+    it would, so it stands there from the beginning."""
 
     def __init__(
         self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
@@ -69,13 +69,10 @@ class StagedScatter:
         self._decode = decode
         self._block_bytes = blocks.block_bytes
         self._piece_bytes = sink.piece_bytes
-        self._sent = device.allocate(sink.piece_bytes)
         self._window = device.allocate(sink.piece_bytes * sink.window_pieces)
         self._scatter = DeviceScatter(sink, self._window)
-        self._arrivals = device.line()
         self._free = list(range(sink.window_pieces))
         self._waiting: deque[tuple[int, int, int, int]] = deque()  # transfer, group, first ordinal, blocks
-        self._arriving: deque[tuple[Piece, int, Moment]] = deque()
         self._left: Counter[int] = Counter()
 
     def begin(self, body: TicketBody) -> int:
@@ -98,16 +95,10 @@ class StagedScatter:
         for moving, _ in self._scatter.ended():
             self._left[moving.piece.transfer] -= 1
             self._free.append(moving.piece.staging)
-        while self._arriving and self._arriving[0][2].ended():
-            piece, blocks, _ = self._arriving.popleft()
-            self._scatter.begin(piece, blocks, blocks)
         while self._waiting and self._free:
             transfer, group, ordinal, blocks = self._waiting.popleft()
             length, index = blocks * self._block_bytes[group], self._free.pop()
-            place = self._window.address + index * self._piece_bytes
-            self._arrivals.copy(place, self._sent.address, length)
-            piece = Piece(transfer, group, ordinal, 0, length, index, 0)
-            self._arriving.append((piece, blocks, self._arrivals.moment()))
+            self._scatter.begin(Piece(transfer, group, ordinal, 0, length, index, 0), blocks, blocks)
 
     def ended(self, body: TicketBody) -> bool:
         return _ended(self._left, body)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kvtransfer.checksum import PieceChecksum, place_sum
-from kvtransfer.moving import ROW_WORDS, Travels, move_rows
+from kvtransfer.move_plan import ROW_WORDS, Travels
+from kvtransfer.moving import move_rows
 from tests.kvtransfer.kernels import DEVICE, KERNEL
 
 PLACES = [(4096, 0, 1500), (100, 2048, 2048), (0, 5000, 3)]  # from, to, length: in words

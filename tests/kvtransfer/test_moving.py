@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kvtransfer.checksum import PieceChecksum
+from kvtransfer.move_plan import Travels
 from kvtransfer.moving import (
     Conversion,
     Place,
     Run,
     Runs,
-    Travels,
     move,
     on_gpu,
     piece_checksums,

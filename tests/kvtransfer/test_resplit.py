@@ -8,7 +8,8 @@ from torch import Tensor
 
 from baton.layout import CacheGroup, Plane
 from kvtransfer.checksum import PieceChecksum
-from kvtransfer.moving import Place, Run, Travels, piece_checksums
+from kvtransfer.move_plan import Travels
+from kvtransfer.moving import Place, Run, piece_checksums
 from kvtransfer.resplit import Common, Split
 from tests.kvtransfer.kernels import KERNEL
 from tests.kvtransfer.test_moving import moved
