@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 import baton.engine
+from baton.engine import product_table
 from baton.engine.kernels.gpu.gemv import GemvTuning
 from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.wide_swiglu import WideTuning
 from baton.engine.product_table import EXACT, ProductTable, entry_of, file_stem
 from baton.engine.products import PRODUCTS, Choice, Library
 
 KEY = ("qkv", 32, 6144, 4096, "bfloat16")
 
 
-@pytest.mark.parametrize("choice", [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), Library()])
+@pytest.mark.parametrize(
+    "choice", [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6), Library()]
+)
 def test_a_choice_survives_its_file(choice: Choice) -> None:
     table = ProductTable(json.loads(json.dumps([entry_of(KEY, choice, 12.345)])))
     assert table.choice(KEY) == choice
@@ -26,6 +30,13 @@ def test_rows_without_an_entry_take_the_power_of_two_above() -> None:
     table = ProductTable([entry_of(KEY, SkinnyTuning(32), 1.0)])
     assert table.choice(("qkv", 24, *KEY[2:])) == SkinnyTuning(32)
     assert table.choice(("down", 24, *KEY[2:])) != SkinnyTuning(32)
+
+
+def test_what_the_chip_here_cannot_run_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ("gate_up", 256, 28672, 4096, "bfloat16")
+    for runs, kind in ((True, WideTuning), (False, Library)):
+        monkeypatch.setattr(product_table, "runs_here", lambda runs=runs: runs)
+        assert isinstance(ProductTable.for_gpu("NVIDIA H100 80GB HBM3").choice(key), kind)
 
 
 def test_exact_is_one_choice_whatever_the_rows() -> None:
