@@ -40,7 +40,8 @@ async def baton_up(model: Path, name: str, flags: Sequence[str]) -> AsyncIterato
     )
     assert process.stdout is not None
     try:
-        line = (await asyncio.wait_for(process.stdout.readline(), _START_S)).decode()
+        async with asyncio.timeout(_START_S):
+            line = (await process.stdout.readline()).decode()
         if not line.startswith(_READY):
             raise RuntimeError(f"baton up ended with {await process.wait()} before it was ready")
         doors = dict(word.split("=", 1) for word in line.removeprefix(_READY).split())
@@ -54,4 +55,5 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
         if process.returncode is None:
             process.send_signal(number)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _STOP_S)
+                async with asyncio.timeout(_STOP_S):
+                    await process.wait()

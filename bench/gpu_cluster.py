@@ -165,7 +165,8 @@ async def _program(within_s: float, *words: str) -> dict[str, Any]:
         sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE
     )
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), within_s)
+        async with asyncio.timeout(within_s):
+            out, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()

@@ -64,7 +64,8 @@ class _Top:
                 while not self._quit.is_set():
                     await self._draw(stub, live, self._console)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._quit.wait(), self._interval)
+                        async with asyncio.timeout(self._interval):
+                            await self._quit.wait()
         return 0
 
     async def _frame(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> int:

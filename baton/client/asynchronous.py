@@ -104,7 +104,8 @@ class AsyncClient:
         """A client whose router answers; BatonError(UNAVAILABLE) where none does for `timeout` seconds."""
         client = cls(address, model=model)
         try:
-            await asyncio.wait_for(client._channel.channel_ready(), timeout)
+            async with asyncio.timeout(timeout):
+                await client._channel.channel_ready()
         except TimeoutError as error:
             await client.close()
             raise BatonError(ErrorKind.UNAVAILABLE, f"no router answers at {address}") from error

@@ -214,7 +214,8 @@ def _being_cancelled() -> bool:
 
 async def _close(client: Client) -> None:
     try:
-        await asyncio.wait_for(client.aclose(), 1.0)
+        async with asyncio.timeout(1.0):
+            await client.aclose()
     except (*_AWAY, TimeoutError) as error:
         _log.debug("redis_client_did_not_close", why=type(error).__name__)
 

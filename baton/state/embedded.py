@@ -102,10 +102,12 @@ class EmbeddedServer:
             return
         self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
+            async with asyncio.timeout(_STOP_S):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
-            await asyncio.wait_for(self._process.wait(), _KILL_S)
+            async with asyncio.timeout(_KILL_S):
+                await self._process.wait()
 
     def kill(self) -> None:
         """SIGKILL; `wait` then reaps it."""

@@ -130,7 +130,8 @@ class Journal:
     async def flush(self, timeout_s: float) -> bool:
         """Waits until Redis was told all that is pending; False where `timeout_s` was too short."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

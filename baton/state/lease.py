@@ -82,7 +82,8 @@ class Lease:
                 await self._publish_load()
             pause = self._renew_s if renewed else _AGAIN_S
             try:
-                await asyncio.wait_for(self._changed.wait(), pause * random.uniform(0.75, 1.0))
+                async with asyncio.timeout(pause * random.uniform(0.75, 1.0)):
+                    await self._changed.wait()
             except TimeoutError:
                 pass
 

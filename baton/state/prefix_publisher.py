@@ -77,7 +77,8 @@ class PrefixPublisher:
 
     async def _idle(self) -> None:
         try:
-            await asyncio.wait_for(self._wake.wait(), PREFIX_TOUCH_S)
+            async with asyncio.timeout(PREFIX_TOUCH_S):
+                await self._wake.wait()
         except TimeoutError:
             pass
 

@@ -102,7 +102,8 @@ class Child:
         `timeout_s` or speaks nonsense.
         """
         try:
-            line = await asyncio.wait_for(self._stdout.readline(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                line = await self._stdout.readline()
         except TimeoutError:
             raise ChildError(f"{self.name} (pid {self.pid}) was not ready in {timeout_s:g} s") from None
         except ValueError:
@@ -154,7 +155,8 @@ class Child:
         self.terminate()
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.ended(), max(0.0, deadline - loop.time()))
+            async with asyncio.timeout(max(0.0, deadline - loop.time())):
+                await self.ended()
         self.kill()
         await self.ended()
 

@@ -78,7 +78,8 @@ class Store:
 
     async def _open(self, journal: Journal) -> int | None:
         try:
-            return await asyncio.wait_for(journal.count_open(), _COUNT_S)
+            async with asyncio.timeout(_COUNT_S):
+                return await journal.count_open()
         except (BatonError, TimeoutError):
             return None
 

@@ -39,3 +39,17 @@ def test_no_descriptor_stays(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(run())
+
+
+async def test_who_stops_waiting_the_moment_a_child_is_ready_has_stopped() -> None:
+    """`asyncio.wait_for` of Python 3.11 would lose the cancellation, and a start that a signal ended would
+    wait for ever for what comes next."""
+    child = await Child.start("child", (sys.executable, "-c", "input(); input()"), "", informed=True)
+    waiting = asyncio.create_task(child.ready(20))
+    await asyncio.sleep(0.05)
+    child._stdout.feed_data(b'{"ready": {}}\n')
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    child.kill()
+    await child.ended()
