@@ -16,15 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.errors import BatonError
-from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.checksum import multipliers
 from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw, encode_piece_header
+from kvtransfer.frames import Piece, encode_piece_header
 from kvtransfer.ipc_device_wire import IpcDeviceWire
 from kvtransfer.nccl_gather import NcclDeviceWire
 from kvtransfer.transport import Connector, SenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
+from tests.kvtransfer.wrapped import WrappedConnector, WrappedWire
 
 _MASK = (1 << 64) - 1
 _LINKS = 64
@@ -36,7 +35,7 @@ def words_sum(data: bytes) -> int:
     return int((words * multipliers(len(words))).sum(dtype=np.uint64)) & _MASK
 
 
-class Bottom:
+class Bottom(WrappedWire):
     """`put` with bytes, onto a wire that gathers."""
 
     gathers = False
@@ -49,6 +48,7 @@ class Bottom:
         pieces: int,
         group: int,
     ) -> None:
+        super().__init__(wire)
         self.wire = wire
         self._scratch = scratch
         self._first, self._pieces = first, pieces
@@ -69,26 +69,14 @@ class Bottom:
     def _header(self, piece: Piece) -> bytes:
         return encode_piece_header(self._said[piece.staging].popleft())
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
-        self.wire.tell(frame)
 
-    def hear(self) -> ReceiverFrame | None:
-        return self.wire.hear()
-
-    def broken(self) -> BatonError | None:
-        return self.wire.broken()
-
-    def close(self) -> None:
-        self.wire.close()
-
-
-class Top:
+class Top(WrappedWire):
     """`put_blocks`, onto a wire of bytes."""
 
     gathers = True
 
     def __init__(self, wire: SenderWire, bottom: Bottom, groups: Sequence[NDArray[np.uint8]]) -> None:
-        self._wire = wire
+        super().__init__(wire)
         self._bottom = bottom
         self._groups = groups
         self._read = 0
@@ -113,18 +101,6 @@ class Top:
         self._bottom.wire.gathered()
         return self._read
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
-        self._wire.tell(frame)
-
-    def hear(self) -> ReceiverFrame | None:
-        return self._wire.hear()
-
-    def broken(self) -> BatonError | None:
-        return self._wire.broken()
-
-    def close(self) -> None:
-        self._wire.close()
-
 
 class Taps:
     """Both ends of the tap around a test's connector: `top(tampering(bottom(plain)))`."""
@@ -142,11 +118,11 @@ class Taps:
         # Of the link that this thread opens.
         self._opening = threading.local()
 
-    def bottom(self, plain: Connector) -> _BottomConnector:
-        return _BottomConnector(plain, self)
+    def bottom(self, plain: Connector) -> WrappedConnector:
+        return WrappedConnector(plain, self.lower)
 
-    def top(self, tampering: Connector) -> _TopConnector:
-        return _TopConnector(tampering, self)
+    def top(self, tampering: Connector) -> WrappedConnector:
+        return WrappedConnector(tampering, self.upper)
 
     def lower(self, wire: SenderWire) -> SenderWire:
         self._opening.bottom = None
@@ -160,35 +136,3 @@ class Taps:
     def upper(self, wire: SenderWire) -> SenderWire:
         bottom: Bottom | None = self._opening.bottom
         return wire if bottom is None else Top(wire, bottom, self._groups)
-
-
-class _BottomConnector:
-    def __init__(self, inner: Connector, taps: Taps) -> None:
-        self.transport = inner.transport
-        self._inner = inner
-        self._taps = taps
-
-    def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
-
-    def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
-    ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
-        return response, self._taps.lower(wire)
-
-
-class _TopConnector:
-    def __init__(self, inner: Connector, taps: Taps) -> None:
-        self.transport = inner.transport
-        self._inner = inner
-        self._taps = taps
-
-    def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
-
-    def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
-    ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
-        return response, self._taps.upper(wire)

@@ -13,7 +13,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.byte_ring import RING_BYTES
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.frames import Piece
 from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.ipc_device_wire import IpcDeviceWire
@@ -26,6 +26,7 @@ from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.memory_transport import MemoryTransport
 from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.peers import FakeClock
+from tests.kvtransfer.wrapped import WrongedWire
 
 # Of every link of an adversary's.
 PIECE_BYTES = 1024
@@ -142,44 +143,18 @@ class GrpcFabric(_OnHost):
         self._proxy.close()
 
 
-class _WrongedWire:
-    """A link whose memory is overwritten, or whose socket is cut, at a message that was drawn beforehand."""
-
-    gathers = False
+class _WrongedWire(WrongedWire):
+    """Its memory is overwritten, or its socket is cut."""
 
     def __init__(self, wire: SenderWire, link: IpcSenderWire, fabric: IpcFabric) -> None:
         """`link`: what `wire` is, or what lies under it."""
-        self._wire = wire
+        super().__init__(wire, fabric.dice, fabric.weights, fabric.struck)
         self._link = link
         self._fabric = fabric
-        self._dice = fabric.dice
-        self._kind = self._dice.choices(list(fabric.weights), list(fabric.weights.values()))[0]
-        self._left = int(2 ** self._dice.uniform(0, 7))
 
-    def put(self, piece: Piece, payload: memoryview) -> None:
-        self._wire.put(piece, payload)
-        self._wrong(piece)
-
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
-        self._wire.tell(frame)
-        self._wrong(None)
-
-    def hear(self) -> ReceiverFrame | None:
-        return self._wire.hear()
-
-    def broken(self) -> BatonError | None:
-        return self._wire.broken()
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def _wrong(self, piece: Piece | None) -> None:
-        self._left -= 1
-        if self._left != 0 or self._kind == "none" or self._wire.broken() is not None:
-            return
+    def _strike(self, kind: str, piece: Piece | None) -> None:
         assert self._link._control is not None
-        self._fabric.struck[self._kind] += 1
-        match self._kind:
+        match kind:
             case "cut":
                 self._wire.close()  # in the middle of everything, its word the last
             case "window" if piece is not None and piece.staging < self._link._pieces:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from baton.errors import BatonError
-from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw, WithdrawReason
 from kvtransfer.transport import Connector, GatheringWire, SenderWire
 from tests.kvtransfer.trials import Fault, Trial
+from tests.kvtransfer.wrapped import WrappedConnector
 
 
 class FaultyWire:
@@ -147,25 +147,16 @@ class FaultyWire:
             self._wire.put(piece, memoryview(data))
 
 
-class FaultyConnector:
-    """Wraps a transport's connector."""
+class FaultyConnector(WrappedConnector):
+    """A transport's connector, whose links do what trials say."""
 
     def __init__(self, inner: Connector, trials: Callable[[int], Trial | None], seed: int) -> None:
-        self.transport = inner.transport
-        self._inner = inner
-        self._trials = trials
-        self._dice = random.Random(seed)
+        dice = random.Random(seed)
 
-    def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
+        def faulty(wire: SenderWire) -> SenderWire:
+            return CountingWire(wire, trials) if wire.gathers else FaultyWire(wire, trials, dice)
 
-    def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
-    ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
-        if wire.gathers:
-            return response, CountingWire(wire, self._trials)
-        return response, FaultyWire(wire, self._trials, self._dice)
+        super().__init__(inner, faulty)
 
 
 def _flipped(data: bytes, dice: random.Random) -> bytes:

@@ -8,10 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.frames import Piece
 from kvtransfer.nccl_sender import NcclSenderWire
 from kvtransfer.receiver import Receiver
 from kvtransfer.transport import Connector, SenderWire
@@ -20,47 +19,22 @@ from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.fabrics import PIECE_BYTES, WINDOW
 from tests.kvtransfer.nccl_transport import NcclTransport
 from tests.kvtransfer.owned_blocks import Sink, Source
+from tests.kvtransfer.wrapped import WrongedWire
 
 
-class _WrongedLine:
-    """Wronged at a message that was drawn beforehand."""
-
-    gathers = False
+class _WrongedLine(WrongedWire):
+    """An end of it is cut or ended, or its memory overwritten."""
 
     def __init__(self, wire: SenderWire, link: NcclSenderWire, fabric: NcclFabric) -> None:
         """`link`: what `wire` is, or what lies under it."""
-        self._wire = wire
+        super().__init__(wire, fabric.dice, fabric.weights, fabric.struck)
         self._link = link
-        self._fabric = fabric
-        self._kind = fabric.dice.choices(list(fabric.weights), list(fabric.weights.values()))[0]
-        self._left = int(2 ** fabric.dice.uniform(0, 7))
         # The receiver's end was opened just before the sender's.
         self._far = fabric.nccl.receiving.lines[-1], fabric.nccl.receiving.places[-1]
 
-    def put(self, piece: Piece, payload: memoryview) -> None:
-        self._wire.put(piece, payload)
-        self._wrong(piece)
-
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
-        self._wire.tell(frame)
-        self._wrong(None)
-
-    def hear(self) -> ReceiverFrame | None:
-        return self._wire.hear()
-
-    def broken(self) -> BatonError | None:
-        return self._wire.broken()
-
-    def close(self) -> None:
-        self._wire.close()
-
-    def _wrong(self, piece: Piece | None) -> None:
-        self._left -= 1
-        if self._left != 0 or self._kind == "none" or self._wire.broken() is not None:
-            return
-        dice = self._fabric.dice
-        self._fabric.struck[self._kind] += 1
-        match self._kind:
+    def _strike(self, kind: str, piece: Piece | None) -> None:
+        dice = self._dice
+        match kind:
             case "cut":
                 self._wire.close()
             case "line":  # one end's kernels end, and nobody is told

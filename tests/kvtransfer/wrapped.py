@@ -1,0 +1,84 @@
+"""Wires and connectors around others, for those that change a part of what passes."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.transport import Connector, SenderWire
+
+
+class WrappedWire:
+    """All but the pieces passes as it is."""
+
+    def __init__(self, wire: SenderWire) -> None:
+        self._wire = wire
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self._wire.tell(frame)
+
+    def hear(self) -> ReceiverFrame | None:
+        return self._wire.hear()
+
+    def broken(self) -> BatonError | None:
+        return self._wire.broken()
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+class WrongedWire(WrappedWire, ABC):
+    """A link that is wronged once, in a way and at a message that were drawn beforehand."""
+
+    gathers = False
+
+    def __init__(
+        self, wire: SenderWire, dice: random.Random, weights: Mapping[str, int], struck: Counter[str]
+    ) -> None:
+        """`weights` of the ways, of which "none" is one; `struck` counts what was done."""
+        super().__init__(wire)
+        self._dice = dice
+        self._struck = struck
+        self._kind = dice.choices(list(weights), list(weights.values()))[0]
+        self._left = int(2 ** dice.uniform(0, 7))
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        self._wire.put(piece, payload)
+        self._passed(piece)
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        self._wire.tell(frame)
+        self._passed(None)
+
+    def _passed(self, piece: Piece | None) -> None:
+        self._left -= 1
+        if self._left == 0 and self._kind != "none" and self._wire.broken() is None:
+            self._struck[self._kind] += 1
+            self._strike(self._kind, piece)
+
+    @abstractmethod
+    def _strike(self, kind: str, piece: Piece | None) -> None:
+        """Does it; `piece` has just been put, or a frame told."""
+
+
+class WrappedConnector:
+    """`dress` makes of each link's wire what stands in its place."""
+
+    def __init__(self, inner: Connector, dress: Callable[[SenderWire], SenderWire]) -> None:
+        self.transport = inner.transport
+        self._inner = inner
+        self._dress = dress
+
+    def takes(self, address: str) -> bool:
+        return self._inner.takes(address)
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, SenderWire]:
+        response, wire = self._inner.open(address, request, timeout_s)
+        return response, self._dress(wire)
