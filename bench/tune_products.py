@@ -114,10 +114,13 @@ def warm(job: tuple[Any, int, str]) -> None:
 
 
 def warm_all(rows: tuple[int, ...], dtype: str) -> None:
-    """Compiles every candidate, many at once."""
-    from baton.engine.products import Library
+    """Compiles every candidate of Triton's, many at once."""
+    from baton.engine.kernels.gpu.gemv import GemvTuning
+    from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
+    from baton.engine.products import PRODUCTS
 
-    choices = {c for r in rows for c in candidates("any", r) if not isinstance(c, Library)}
+    found = {c for product in PRODUCTS for count in rows for c in candidates(product, count)}
+    choices = [c for c in found if isinstance(c, GemvTuning | SkinnyTuning)]
     jobs = [(choice, epilogue, dtype) for choice in choices for epilogue in range(3)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(_COMPILERS, mp_context=context) as pool:
