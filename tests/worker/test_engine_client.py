@@ -126,7 +126,7 @@ async def test_a_prefill_streams_until_its_end(pair: Pair) -> None:
     first = PrefillResponse(first_token=FirstToken(token_id=5))
     pair.engine.send(EngineEvent(id=command.id, prefill=first))
     pair.engine.send(EngineEvent(id=command.id, prefill_ended=PrefillEndedEvent()))
-    await asyncio.wait_for(reader, 2)
+    await asyncio.wait_for(reader, 5)
     assert events == [5]
     assert pair.client.prefills == 0
 
@@ -145,7 +145,7 @@ async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) ->
     await asyncio.sleep(0.05)  # nobody reads: the dispatch must go on for the others
     call = asyncio.create_task(pair.client.call(reserve()))
     pair.engine.send(EngineEvent(id=(await pair.command()).id, reserved=ReservedEvent(slot=3)))
-    assert (await asyncio.wait_for(call, 2)).reserved.slot == 3
+    assert (await asyncio.wait_for(call, 5)).reserved.slot == 3
     assert len([event async for event in events]) == 39
 
 
