@@ -46,6 +46,8 @@ class Behaviour:
     handoff_s: float = 0.0
     reserve_s: float = 0.0
     step_s: float = STEP_S
+    # No step before so many sequences run at once.
+    steps_from: int = 0
     # Gives a sequence back once it has this many tokens, `moves` times.
     moves: int = 0
     move_at: int = 4
@@ -288,10 +290,13 @@ class FakeWorker(
     async def _run_steps(self) -> None:
         while True:
             await asyncio.sleep(self.behaviour.step_s)
+            active = [t for t in self.tickets.values() if t.state == TicketState.TICKET_STATE_ACTIVE]
+            if len(active) < self.behaviour.steps_from:
+                continue
+            self.behaviour.steps_from = 0
             self._steps += 1
-            for ticket in self.tickets.values():
-                if ticket.state == TicketState.TICKET_STATE_ACTIVE:
-                    self._advance(ticket)
+            for ticket in active:
+                self._advance(ticket)
             async with self._step:
                 self._step.notify_all()
 
