@@ -108,7 +108,10 @@ class Sender:
         """Handles what receivers said and ships at most `max_pieces` pieces or commits; never blocks."""
         now = self._clock()
         more = False
-        for key, link in list(self._links.items()):
+        # The newest first: where several to one address have opened meanwhile, it breaks the others.
+        for key, link in reversed(list(self._links.items())):
+            if self._links.get(key) is not link:
+                continue
             if link.finish_opening(now):
                 self._opened(key)
             if self._listen(link, now):

@@ -258,6 +258,45 @@ def test_a_sender_that_cuts_blocks_otherwise_loses_the_link_and_not_the_next(
     peers.close()
 
 
+class _Renaming:
+    """A connector that finds the receiver whatever incarnation it is asked for, as if it had been that one
+    when it was asked; `answered` links are there, whether the sender has looked or not."""
+
+    def __init__(self, transport: MemoryTransport) -> None:
+        self._memory = transport
+        self.transport = transport.transport
+        self.answered = 0
+
+    def takes(self, address: str) -> bool:
+        return True
+
+    def open(
+        self, address: str, request: OpenLinkRequest, timeout_s: float
+    ) -> tuple[OpenLinkResponse, MemorySenderWire]:
+        request.receiver_incarnation = identity("receiver").incarnation
+        found = self._memory.open(address, request, timeout_s)
+        self.answered += 1
+        return found
+
+
+def test_of_two_incarnations_that_answer_at_once_the_newer_is_right() -> None:
+    memory = Memory()
+    peers, connector = memory.peers, _Renaming(memory.transport)
+    woken: list[None] = []
+    peers.sender = make_sender(SHAPE, peers.source, lambda: woken.append(None), memory.clock, [connector])
+    for incarnation in (7, 8):
+        peers.sender.begin(*peers.ticket(incarnation, [1], issuer=identity("receiver", incarnation)))
+        while len(woken) < incarnation - 6:  # the thread's last act: its link is there, and nobody has looked
+            peers.receiver.poll(1)
+    peers.sent += peers.sender.poll(4)
+    assert connector.answered == 2
+    assert [audit.peer.incarnation for audit in peers.sender.links] == [bytes([8]) * 16]
+    assert list(peers.failures()) == [7]
+    assert peers.failures()[7].kind is ErrorKind.UNAVAILABLE
+    assert "restarted" in peers.failures()[7].message
+    peers.close()
+
+
 class _Hanging:
     """A connector whose answer comes when it is let go."""
 

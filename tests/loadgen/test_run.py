@@ -26,7 +26,7 @@ def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with serve(Behaviour(faults=("ok", "ok", "ok", "busy"), first_s=0.01)) as served:
         done = loadgen(
-            *("run", getattr(served, door), "--model", "m", "--rate", "100", "--num-requests", "80"),
+            *("run", getattr(served, door), "--model", "m", "--rate", "40", "--num-requests", "80"),
             *("--output-len", "5", "--warmup", "0", "--processes", "2", "--max-error-share", "0.5"),
             *("--goodput", "ttft:60000", *MAY_LAG, "--json", "--out", str(out)),
         )
@@ -43,7 +43,7 @@ def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
     assert report["valid"] is True
     assert report["failed"][failure] == report["due"] - report["ok"]
     assert report["attainment"]["share"]["value"] == pytest.approx(report["ok"] / report["due"])
-    assert report["settings"]["load"]["rate"] == 100
+    assert report["settings"]["load"]["rate"] == 40
     for process in report["generator"]["processes"]:
         assert process["throttled_ms"]["max"] >= process["throttled_ms"]["p99"] >= 0
         assert process["throttled"].keys() == {"times", "seconds"}
