@@ -26,6 +26,7 @@ from kvtransfer.frames import FrameError, ReceiverFrame, SenderFrame, encode
 from kvtransfer.grpc_stream import (
     ERROR_KIND_KEY,
     LINK_ID_KEY,
+    OTHER_WAY_KEY,
     SERVICE,
     STREAM,
     TRANSPORT,
@@ -35,6 +36,7 @@ from kvtransfer.grpc_stream import (
 from kvtransfer.inbox import CONTROL_FRAMES, Landing, ReceiverInbox
 from kvtransfer.open_calls import OpenCalls
 from kvtransfer.staging import Staging
+from kvtransfer.transport import OutOfReachError
 
 # Calls beside the streams: OpenLink, health, reflection.
 _OTHER_CALLS = 16
@@ -255,6 +257,9 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
 
 def _abort(context: grpc.ServicerContext, error: BatonError) -> NoReturn:
-    context.set_trailing_metadata(((ERROR_KIND_KEY, error.kind.name),))
+    metadata = [(ERROR_KIND_KEY, error.kind.name)]
+    if isinstance(error, OutOfReachError):
+        metadata.append((OTHER_WAY_KEY, "1"))
+    context.set_trailing_metadata(tuple(metadata))
     context.abort(_STATUS.get(error.kind, grpc.StatusCode.INTERNAL), error.message)
     raise AssertionError("abort always raises")

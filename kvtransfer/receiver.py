@@ -40,6 +40,7 @@ from kvtransfer.frames import (
 )
 from kvtransfer.granting import Granting
 from kvtransfer.incoming import Incoming
+from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.receiving_link import ReceivingLink
 from kvtransfer.receiving_links import MAX_LINKS, ReceivingLinks
 from kvtransfer.ticket import TicketSigner
@@ -89,10 +90,10 @@ class Receiver:
         self._answers = Answers()
         self._events: list[ReceiverEvent] = []
 
-    def listen(self, host: str, port: int = 0, transport: str = "grpc") -> str:
+    def listen(self, host: str, port: int = 0, transport: str = "grpc", nccl: NcclLinks | None = None) -> str:
         """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
         bounds = self._piece_bytes, self._timeout, MAX_LINKS
-        started = listeners_of(transport, host, port, *bounds, self._wake, self._device)
+        started = listeners_of(transport, host, port, *bounds, self._wake, self._device, nccl)
         for listener in started:
             self._links.attach(listener)
         return " ".join(listener.address for listener in started)

@@ -50,7 +50,7 @@ FLAGS = (
     Flag(
         "--numerics", "engine.numerics", "auto|exact|fast", "exact: a token never depends on its neighbours"
     ),
-    Flag("--transport", "transfer.transport", "auto|grpc|ipc", "what carries KV blocks between workers"),
+    Flag("--transport", "transfer.transport", "auto|grpc|ipc|nccl", "what carries KV blocks between workers"),
     Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
     Flag(
         "--redis-url", "state.redis_url", "URL|none", "where soft state is kept (default: a Redis of its own)"

@@ -21,7 +21,7 @@ def _dtype_name(value: object) -> object:
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 Numerics = Literal["auto", "exact", "fast"]
-Transport = Literal["auto", "grpc", "ipc"]
+Transport = Literal["auto", "grpc", "ipc", "nccl"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -121,7 +121,9 @@ class TransferConfig(StrictModel):
     """Links between workers."""
 
     transport: Transport = Field(
-        "auto", description="ipc: within one host, grpc: anywhere; auto: ipc where both ends can, else grpc"
+        "auto",
+        description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both ends "
+        "can, else grpc",
     )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
