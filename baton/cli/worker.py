@@ -64,7 +64,7 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
             port=arguments.port,
             metrics_port=arguments.metrics_port,
             served_model_name=common.served_model_name,
-            engine=common.engine,
+            engine=common.engine_of(arguments.role),
             transfer=common.transfer,
             state=state,
             prefix_secret=common.prefix_secret or "",

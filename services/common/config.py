@@ -58,6 +58,12 @@ class EngineConfig(StrictModel):
     gpu_workers: int | None = Field(
         None, ge=1, description="workers that share its GPU; unset: as many as are placed there"
     )
+    gpu_links: int | None = Field(
+        None,
+        ge=0,
+        description="links with other workers that its GPU has memory for, up to 256 MiB each; unset: one "
+        "with each that it hands prompts to or gets them from",
+    )
     kv_memory_mb: int | None = Field(
         None,
         ge=1,
@@ -210,6 +216,9 @@ class SupervisionSettings(StrictModel):
 
     ray_address: str = Field("local", min_length=1, description="local: a Ray of our own; none: without Ray")
     hang_timeout_s: float = Field(5.0, gt=0, description="a worker silent for so long is killed")
+    gpus: int | None = Field(
+        None, ge=1, description="GPUs of this machine that workers without Ray take in turn; unset: one"
+    )
 
 
 class ClusterConfig(SupervisionSettings):
@@ -252,6 +261,15 @@ class UpConfig(StrictModel):
         if self.prefill is None and self.decode is None and self.both is None:
             return {"prefill": 1, "decode": 1, "both": 0}
         return {"prefill": self.prefill or 0, "decode": self.decode or 0, "both": self.both or 0}
+
+    def engine_of(self, role: Role) -> EngineConfig:
+        """With `gpu_links` as many as a worker of this role will have among those that are asked for."""
+        if self.engine.gpu_links is not None:
+            return self.engine
+        counts = self.role_counts
+        peers = {"prefill": counts["decode"], "decode": counts["prefill"], "both": 0}[role]
+        links = 0 if self.transfer.transport == "grpc" else peers
+        return self.engine.model_copy(update={"gpu_links": links})
 
     @model_validator(mode="after")
     def _can_serve(self) -> UpConfig:
