@@ -17,14 +17,17 @@ class LocalHomes:
     def __init__(self, config: ClusterConfig) -> None:
         self._start_timeout_s = config.start_timeout_s
         self._homes = {worker.name: WorkerHome(config.worker_program) for worker in config.workers}
-        # They are not told of a GPU each, so all take the same.
-        self._gpu_workers = gpu_workers(len(config.workers), 0)
+        # In turn; unless they are told how many there are, and nothing else, all take the same.
+        told = [worker.engine.device_index for worker in config.workers]
+        gpus = 0 if any(index is not None for index in told) else config.gpus or 0
+        self._gpus = {w.name: n % gpus if gpus else told[n] for n, w in enumerate(config.workers)}
+        self._gpu_workers = gpu_workers(len(config.workers), gpus)
 
     async def report(self, name: str) -> Report | None:
         return self._homes[name].report()
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        worker = config.on_gpu(config.engine.device_index, self._gpu_workers)
+        worker = config.on_gpu(self._gpus[config.name], self._gpu_workers)
         self._homes[config.name].start(worker, number, self._start_timeout_s)
 
     async def kill(self, name: str, *, home: bool) -> None:

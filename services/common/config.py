@@ -21,7 +21,7 @@ def _dtype_name(value: object) -> object:
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 Numerics = Literal["auto", "exact", "fast"]
-Transport = Literal["auto", "grpc", "ipc"]
+Transport = Literal["auto", "grpc", "ipc", "nccl"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -57,6 +57,12 @@ class EngineConfig(StrictModel):
     )
     gpu_workers: int | None = Field(
         None, ge=1, description="workers that share its GPU; unset: as many as are placed there"
+    )
+    gpu_links: int | None = Field(
+        None,
+        ge=0,
+        description="links with other workers that its GPU has memory for, up to 256 MiB each; unset: one "
+        "with each that it hands prompts to or gets them from",
     )
     kv_memory_mb: int | None = Field(
         None,
@@ -121,7 +127,9 @@ class TransferConfig(StrictModel):
     """Links between workers."""
 
     transport: Transport = Field(
-        "auto", description="ipc: within one host, grpc: anywhere; auto: ipc where both ends can, else grpc"
+        "auto",
+        description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both ends "
+        "can, else grpc",
     )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
@@ -208,6 +216,9 @@ class SupervisionSettings(StrictModel):
 
     ray_address: str = Field("local", min_length=1, description="local: a Ray of our own; none: without Ray")
     hang_timeout_s: float = Field(5.0, gt=0, description="a worker silent for so long is killed")
+    gpus: int | None = Field(
+        None, ge=1, description="GPUs of this machine that workers without Ray take in turn; unset: one"
+    )
 
 
 class ClusterConfig(SupervisionSettings):
@@ -250,6 +261,15 @@ class UpConfig(StrictModel):
         if self.prefill is None and self.decode is None and self.both is None:
             return {"prefill": 1, "decode": 1, "both": 0}
         return {"prefill": self.prefill or 0, "decode": self.decode or 0, "both": self.both or 0}
+
+    def engine_of(self, role: Role) -> EngineConfig:
+        """With `gpu_links` as many as a worker of this role will have among those that are asked for."""
+        if self.engine.gpu_links is not None:
+            return self.engine
+        counts = self.role_counts
+        peers = {"prefill": counts["decode"], "decode": counts["prefill"], "both": 0}[role]
+        links = 0 if self.transfer.transport == "grpc" else peers
+        return self.engine.model_copy(update={"gpu_links": links})
 
     @model_validator(mode="after")
     def _can_serve(self) -> UpConfig:

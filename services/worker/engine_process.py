@@ -42,6 +42,7 @@ from baton.v1.engine_pb2 import (
     HandoffStateEvent,
     PrefixesEvent,
     ReadyEvent,
+    UnfitEvent,
 )
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.receiver import Receiver
@@ -54,7 +55,7 @@ from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit
 from services.worker.decode_side import DecodeSide
-from services.worker.device_links import device_blocks
+from services.worker.device_links import check_transport, device_blocks, nccl_links
 from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
@@ -96,7 +97,10 @@ class Engine:
         self._stopping = False
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
-        self._blocks = device_blocks(model, launch.worker.transfer.transport)
+        transport = launch.worker.transfer.transport
+        self._blocks = device_blocks(model, transport)
+        self._nccl = nccl_links(self._blocks, transport)
+        self._unfit = False
         largest = max(group.block_bytes for group in model.layout.groups)
         by_bytes = _PIECE_BYTES_A_TURN // min(largest, launch.worker.transfer.piece_bytes)
         if self._blocks is not None:  # whose bytes a device moves
@@ -154,6 +158,7 @@ class Engine:
         parts.decode.growth.step()
         decoded = parts.decode_clock.timed(parts.decode_loop.step)
         self._tell_prefixes()
+        self._tell_unfit()
         return bool(commands) or stored or linked or prefilled or decoded
 
     def _tell_prefixes(self) -> None:
@@ -162,6 +167,13 @@ class Engine:
             added, removed = self._parts.prefixes.take_changes(_PREFIXES_AN_EVENT)
             if added or removed:
                 self._emit(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
+
+    def _tell_unfit(self) -> None:
+        """Once: where NCCL hangs there is memory that nobody will get back from this process."""
+        if self._nccl is not None and not self._unfit and self._nccl.hung:
+            self._unfit = True
+            reason = "NCCL did not end a link in time"
+            self._emit(EngineEvent(unfit=UnfitEvent(reason=reason)))
 
     def _receive(self) -> int:
         """Takes in what has come; how many commands wait now, at most a turn's."""
@@ -259,7 +271,9 @@ class Engine:
             source=source,
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
-            connectors=connectors_of(self._config.transfer.transport, self._wakeup.set, self._blocks),
+            connectors=connectors_of(
+                self._config.transfer.transport, self._wakeup.set, self._blocks, self._nccl
+            ),
         )
         prefill = PrefillSide(
             model, prompts, self._identity, sender, local, self._emit, prefixes,
@@ -293,7 +307,7 @@ class Engine:
             peer_timeout_s=transfer.peer_timeout_s,
             device=device,
         )
-        address = receiver.listen(self._config.host, transport=transfer.transport)
+        address = receiver.listen(self._config.host, transport=transfer.transport, nccl=self._nccl)
         self._parts.receiver = receiver
         self._parts.decode.receive_with(receiver, address)
         return address
@@ -345,6 +359,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     try:
         if launch.worker.engine.kernel_cache is not None:
             keep_kernels_in(launch.worker.engine.kernel_cache)
+        check_transport(launch.worker)
         model = load_model(launch.worker.model, launch.worker.engine)
         engine = Engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a look at all that was loaded would hold up every slot for 100 ms and more
