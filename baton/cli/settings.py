@@ -51,6 +51,9 @@ FLAGS = (
         "--numerics", "engine.numerics", "auto|exact|fast", "exact: a token never depends on its neighbours"
     ),
     Flag("--transport", "transfer.transport", "auto|grpc|ipc|nccl", "what carries KV blocks between workers"),
+    Flag(
+        "--kv-wire", "transfer.kv_wire", "native|fp8|int8", "KV between workers: as it is, or in eight bits"
+    ),
     Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
     Flag(
         "--redis-url", "state.redis_url", "URL|none", "where soft state is kept (default: a Redis of its own)"

@@ -22,6 +22,7 @@ def _dtype_name(value: object) -> object:
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 Numerics = Literal["auto", "exact", "fast"]
 Transport = Literal["auto", "grpc", "ipc", "nccl"]
+KVWire = Literal["native", "fp8", "int8"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -131,9 +132,20 @@ class TransferConfig(StrictModel):
         description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both ends "
         "can, else grpc",
     )
+    kv_wire: KVWire = Field(
+        "native",
+        description="how KV travels: as it is kept, or in eight bits an element with a scale for each token "
+        "and head, which halves 16-bit KV and loses some precision; in eight bits it goes through the host",
+    )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
+
+    @model_validator(mode="after")
+    def _eight_bits_go_through_the_host(self) -> TransferConfig:
+        if self.kv_wire != "native" and self.transport == "nccl":
+            raise ValueError(f"kv_wire {self.kv_wire} goes through the host, transport nccl does not")
+        return self
 
 
 class StateSettings(StrictModel):

@@ -9,7 +9,7 @@ from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.row_mover import warm
 from kvtransfer.transports import GRPC, NCCL, ways_of
-from services.common.config import WorkerConfig
+from services.common.config import TransferConfig, WorkerConfig
 from services.common.logs import get_log
 from services.worker.loaded_model import LoadedModel, device_of
 
@@ -28,9 +28,10 @@ def check_transport(config: WorkerConfig) -> None:
         raise _no_nccl(str(error)) from error
 
 
-def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks | None:
+def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks | None:
     """For links from GPU to GPU; None where blocks lie on the host, or travel through it."""
-    if model.device.type != "cuda" or ways_of(transport) == (GRPC,):
+    through_host = ways_of(transfer.transport) == (GRPC,) or transfer.kv_wire != "native"
+    if model.device.type != "cuda" or through_host:
         return None
     try:
         blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.groups)

@@ -64,6 +64,7 @@ from services.worker.prefill_loop import prefill_loop
 from services.worker.prefill_side import PrefillSide
 from services.worker.prefix_tiers import prefix_cache
 from services.worker.step_clock import StepClock
+from services.worker.wire_blocks import WireBlocks, wire_blocks
 
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
@@ -98,10 +99,11 @@ class Engine:
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
         transport = launch.worker.transfer.transport
-        self._blocks = device_blocks(model, transport)
+        self._wire = wire_blocks(model.cache, model.fingerprint, launch.worker.transfer.kv_wire)
+        self._blocks = device_blocks(model, launch.worker.transfer)
         self._nccl = nccl_links(self._blocks, transport)
         self._unfit = False
-        largest = max(group.block_bytes for group in model.layout.groups)
+        largest = max(self._wire.block_bytes)
         by_bytes = _PIECE_BYTES_A_TURN // min(largest, launch.worker.transfer.piece_bytes)
         if self._blocks is not None:  # whose bytes a device moves
             by_bytes = _PIECES_A_TURN
@@ -261,14 +263,14 @@ class Engine:
             host=HostBlocks(model.cache, engine.host_kv_mb * 10**6 if serves else 0),
             reserve_output_tokens=engine.reserve_output_tokens,
             prefixes=prefixes,
+            wire=self._wire,
         )
         local = decode if self._config.role == "both" else None
-        source = _Source(model)
         sender = Sender(
             identity=self._identity,
-            fingerprint=model.fingerprint,
-            block_bytes=[group.block_bytes for group in model.layout.groups],
-            source=source,
+            fingerprint=self._wire.fingerprint,
+            block_bytes=self._wire.block_bytes,
+            source=_Source(model, self._wire),
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
             connectors=connectors_of(
@@ -291,16 +293,15 @@ class Engine:
         """A decode worker opens its receiver; the other roles move no bytes in."""
         if self._config.role != "decode":
             return ""
-        model, transfer = self._parts.model, self._config.transfer
-        device = None
+        transfer, device = self._config.transfer, None
         if self._blocks is not None:
             device = DeviceSink(self._blocks, self._parts.decode.place)
         receiver = Receiver(
             identity=self._identity,
-            fingerprint=model.fingerprint,
+            fingerprint=self._wire.fingerprint,
             signer=self._signer,
-            block_bytes=[group.block_bytes for group in model.layout.groups],
-            piece_bytes=transfer.piece_bytes,
+            block_bytes=self._wire.block_bytes,
+            piece_bytes=self._wire.piece_bytes(transfer.piece_bytes),
             window_pieces=transfer.window_pieces,
             sink=self._parts.decode,
             wake=self._wakeup.set,
@@ -331,11 +332,9 @@ class Engine:
 class _Source:
     """kvtransfer's view of the cache: bytes of pinned blocks."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, wire: WireBlocks) -> None:
         self._model = model
-
-    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        return self._model.cache.read_block(group, block, offset, length)
+        self.read = wire.read
 
     def unpin(self, group: int, block: int) -> None:
         self._model.pools.pools[group].unpin(block)
