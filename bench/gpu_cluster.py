@@ -1,12 +1,14 @@
 """A whole cluster on one GPU: what clients of its gRPC door see, and decode beside the bare engine.
 
     python -m bench.gpu_cluster [--topology shared,both] [--streams 1,16,64] [--prompts 1024,128]
-        [--output-len 256] [--requests 3] [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu]
-        [--alone] [--json]
+        [--handoffs 1024,8192] [--output-len 256] [--requests 3] [--shape llama-3.1-8b] [--dtype bf16]
+        [--device cuda|cpu] [--alone] [--json]
 
 shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in all); both:
 one worker that does both. `baton up` serves random weights; this program starts it and stops it.
 
+    handoff  prompts of `--handoffs` tokens, one after the other: TTFT, and how much of the handoff stood
+             behind the prompt's last step (the trace's `handoff_exposed_ns`; topology both moves no byte)
     loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens a second
     burst    so many prompts at once; then prefill idles, and from the last one's joining to the first one's
              end TPOT is decode's alone: `engine` is the decode worker's own clock over a second of that
@@ -42,6 +44,7 @@ TOPOLOGIES = {"shared": ("--prefill", "1", "--decode", "1"), "both": ("--both", 
 # step is taken have this mean number.
 _BURST_TOKENS, _ALONE_MEAN = 1024, 96
 _LOADGEN_S, _ALONE_S = 120.0, 120.0
+_HANDOFFS = 20  # of each length
 
 
 def main() -> None:
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topology", default="shared,both", help=f"of {','.join(TOPOLOGIES)}")
     parser.add_argument("--streams", default="1,16,64", type=_numbers)
     parser.add_argument("--prompts", default="1024,128", type=_numbers, help="tokens, of closed loops")
+    parser.add_argument("--handoffs", default="", type=_numbers, help="tokens, of prompts that come alone")
     parser.add_argument("--output-len", type=int, default=256, help="tokens, of closed loops")
     parser.add_argument("--requests", type=int, default=3, help="of each stream in a closed loop")
     parser.add_argument("--burst-prompt", type=int, default=256, help="tokens, of bursts")
@@ -75,13 +79,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 async def run(arguments: argparse.Namespace) -> None:
     """Raises RuntimeError where a cluster does not start, or cuts a stream short."""
     longest = 2 + max(
-        max(arguments.prompts) + arguments.output_len, arguments.burst_prompt + arguments.burst_output
+        max([*arguments.prompts, *arguments.handoffs]) + arguments.output_len,
+        arguments.burst_prompt + arguments.burst_output,
     )
     bursts: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -116,6 +121,10 @@ async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> li
             told |= await bursts.run(streams, prompt, arguments.burst_output)
             show(told, arguments.json)
             found.append(told)
+        for tokens in arguments.handoffs:
+            await bursts.one_by_one(1, tokens)
+            one = await bursts.one_by_one(_HANDOFFS, tokens)
+            show({"topology": topology, "load": "handoff", **one}, arguments.json)
     return found
 
 
