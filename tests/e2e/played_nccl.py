@@ -21,7 +21,6 @@ _LOOK_S = 0.02
 
 def install() -> None:
     library = WatchedLibrary()
-    nccl_line.OVERDUE_S = 0.3
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks | None:
         return NcclLinks(library, CONNECT_S) if transport == "nccl" else None
@@ -38,6 +37,7 @@ def _watch(library: WatchedLibrary) -> None:
     named = Path(os.environ[HANGS]) / str(os.getpid())
     while not named.exists():
         time.sleep(_LOOK_S)
+    nccl_line.OVERDUE_S = 0.3
     library.double.hangs.set()
     for line in library.lines:
         line.abort("played")
