@@ -84,7 +84,8 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
                     )
                     turns.append((said, answer))
                     said = said + answer.token_ids
-                    await asyncio.sleep(0.05)  # its slot's last word is on its way to the engine
+                    # Its slot's last word is on its way to the engine.
+                    await assert_all_free(cluster, stub, within_s=5)
                 return turns
 
             conversations = [await converse(), await converse()]
