@@ -46,7 +46,7 @@ class RayHomes:
         return report
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        hosts = await aside(_hosts)
+        hosts = await aside(hosts_of_ray)
         if config.name not in self._actors:
             await self._make(config.name, hosts)
         report = await self.report(config.name)
@@ -123,7 +123,7 @@ def _gpus(node: str, hosts: list[Host]) -> int:
     return next((host.gpus for host in hosts if host.id == node), 0)
 
 
-def _hosts() -> list[Host]:
+def hosts_of_ray() -> list[Host]:
     """The live nodes; each has the GPUs that Ray found there."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [Host(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]
