@@ -51,9 +51,9 @@ class RayHomes:
             await self._make(config.name, hosts)
         report = await self.report(config.name)
         if report is not None:
-            worker = config.on_gpu(
-                self._gpu(config, report.node, hosts), self._gpu_workers(config, report.node, hosts)
-            )
+            # Noted before anything is awaited: others start at the same time.
+            index = self._gpus[config.name] = self._gpu(config, report.node, hosts)
+            worker = config.on_gpu(index, self._gpu_workers(config, report.node, hosts))
             await answer(self._actors[config.name].start.remote(worker.model_dump_json(), number))
 
     async def kill(self, name: str, *, home: bool) -> None:
