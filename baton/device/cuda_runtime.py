@@ -179,16 +179,17 @@ class CudaRuntime:
         return name.value.decode()
 
     def reaches(self, index: int, bus_id: str) -> bool:
-        """Whether a device can write the other's memory: it is that device, or has peer access to it."""
+        """Whether a device may write the other's memory: it is that device, or has peer access to it, or this
+        process does not see it (CUDA_VISIBLE_DEVICES). Then `open` finds out, which needs not see it."""
         found, can = ctypes.c_int(), ctypes.c_int()
         try:
             self._call("cudaDeviceGetByPCIBusId", ctypes.byref(found), bus_id.encode())
-            if found.value == index:
-                return True
-            self._call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
         except CudaError:
-            return False  # this process does not see it
-        return bool(can.value)
+            return True
+        if found.value != index:
+            with contextlib.suppress(CudaError):
+                self._call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
+        return found.value == index or bool(can.value)
 
     def _call(self, name: str, *arguments: object) -> None:
         result = getattr(self._runtime, name)(*arguments)
