@@ -1,11 +1,12 @@
-"""A whole cluster on one GPU: what clients of its gRPC door see, and decode beside the bare engine.
+"""A whole cluster on a GPU or two: what clients of its gRPC door see, and decode beside the bare engine.
 
-    python -m bench.gpu_cluster [--topology shared,both] [--streams 1,16,64] [--prompts 1024,128]
+    python -m bench.gpu_cluster [--topology shared,both,apart] [--streams 1,16,64] [--prompts 1024,128]
         [--output-len 256] [--requests 3] [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu]
         [--alone] [--json]
 
 shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in all); both:
-one worker that does both. `baton up` serves random weights; this program starts it and stops it.
+one worker that does both; apart: one prefill and one decode worker, a GPU each. `baton up` serves random
+weights; this program starts it and stops it.
 
     loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens a second
     burst    so many prompts at once; then prefill idles, and from the last one's joining to the first one's
@@ -31,13 +32,14 @@ import grpc.aio
 import uvloop
 
 from baton.wakeups import batch_wakeups
-from bench.baton_up import baton_up, write_model
+from bench.baton_up import baton_up, first_gpu, write_model
 from bench.bursts import Bursts
 from bench.case_output import show
 from bench.shapes import SHAPES
 
 MODEL = "random"
-TOPOLOGIES = {"shared": ("--prefill", "1", "--decode", "1"), "both": ("--both", "1")}
+_PAIR = ("--prefill", "1", "--decode", "1")
+TOPOLOGIES = {"shared": _PAIR, "both": ("--both", "1"), "apart": _PAIR}
 # Output tokens of a burst beyond those that its own prompts' time takes; those over which the bare engine's
 # step is taken have this mean number.
 _BURST_TOKENS, _ALONE_MEAN = 1024, 96
@@ -92,7 +94,8 @@ async def run(arguments: argparse.Namespace) -> None:
                 "--dtype", arguments.dtype, "--gpu-memory", arguments.gpu_memory,
                 "--max-context-tokens", str(longest), "--log-level", "warning", *arguments.up,
             ]  # fmt: skip
-            async with baton_up(model, MODEL, flags) as door:
+            environment = {} if topology == "apart" else first_gpu()
+            async with baton_up(model, MODEL, flags, environment) as door:
                 found = await _bursts(arguments, topology, door)
                 bursts += found
                 for prompt in arguments.prompts:

@@ -1,4 +1,4 @@
-"""`bench.gpu_cluster` with a tiny model on a CPU: both topologies are started, measured and stopped."""
+"""`bench.gpu_cluster` with a tiny model on a CPU: every topology is started, measured and stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("topology", ["shared", "both"])
+@pytest.mark.parametrize("topology", ["shared", "both", "apart"])
 def test_every_load_is_told_of(topology: str) -> None:
     command = [
         sys.executable, "-m", "bench.gpu_cluster", "--topology", topology, "--streams", "1,3",
