@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.device.cuda_runtime import CudaRuntime
+from baton.device.cuda_runtime import CudaError, CudaRuntime, call
 
 NOT_THERE = 101
 
@@ -51,3 +51,14 @@ def test_itself_and_its_peers_are_reached(runtime: CudaRuntime) -> None:
 
 def test_a_device_that_this_process_does_not_see_is_tried(runtime: CudaRuntime) -> None:
     assert runtime.reaches(0, "0000:04:00.0")
+
+
+def test_a_call_that_fails_is_named() -> None:
+    class PlayedDriver:
+        def cuStreamWriteValue64_v2(self, *arguments: int) -> int:  # noqa: N802
+            return 0 if arguments == (1, 2, 3, 0) else 700
+
+    driver: Any = PlayedDriver()
+    call(driver, "cuStreamWriteValue64_v2", 1, 2, 3, 0)
+    with pytest.raises(CudaError, match="cuStreamWriteValue64_v2: error 700"):
+        call(driver, "cuStreamWriteValue64_v2", 1, 2, 4, 0)
