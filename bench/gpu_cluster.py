@@ -1,13 +1,12 @@
-"""A whole cluster on one GPU, or two: what clients of its gRPC door see, and decode beside the bare engine.
+"""A whole cluster on a GPU or two: what clients of its gRPC door see, and decode beside the bare engine.
 
-    python -m bench.gpu_cluster [--topology shared,both] [--transport auto] [--streams 1,16,64]
+    python -m bench.gpu_cluster [--topology shared,both,apart] [--transport auto] [--streams 1,16,64]
         [--prompts 1024,128] [--handoffs 1024,8192] [--output-len 256] [--requests 3]
-        [--shape llama-3.1-8b] [--dtype bf16]
-        [--device cuda|cpu] [--alone] [--json]
+        [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu] [--alone] [--json]
 
 shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in all); both:
-one worker that does both; apart: one prefill and one decode worker, each on a GPU of its own. `baton up`
-serves random weights; this program starts it and stops it.
+one worker that does both; apart: one prefill and one decode worker, a GPU each. `baton up` serves random
+weights; this program starts it and stops it.
 
     handoff  prompts of `--handoffs` tokens, one after the other: TTFT, and how much of the handoff stood
              behind the prompt's last step (the trace's `handoff_exposed_ns`; topology both moves no byte)
@@ -38,17 +37,14 @@ import uvloop
 from baton.v1.router_pb2 import AuditClusterRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.wakeups import batch_wakeups
-from bench.baton_up import baton_up, write_model
+from bench.baton_up import baton_up, first_gpu, write_model
 from bench.bursts import Bursts
 from bench.case_output import show
 from bench.shapes import SHAPES
 
 MODEL = "random"
-TOPOLOGIES = {
-    "shared": ("--prefill", "1", "--decode", "1"),
-    "both": ("--both", "1"),
-    "apart": ("--prefill", "1", "--decode", "1", "--gpus", "2"),
-}
+_PAIR = ("--prefill", "1", "--decode", "1")
+TOPOLOGIES = {"shared": _PAIR, "both": ("--both", "1"), "apart": _PAIR}
 # Output tokens of a burst beyond those that its own prompts' time takes; those over which the bare engine's
 # step is taken have this mean number.
 _BURST_TOKENS, _ALONE_MEAN = 1024, 96
@@ -108,7 +104,8 @@ async def run(arguments: argparse.Namespace) -> None:
                 "--max-context-tokens", str(longest), "--log-level", "warning",
                 "--transport", arguments.transport, *arguments.up,
             ]  # fmt: skip
-            async with baton_up(model, MODEL, flags) as door:
+            environment = {} if topology == "apart" else first_gpu()
+            async with baton_up(model, MODEL, flags, environment) as door:
                 found = await _bursts(arguments, topology, door)
                 bursts += found
                 for prompt in arguments.prompts:

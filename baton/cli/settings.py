@@ -68,7 +68,12 @@ FLAGS = (
     Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
     Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),
     Flag("--gpu-memory", "engine.gpu_memory", "FRACTION", "of a GPU, shared by its workers"),
-    Flag("--gpus", "supervision.gpus", "N", "GPUs that workers without Ray take in turn (default 1)"),
+    Flag(
+        "--gpu-workers",
+        "engine.gpu_workers",
+        "N",
+        "that share a GPU (default: 1, but all where there is one)",
+    ),
     Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
     Flag("--chunk-tokens", "engine.chunk_tokens", "N", "prompt tokens of one prefill step"),
     Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: by memory)"),

@@ -42,7 +42,11 @@ class EngineConfig(StrictModel):
     """What one engine process needs; the same for every role."""
 
     device: Device = "auto"
-    device_index: int | None = Field(None, ge=0, description="which GPU of the host; unset: the first")
+    device_index: int | None = Field(
+        None,
+        ge=0,
+        description="which of the GPUs that CUDA shows; unset: in turn, and the first for a lone worker",
+    )
     dtype: DType = "auto"
     numerics: Numerics = "auto"
     weights: Weights = "file"
@@ -57,7 +61,9 @@ class EngineConfig(StrictModel):
         0.9, gt=0, le=1, description="share of a GPU's memory that its workers take together, in equal parts"
     )
     gpu_workers: int | None = Field(
-        None, ge=1, description="workers that share its GPU; unset: as many as are placed there"
+        None,
+        ge=1,
+        description="workers that share a GPU, at most; unset: one, but all where there is one GPU",
     )
     gpu_links: int | None = Field(
         None,
@@ -228,9 +234,6 @@ class SupervisionSettings(StrictModel):
 
     ray_address: str = Field("local", min_length=1, description="local: a Ray of our own; none: without Ray")
     hang_timeout_s: float = Field(5.0, gt=0, description="a worker silent for so long is killed")
-    gpus: int | None = Field(
-        None, ge=1, description="GPUs of this machine that workers without Ray take in turn; unset: one"
-    )
 
 
 class ClusterConfig(SupervisionSettings):

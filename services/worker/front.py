@@ -145,7 +145,7 @@ class _Front:
             raise ousted.result()
         if engine in done:
             raise engine.result()
-        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S} s")
+        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S:g} s")
 
     async def _ousted(self) -> BatonError:
         """Why others will not have this worker serve; never returns where they do."""

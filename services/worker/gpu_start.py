@@ -65,4 +65,5 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
     if (engine.gpu_workers or 1) == 1:
         told["other_gb"] = total - free - known
         told["planned_other_gb"] = other_bytes(model.config, engine)
-    log.info("memory", **{name: round(count / 1e9, 2) for name, count in told.items()})
+    figures = {name: round(count / 1e9, 2) for name, count in told.items()}
+    log.info("memory", gpu=model.device.index, **figures)

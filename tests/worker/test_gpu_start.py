@@ -62,7 +62,7 @@ def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.Monkey
     with capture_logs() as logs:
         tell_memory(model, engine)
     (line,) = logs
-    assert (line["event"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 10.0, 80.0)
+    assert (line["event"], line["gpu"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 0, 10.0, 80.0)
     known = line["weights_gb"] + line["kv_gb"]
     assert line["kv_gb"] == round(blocks / 1e9, 2)
     assert line["buffers_gb"] == pytest.approx(2 - known, abs=0.02)
