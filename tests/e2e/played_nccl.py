@@ -28,8 +28,8 @@ def install() -> None:
     def let_start(config: WorkerConfig) -> None:
         """There is no GPU."""
 
-    engine_process.nccl_links = links
-    engine_process.check_transport = let_start
+    engine_process.nccl_links = links  # type: ignore[attr-defined]
+    engine_process.check_transport = let_start  # type: ignore[attr-defined]
     threading.Thread(target=_watch, args=(library,), name="played-hang", daemon=True).start()
 
 
