@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from bench.shapes import SHAPES, with_positions
@@ -26,17 +26,25 @@ def write_model(folder: Path, shape: str, tokens: int) -> Path:
     return folder
 
 
+def first_gpu() -> dict[str, str]:
+    """An environment in which a cluster sees one GPU, the first of ours, and its workers share it."""
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
+
+
 @contextlib.asynccontextmanager
-async def baton_up(model: Path, name: str, flags: Sequence[str]) -> AsyncIterator[str]:
-    """Its gRPC door, host:port, of a cluster on free ports without Ray and Redis; stopped at the end. What it
-    says goes to stderr. Raises RuntimeError where it ends before it is ready, TimeoutError."""
+async def baton_up(
+    model: Path, name: str, flags: Sequence[str], environment: Mapping[str, str]
+) -> AsyncIterator[str]:
+    """Its gRPC door, host:port, of a cluster on free ports without Ray and Redis, stopped at the end;
+    `environment` goes over ours. What it says goes to stderr. Raises RuntimeError where it ends before it is
+    ready, TimeoutError."""
     command = [
         sys.executable, "-m", "baton.cli.main", "up", "--model", str(model), "--weights", "random",
         "--served-model-name", name, "--http-port", "0", "--grpc-port", "0",
         "--ray-address", "none", "--redis-url", "none", *flags,
     ]  # fmt: skip
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
     )
     assert process.stdout is not None
     try:

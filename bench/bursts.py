@@ -1,4 +1,5 @@
-"""Requests that come at once: prompts first, then decode by itself until the first of them ends."""
+"""Requests that come at once: prompts first, then decode by itself until the first of them ends; and
+requests that come one after the other, of whose handoff the trace tells."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ class Together:
 
 
 class Bursts:
-    """Sends them through a router's gRPC door."""
+    """Sends both through a router's gRPC door."""
 
     def __init__(self, channel: grpc.aio.Channel, model: str, vocab: int) -> None:
         self._channel = channel
@@ -101,6 +102,37 @@ class Bursts:
         own = {"steps": steps.steps, "mean_ms": round(steps.mean_ms, 3), "p99_ms": round(steps.p99_ms, 3)}
         rows = round(steps.tokens / steps.steps, 2) if steps.steps else 0.0
         return {**Together(prompt, streams).figures(), "engine": {**own, "rows": rows}}
+
+    async def one_by_one(self, count: int, prompt: int) -> dict[str, Any]:
+        """`count` prompts, each alone: TTFT, and what of their handoffs no computing hid. RuntimeError where
+        one was not handed off."""
+        ttft, exposed, output = [], [], 32
+        for _ in range(count):
+            ids = [random.randrange(self._vocab) for _ in range(prompt)]
+            request = GenerateRequest(
+                model=self._model,
+                token_ids=TokenIds(ids=ids),
+                temperature=0,
+                max_tokens=output,
+                ignore_eos=True,
+            )
+            sent = time.perf_counter()
+            came: list[float] = []
+            told = 0
+            async for message in self._router.Generate(request, timeout=_CALL_S):
+                came += [time.perf_counter()] * len(message.token_ids)
+                told = message.trace.handoff_exposed_ns
+            if not told:
+                raise RuntimeError("the trace tells of no handoff")
+            ttft.append(came[0] - sent)
+            exposed.append(told / 1e9)
+        share = np.median(exposed) / np.median(ttft)
+        return {
+            "requests": count, "prompt": prompt,
+            "ttft_p50_ms": _ms(np.median(ttft)), "ttft_p99_ms": _ms(np.percentile(ttft, 99)),
+            "exposed_p50_ms": _ms(np.median(exposed)), "exposed_p99_ms": _ms(np.percentile(exposed, 99)),
+            "exposed_share_percent": round(float(share) * 100, 2),
+        }  # fmt: skip
 
     async def _stream(self, prompt: int, output: int, joined: asyncio.Semaphore) -> Stream:
         ids = [random.randrange(self._vocab) for _ in range(prompt)]

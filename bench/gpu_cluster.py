@@ -1,15 +1,19 @@
-"""A whole cluster on one GPU: what clients of its gRPC door see, and decode beside the bare engine.
+"""A whole cluster on a GPU or two: what clients of its gRPC door see, and decode beside the bare engine.
 
-    python -m bench.gpu_cluster [--topology shared,both] [--streams 1,16,64] [--prompts 1024,128]
-        [--output-len 256] [--requests 3] [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu]
-        [--alone] [--json]
+    python -m bench.gpu_cluster [--topology shared,both,apart] [--transport auto] [--streams 1,16,64]
+        [--prompts 1024,128] [--handoffs 1024,8192] [--output-len 256] [--requests 3]
+        [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu] [--alone] [--json]
 
 shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in all); both:
-one worker that does both. `baton up` serves random weights; this program starts it and stops it.
+one worker that does both; apart: one prefill and one decode worker, a GPU each. `baton up` serves random
+weights; this program starts it and stops it.
 
+    handoff  prompts of `--handoffs` tokens, one after the other: TTFT, and how much of the handoff stood
+             behind the prompt's last step (the trace's `handoff_exposed_ns`; topology both moves no byte)
     loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens a second
     burst    so many prompts at once; then prefill idles, and from the last one's joining to the first one's
              end TPOT is decode's alone: `engine` is the decode worker's own clock over a second of that
+    links    what went over the links until then, by their own books: transport, bytes, links that fell
     alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, when the cluster
              has stopped; `over_alone` is the burst's TPOT over its step, in percent
 
@@ -30,18 +34,22 @@ from typing import Any
 import grpc.aio
 import uvloop
 
+from baton.v1.router_pb2 import AuditClusterRequest
+from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.wakeups import batch_wakeups
-from bench.baton_up import baton_up, write_model
+from bench.baton_up import baton_up, first_gpu, write_model
 from bench.bursts import Bursts
 from bench.case_output import show
 from bench.shapes import SHAPES
 
 MODEL = "random"
-TOPOLOGIES = {"shared": ("--prefill", "1", "--decode", "1"), "both": ("--both", "1")}
+_PAIR = ("--prefill", "1", "--decode", "1")
+TOPOLOGIES = {"shared": _PAIR, "both": ("--both", "1"), "apart": _PAIR}
 # Output tokens of a burst beyond those that its own prompts' time takes; those over which the bare engine's
 # step is taken have this mean number.
 _BURST_TOKENS, _ALONE_MEAN = 1024, 96
 _LOADGEN_S, _ALONE_S = 120.0, 120.0
+_HANDOFFS = 20  # of each length
 
 
 def main() -> None:
@@ -57,8 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--topology", default="shared,both", help=f"of {','.join(TOPOLOGIES)}")
+    parser.add_argument("--transport", default="auto", help="of baton up")
     parser.add_argument("--streams", default="1,16,64", type=_numbers)
     parser.add_argument("--prompts", default="1024,128", type=_numbers, help="tokens, of closed loops")
+    parser.add_argument("--handoffs", default="", type=_numbers, help="tokens, of prompts that come alone")
     parser.add_argument("--output-len", type=int, default=256, help="tokens, of closed loops")
     parser.add_argument("--requests", type=int, default=3, help="of each stream in a closed loop")
     parser.add_argument("--burst-prompt", type=int, default=256, help="tokens, of bursts")
@@ -75,13 +85,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    return [int(part) for part in text.split(",") if part]
 
 
 async def run(arguments: argparse.Namespace) -> None:
     """Raises RuntimeError where a cluster does not start, or cuts a stream short."""
     longest = 2 + max(
-        max(arguments.prompts) + arguments.output_len, arguments.burst_prompt + arguments.burst_output
+        max([*arguments.prompts, *arguments.handoffs]) + arguments.output_len,
+        arguments.burst_prompt + arguments.burst_output,
     )
     bursts: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -90,15 +101,18 @@ async def run(arguments: argparse.Namespace) -> None:
             flags = [
                 *TOPOLOGIES[topology], "--slots", str(max(arguments.streams)), "--device", arguments.device,
                 "--dtype", arguments.dtype, "--gpu-memory", arguments.gpu_memory,
-                "--max-context-tokens", str(longest), "--log-level", "warning", *arguments.up,
+                "--max-context-tokens", str(longest), "--log-level", "warning",
+                "--transport", arguments.transport, *arguments.up,
             ]  # fmt: skip
-            async with baton_up(model, MODEL, flags) as door:
+            environment = {} if topology == "apart" else first_gpu()
+            async with baton_up(model, MODEL, flags, environment) as door:
                 found = await _bursts(arguments, topology, door)
                 bursts += found
                 for prompt in arguments.prompts:
                     for streams in arguments.streams:
                         loop = await _loop(arguments, door, streams, prompt)
                         show({"topology": topology, "load": "loop", **loop}, arguments.json)
+                show({"topology": topology, "load": "links", **await _links(door)}, arguments.json)
     if arguments.alone:
         await _alone(arguments, bursts)
 
@@ -116,6 +130,10 @@ async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> li
             told |= await bursts.run(streams, prompt, arguments.burst_output)
             show(told, arguments.json)
             found.append(told)
+        for tokens in arguments.handoffs:
+            await bursts.one_by_one(1, tokens)
+            one = await bursts.one_by_one(_HANDOFFS, tokens)
+            show({"topology": topology, "load": "handoff", **one}, arguments.json)
     return found
 
 
@@ -140,6 +158,21 @@ async def _loop(arguments: argparse.Namespace, door: str, streams: int, prompt: 
         "failed": told["failed"], **figures, "output_tok_s": round(told["rates"]["output_tokens"]),
         "invalid": [reason["kind"] for reason in told["invalid"]],
     }  # fmt: skip
+
+
+async def _links(door: str) -> dict[str, Any]:
+    """Of all workers together."""
+    async with grpc.aio.insecure_channel(door) as channel:
+        answer = await RouterServiceStub(channel).AuditCluster(AuditClusterRequest(), timeout=10)
+    audits = [worker.audit for worker in answer.workers]
+    return {
+        "transports": sorted({link.transport for audit in audits for link in audit.links}),
+        "handoffs": sum(audit.handoffs_committed for audit in audits),
+        "received_gb": round(sum(audit.bytes_received for audit in audits) / 1e9, 3),
+        "fell": sum(audit.link_fallbacks for audit in audits),
+        "broken": sum(audit.links_broken for audit in audits),
+        "checksum_failures": sum(audit.checksum_failures for audit in audits),
+    }
 
 
 async def _alone(arguments: argparse.Namespace, bursts: list[dict[str, Any]]) -> None:

@@ -33,10 +33,11 @@ from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
-from kvtransfer.device_blocks import DeviceSink
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.events import Acknowledged, Committed, Failed, SenderEvent
 from kvtransfer.frames import HEADER_BYTES
 from kvtransfer.grpc_stream import channel_options
+from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
@@ -122,11 +123,9 @@ class SendingEnd:
             from bench.transfer_devices import gpu_blocks
 
             source, self._patience = gpu_blocks(blocks, device), 0.0
-            connectors = connectors_of("auto", self._woken.set, source.blocks)
-            if transport == "nccl":
-                from kvtransfer.nccl_between_gpus import nccl_connector
-
-                connectors = (nccl_connector(self._woken.set, source.blocks),)
+            nccl = _nccl_links(transport, source.blocks)
+            which = transport if nccl is not None else "auto"
+            connectors = connectors_of(which, self._woken.set, source.blocks, nccl)
         self.blocks = source
         self._sender = Sender(
             identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[block_bytes_on(device)],
@@ -314,7 +313,9 @@ def main() -> None:
         peer_timeout_s=TRANSFER.peer_timeout_s, device=device,
     )  # fmt: skip
     server, raw_address = _raw_server()
-    _say({"address": _listen(receiver, transport, device, wakeup), "raw_address": raw_address})
+    nccl = _nccl_links(transport, None if device is None else device.blocks)
+    address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
+    _say({"address": address, "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
@@ -339,19 +340,13 @@ def main() -> None:
     server.stop(0)
 
 
-def _listen(receiver: Receiver, transport: str, device: DeviceSink | None, wakeup: Wakeup) -> str:
-    """Its address."""
-    if transport != "nccl":
-        return receiver.listen("127.0.0.1", transport=transport)
-    from kvtransfer.nccl_between_gpus import nccl_listener
+def _nccl_links(transport: str, blocks: DeviceBlocks | None) -> NcclLinks | None:
+    """What links by NCCL have in common, where the measurement is of them."""
+    if transport != "nccl" or blocks is None:
+        return None
+    from kvtransfer.nccl_between_gpus import nccl_links
 
-    assert device is not None, "nccl links are between GPUs"
-    listener = nccl_listener(
-        "127.0.0.1", 0, peer_timeout_s=TRANSFER.peer_timeout_s, max_links=4, wake=wakeup.set,
-        device=device.blocks.device,
-    )  # fmt: skip
-    receiver.attach(listener)
-    return listener.address
+    return nccl_links(blocks.device)
 
 
 def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | None]:

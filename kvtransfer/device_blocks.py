@@ -22,6 +22,20 @@ WINDOW_PIECES = 8
 _ALIGNED_BYTES = 16
 
 
+def largest_piece(block_bytes: Sequence[int]) -> int:
+    """What a piece has at most, unless told otherwise: whole blocks of the largest, where one is not too
+    much."""
+    largest = max(block_bytes)
+    if largest > _PIECE_BYTES:
+        return _PIECE_BYTES
+    return largest * min(MOST_BLOCKS, _PIECE_BYTES // largest)
+
+
+def staging_bytes(block_bytes: Sequence[int]) -> int:
+    """What a link between devices takes of either: the receiver's window, or the sender's half of it."""
+    return WINDOW_PIECES * largest_piece(block_bytes)
+
+
 class DeviceBlocks:
     """The pools of every cache group, [blocks, …] each, contiguous, on `device`."""
 
@@ -41,12 +55,7 @@ class DeviceBlocks:
         return not any(size % _ALIGNED_BYTES for size in (piece_bytes, *self.block_bytes))
 
     def largest_piece(self) -> int:
-        """What a piece has at most, unless told otherwise: whole blocks of the largest, where one is not too
-        much."""
-        largest = max(self.block_bytes)
-        if largest > _PIECE_BYTES:
-            return _PIECE_BYTES
-        return largest * min(MOST_BLOCKS, _PIECE_BYTES // largest)
+        return largest_piece(self.block_bytes)
 
 
 class DeviceSink:

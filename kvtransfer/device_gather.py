@@ -11,11 +11,11 @@ bytes by then. Nothing waits here but `close`.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from baton.device.link_device import Moment
+from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
 from kvtransfer.ipc_memory import SUM_BYTES, SUMS, TO_RECEIVER, LinkMemory
@@ -44,17 +44,15 @@ class DeviceGather:
             # The next chunk's kernels would else go before what somebody waits for.
             self._gathering, self._wire = device.line(first=True), device.line(first=True)
             self._let_go = undo.pop_all()
-        # Pieces whose blocks are being read.
-        self._reading: deque[Moment] = deque()
+        self._reads = BlockReads()
         self._published: Moment | None = None
-        self._put = self._gathered = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
         """Says to the device what is to be done with a piece, whose checksum is its place's alone.
         RuntimeError where it refuses: then nobody reads the piece."""
-        self._put += 1
+        self._reads.put()
         if piece.staging >= self._pieces:  # what the window does not have is written nowhere
-            self._reading.append(self._gathering.moment())
+            self._reads.read_by(self._gathering.moment())
             return
         found = self._mover.move(self._gathering, piece, blocks)
         read = self._gathering.moment()
@@ -63,7 +61,7 @@ class DeviceGather:
         self._wire.copy(self._window.address + place, self._staging.address + place, piece.length)
         there = self._registered.address + SUMS + piece.staging * SUM_BYTES
         self._wire.copy(there, found, SUM_BYTES)
-        self._reading.append(read)
+        self._reads.read_by(read)
 
     def publish(self, position: int) -> None:
         """Moves the ring's tail, behind all that was said before."""
@@ -79,14 +77,11 @@ class DeviceGather:
 
     @property
     def busy(self) -> bool:
-        return self._published is not None or bool(self._reading)
+        return self._published is not None or self._reads.under_way
 
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning."""
-        while self._reading and self._reading[0].ended():
-            self._reading.popleft()
-            self._gathered += 1
-        return self._gathered
+        return self._reads.count()
 
     def close(self) -> None:
         """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
@@ -96,6 +91,5 @@ class DeviceGather:
             self._wire.finish()
             self._let_go.close()
         finally:
-            self._gathered = self._put
-            self._reading.clear()
+            self._reads.end()
             self._published = None

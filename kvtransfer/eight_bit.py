@@ -4,8 +4,7 @@
     code  = x / scale, rounded to nearest even                        x ≈ code · scale
 
 A row is what one head keeps of one token: the last dimension of a block. Rounding costs at most 1/16 of an
-element (e4m3, above scale · 2^-6), or half a scale (int8). On the wire go a block's codes and, behind them,
-its scales in float32.
+element (e4m3, above scale · 2^-6), or half a scale (int8).
 
 A GPU runs `kvtransfer.gpu.eight_bit`, a CPU the reference here; both give the same bits.
 """
@@ -16,6 +15,8 @@ from enum import Enum
 
 import torch
 from torch import Tensor
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class EightBit(Enum):
@@ -33,9 +34,9 @@ def quantise(rows: Tensor, kind: EightBit) -> tuple[Tensor, Tensor]:
 
 
 def restore(codes: Tensor, scales: Tensor, kind: EightBit, dtype: torch.dtype) -> Tensor:
-    """What `quantise` made of rows, in bfloat16 or float16. ValueError for another dtype."""
-    if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"rows are restored in 16 bits, not as {dtype}")
+    """What `quantise` made of rows, in one of its dtypes. ValueError for another."""
+    if dtype not in _DTYPES:
+        raise ValueError(f"rows are restored in 16 or 32 bits, not as {dtype}")
     if codes.device.type == "cpu":
         return _restore(codes, scales, kind, dtype)
     return restore_by_kernel(codes, scales, kind, dtype)
@@ -55,10 +56,11 @@ def restore_by_kernel(codes: Tensor, scales: Tensor, kind: EightBit, dtype: torc
     """Triton is imported when first needed."""
     from kvtransfer.gpu import eight_bit
 
-    bits = torch.empty_like(codes, dtype=torch.int16)
+    rows = torch.empty_like(codes, dtype=dtype)
+    target = rows if dtype is torch.float32 else rows.view(torch.int16)
     is_float, bfloat = kind is EightBit.E4M3, dtype is torch.bfloat16
-    eight_bit.restore(codes, scales, bits, is_float=is_float, bfloat=bfloat)
-    return bits.view(dtype)
+    eight_bit.restore(codes, scales, target, is_float=is_float, bfloat=bfloat)
+    return rows
 
 
 def _quantise(rows: Tensor, kind: EightBit) -> tuple[Tensor, Tensor]:

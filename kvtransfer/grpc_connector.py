@@ -24,6 +24,7 @@ from kvtransfer.grpc_stream import (
     CONNECT_S,
     ERROR_KIND_KEY,
     LINK_ID_KEY,
+    OTHER_WAY_KEY,
     STREAM_METHOD,
     TRANSPORT,
     Outbox,
@@ -31,6 +32,7 @@ from kvtransfer.grpc_stream import (
 )
 from kvtransfer.inbox import CONTROL_FRAMES, SenderInbox
 from kvtransfer.routes import IPC_SCHEME, NCCL_SCHEME
+from kvtransfer.transport import OutOfReachError
 
 _KINDS = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorKind.INVALID,
@@ -115,7 +117,7 @@ class GrpcConnector:
             response = transfer_pb2_grpc.TransferServiceStub(channel).OpenLink(request, timeout=timeout_s)
         except grpc.RpcError as error:
             channel.close()
-            raise BatonError(_kind(error), f"no link to {address}: {_details(error)}") from error
+            raise _refusal(error, f"no link to {address}: {_details(error)}") from error
         except TimeoutError as error:
             channel.close()
             raise BatonError(ErrorKind.UNAVAILABLE, f"no link to {address}: {error}") from error
@@ -137,13 +139,15 @@ def _connect(channel: grpc.Channel, timeout_s: float) -> None:
         raise TimeoutError(f"nobody answers there for {timeout_s:g} s")
 
 
-def _kind(error: grpc.RpcError) -> ErrorKind:
+def _refusal(error: grpc.RpcError, message: str) -> BatonError:
     if not isinstance(error, grpc.Call):
-        return ErrorKind.UNAVAILABLE
-    for key, value in error.trailing_metadata() or ():
-        if key == ERROR_KIND_KEY and value in ErrorKind.__members__:
-            return ErrorKind[str(value)]
-    return _KINDS.get(error.code(), ErrorKind.UNAVAILABLE)
+        return BatonError(ErrorKind.UNAVAILABLE, message)
+    told = dict(error.trailing_metadata() or ())
+    if OTHER_WAY_KEY in told:
+        return OutOfReachError(message)
+    if (kind := str(told.get(ERROR_KIND_KEY))) in ErrorKind.__members__:
+        return BatonError(ErrorKind[kind], message)
+    return BatonError(_KINDS.get(error.code(), ErrorKind.UNAVAILABLE), message)
 
 
 def _details(error: grpc.RpcError) -> str:

@@ -10,11 +10,9 @@ no second stream can come under its id.
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import NoReturn
 
 import grpc
@@ -28,6 +26,7 @@ from kvtransfer.frames import FrameError, ReceiverFrame, SenderFrame, encode
 from kvtransfer.grpc_stream import (
     ERROR_KIND_KEY,
     LINK_ID_KEY,
+    OTHER_WAY_KEY,
     SERVICE,
     STREAM,
     TRANSPORT,
@@ -35,7 +34,9 @@ from kvtransfer.grpc_stream import (
     channel_options,
 )
 from kvtransfer.inbox import CONTROL_FRAMES, Landing, ReceiverInbox
+from kvtransfer.open_calls import OpenCalls
 from kvtransfer.staging import Staging
+from kvtransfer.transport import OutOfReachError
 
 # Calls beside the streams: OpenLink, health, reflection.
 _OTHER_CALLS = 16
@@ -161,9 +162,8 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         max_links: int,
         wake: Callable[[], None],
     ) -> None:
-        self._timeout = peer_timeout_s
         self._wake = wake
-        self._calls: queue.Queue[GrpcOpenCall] = queue.Queue(_OTHER_CALLS)
+        self._calls: OpenCalls[GrpcOpenCall] = OpenCalls(_OTHER_CALLS, peer_timeout_s, wake)
         # Wires whose stream has not come yet; closed ones are swept out by the next export.
         self._waiting: dict[int, GrpcReceiverWire] = {}
         self._wires: list[GrpcReceiverWire] = []
@@ -204,10 +204,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
     # -- the loop ---------------------------------------------------------------------------------
 
     def next_call(self) -> GrpcOpenCall | None:
-        try:
-            return self._calls.get_nowait()
-        except queue.Empty:
-            return None
+        return self._calls.next()
 
     def export(self, link_id: int, staging: Staging, inbox: Landing | None) -> GrpcReceiverWire:
         """A wire that the stream of this link id will come to."""
@@ -224,8 +221,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         self._health.enter_graceful_shutdown()
         for wire in self._wires:
             wire.close(closing)
-        while (call := self.next_call()) is not None:
-            call.refuse(closing)
+        self._calls.refuse_all(closing)
         self._server.stop(grace=None).wait(_STOP_S)
         self._pool.shutdown(wait=False)
 
@@ -236,16 +232,9 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
     ) -> OpenLinkResponse:
         call = GrpcOpenCall(self, request)
         try:
-            self._calls.put_nowait(call)
-            self._wake()
-            return call.answer.result(timeout=self._timeout)
-        except queue.Full:
-            error = BatonError(ErrorKind.OVERLOADED, "too many links are being opened")
-        except FutureTimeoutError:
-            error = BatonError(ErrorKind.DEADLINE, "the receiver did not answer in time")
-        except BatonError as refused:
-            error = refused
-        _abort(context, error)
+            return self._calls.ask(call, call.answer)
+        except BatonError as error:
+            _abort(context, error)
 
     def _frames(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         wire = self._claim(context)
@@ -268,6 +257,9 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
 
 def _abort(context: grpc.ServicerContext, error: BatonError) -> NoReturn:
-    context.set_trailing_metadata(((ERROR_KIND_KEY, error.kind.name),))
+    metadata = [(ERROR_KIND_KEY, error.kind.name)]
+    if isinstance(error, OutOfReachError):
+        metadata.append((OTHER_WAY_KEY, "1"))
+    context.set_trailing_metadata(tuple(metadata))
     context.abort(_STATUS.get(error.kind, grpc.StatusCode.INTERNAL), error.message)
     raise AssertionError("abort always raises")

@@ -17,6 +17,8 @@ STREAM_METHOD = f"/{SERVICE}/{STREAM}"
 LINK_ID_KEY = "baton-link-id"
 # On a refused OpenLink: the name of the ErrorKind, which says more than a status code.
 ERROR_KIND_KEY = "baton-error-kind"
+# Beside it, where the request was not judged and another transport is worth a try (`OutOfReachError`).
+OTHER_WAY_KEY = "baton-other-way"
 
 TRANSPORT = "grpc"
 

@@ -1,10 +1,8 @@
 """The receiver's side of the ipc transport: gives its staging to be written by senders of this host.
 
-    accept ──▶ a thread a sender: who is it, does it map our page ──▶ queue ──▶ the loop grants or refuses
-                                  └─ grant: sends the memory, then waits on the socket until the fence
-
-The fence is the sender's word that it has unmapped the window, or the end of its process (a pidfd, taken
-when it connected). A sender that is stopped has given neither: its window stays quarantined.
+accept ──▶ a thread a sender: who is it, does it map our page ──▶ queue ──▶ the loop grants or refuses
+                              └─ grant: sends the memory, then waits on the socket until the fence
+                                 (`ipc_receiver_wire`)
 """
 
 from __future__ import annotations
@@ -12,16 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import queue
 import secrets
-import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from google.protobuf.message import DecodeError
 
@@ -29,14 +23,10 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.byte_ring import STORES_IN_ORDER
-from kvtransfer.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced, encode
 from kvtransfer.ipc_control import (
-    BEAT_S,
     CONNECT_S,
     HELLO,
     TRANSPORT,
-    Control,
-    Word,
     address_of,
     peer_pidfd,
     receive_message,
@@ -45,7 +35,8 @@ from kvtransfer.ipc_control import (
 )
 from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_page import ListenersPage
-from kvtransfer.ipc_wire import IpcWire
+from kvtransfer.ipc_receiver_wire import IpcReceiverWire
+from kvtransfer.open_calls import OpenCalls
 from kvtransfer.staging import Staging, Window
 from kvtransfer.transport import OpenCall
 
@@ -55,115 +46,6 @@ _LOG = logging.getLogger(__name__)
 _CONNECTING = 16
 _STOP_S = 2.0
 _AGAIN_S = 0.05
-
-
-class IpcReceiverWire(IpcWire):
-    """One link at the receiver."""
-
-    def __init__(
-        self, memory: LinkMemory, staging: Staging, wake: Callable[[], None], *, on_device: bool = False
-    ) -> None:
-        rings = memory.receiver_rings(staging.pieces)
-        super().__init__(rings, wake, "sender", between_devices=on_device)
-        self._memory = memory
-        self._staging = staging
-        self._state = threading.Lock()
-        self._attached = False
-        self._fenced = False
-        self._abandoned = False
-        # Of a window on a device: what the sender's device found, by staging index.
-        self._sums = memory.sums(staging.pieces) if on_device else None
-        self._announced: deque[SenderFrame] = deque()
-
-    def hear(self) -> SenderFrame | None:
-        if self._announced:
-            return self._announced.popleft()
-        message = self._take()
-        if message is None:
-            return None
-        try:
-            for frame in decode_announced(message):
-                self._announced.append(self._landed(frame) if isinstance(frame, Piece) else frame)
-        except FrameError as malformed:
-            self._garbled(malformed)
-        return self._announced.popleft() if self._announced else None
-
-    def _landed(self, piece: Piece) -> Piece:
-        """It is the receiver's now. `FrameError`."""
-        self._staging.take(piece)
-        if self._sums is None:
-            return piece
-        checksum = int(self._sums[piece.staging])
-        return Piece(
-            piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, checksum
-        )
-
-    def tell(self, frame: ReceiverFrame) -> None:
-        self._add(encode(frame))
-
-    def attached(self) -> bool:
-        return self._attached
-
-    def fenced(self) -> bool:
-        with self._state:
-            return self._closed and (self._fenced or self._control is None)
-
-    def close(self, error: BatonError) -> None:
-        with self._state:
-            if self._closed:
-                return
-            self._closed = True
-            self._break(error)
-            if self._control is None:
-                self._memory.drop_descriptor()
-            else:
-                self._control.say_error(error)
-                self._control.finish()
-                self._control.release()
-
-    def abandon(self) -> None:
-        """The thread that waits for the fence ends without it: the process that needs it closes."""
-        self._abandoned = True
-        if self._control is not None:
-            self._control.end()
-
-    def serve(self, sock: socket.socket, response: OpenLinkResponse, sender: int) -> None:
-        """From the grant to the fence, in a thread of its own; `sender` is the pidfd of who connected."""
-        control = self._export(sock, response)
-        if control is not None:
-            self._fenced = self._listen(control) or self._wait_for_fence(control, sender)
-            control.release()
-        self._wake()
-
-    def _export(self, sock: socket.socket, response: OpenLinkResponse) -> Control | None:
-        """Gives the sender the memory; None where the link was closed before, and nobody was given any."""
-        with self._state:
-            if self._closed:
-                sock.close()
-                return None
-            control = Control(sock)
-            with contextlib.suppress(OSError):  # it has gone, and may have the memory all the same
-                send_message(sock, 0, response.SerializeToString(), self._memory.descriptor)
-            self._memory.drop_descriptor()
-            self._control = control  # from here on the loop speaks too
-            return control
-
-    def _wait_for_fence(self, control: Control, sender: int) -> bool:
-        """Whether the sender can write no more: it is gone, or has woken and unmapped the window."""
-        process = select.poll()
-        process.register(sender, select.POLLIN)
-        while not self._abandoned:
-            if process.poll(1000 * BEAT_S if control.ended else 0):
-                return True
-            if not control.ended:
-                with contextlib.suppress(ValueError):
-                    if Word.UNMAPPED in control.wait():
-                        return True
-        return False
-
-    def _heard(self, word: Word) -> None:
-        super()._heard(word)
-        self._attached |= word is Word.ATTACHED
 
 
 class _OpenCall:
@@ -216,10 +98,9 @@ class IpcListener:
         if not STORES_IN_ORDER:
             raise BatonError(ErrorKind.INVALID, "ipc needs a processor that shows stores in their order")
         self.address = address_of(f"baton-{secrets.token_hex(16)}")
-        self._timeout = peer_timeout_s
         self._wake = wake
         self._device = device
-        self._calls: queue.Queue[_OpenCall] = queue.Queue(_CONNECTING)
+        self._calls: OpenCalls[_OpenCall] = OpenCalls(_CONNECTING, peer_timeout_s, wake)
         self._lock = threading.Lock()
         self._wires: list[IpcReceiverWire] = []
         self._threads: set[threading.Thread] = set()
@@ -234,10 +115,7 @@ class IpcListener:
     # -- the loop ---------------------------------------------------------------------------------
 
     def next_call(self) -> OpenCall | None:
-        try:
-            return self._calls.get_nowait()
-        except queue.Empty:
-            return None
+        return self._calls.next()
 
     def close(self) -> None:
         closing = BatonError(ErrorKind.UNAVAILABLE, "the receiver closes")
@@ -248,8 +126,7 @@ class IpcListener:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._accepting.join(_STOP_S)
         self._socket.close()
-        while (call := self.next_call()) is not None:
-            call.refuse(closing)
+        self._calls.refuse_all(closing)
         with self._lock:
             wires = list(self._wires)
         for wire in wires:
@@ -312,14 +189,7 @@ class IpcListener:
             return None
 
     def _ask(self, call: _OpenCall) -> tuple[OpenLinkResponse, IpcReceiverWire]:
-        try:
-            self._calls.put_nowait(call)
-            self._wake()
-            granted = call.answer.result(timeout=self._timeout)
-        except queue.Full:
-            raise BatonError(ErrorKind.OVERLOADED, "too many links are being opened") from None
-        except FutureTimeoutError:
-            raise BatonError(ErrorKind.DEADLINE, "the receiver did not answer in time") from None
+        granted = self._calls.ask(call, call.answer)
         with self._lock:
             self._wires.append(granted[1])
             if self._closing:

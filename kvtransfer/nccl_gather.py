@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
 from baton.device.link_device import Memory, Moment
 from baton.device.nccl_line import Job, NcclLine, Way
 from baton.v1.transfer_pb2 import OpenLinkResponse
+from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece, encode_piece_header
 from kvtransfer.grpc_connector import GrpcSenderWire
@@ -34,21 +34,21 @@ class NcclGather:
         self._line = device.line()
         self._sums = device.on_host(pieces, 1)
         self._sums_view = self._sums.numpy()
-        # Pieces whose blocks are being read.
-        self._reading: deque[Moment] = deque()
-        self._gathered = self._put = 0
+        self._reads = BlockReads()
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> Moment:
         """When the piece is in staging and its checksum, which was of its place alone, is here."""
-        self._put += 1
+        self._reads.put()
         found = self._mover.move(self._line, piece, blocks)
         self._line.copy(self._sums.data_ptr() + piece.staging * _SUM_BYTES, found, _SUM_BYTES)
-        return self._said()
+        there = self._line.moment()
+        self._reads.read_by(there)
+        return there
 
     def skip(self) -> None:
         """A piece that the window has no place for is written nowhere."""
-        self._put += 1
-        self._said()
+        self._reads.put()
+        self._reads.read_by(self._line.moment())
 
     def checksum(self, piece: Piece) -> int:
         """Of a piece that is in staging."""
@@ -57,14 +57,11 @@ class NcclGather:
     @property
     def busy(self) -> bool:
         """Whether blocks are being read."""
-        return bool(self._reading)
+        return self._reads.under_way
 
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning; all, once closed."""
-        while self._reading and self._reading[0].ended():
-            self._reading.popleft()
-            self._gathered += 1
-        return self._gathered
+        return self._reads.count()
 
     def close(self) -> None:
         """Waits until the device reads no block any more. RuntimeError where that cannot be said: then it
@@ -72,12 +69,7 @@ class NcclGather:
         try:
             self._line.finish()
         finally:
-            self._gathered = self._put
-            self._reading.clear()
-
-    def _said(self) -> Moment:
-        self._reading.append(self._line.moment())
-        return self._reading[-1]
+            self._reads.end()
 
 
 class NcclDeviceWire(NcclSenderWire):

@@ -12,7 +12,6 @@ a wrong piece has been written by then, and its transfer is withdrawn.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,15 +40,12 @@ from kvtransfer.frames import (
 )
 from kvtransfer.granting import Granting
 from kvtransfer.incoming import Incoming
+from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.receiving_link import ReceivingLink
+from kvtransfer.receiving_links import MAX_LINKS, ReceivingLinks
 from kvtransfer.ticket import TicketSigner
-from kvtransfer.transport import Listener, OpenCall
+from kvtransfer.transport import Listener
 from kvtransfer.transports import listeners_of
-
-_LOG = logging.getLogger(__name__)
-
-# Links that may exist at once, quarantined ones included: bounds staging memory and threads.
-MAX_LINKS = 64
 
 
 class BlockSink(Protocol):
@@ -81,7 +77,8 @@ class Receiver:
         self.counters = ReceiverCounters([0] * len(block_bytes))
         self._identity = identity
         self._signer = signer
-        self._granting = Granting(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
+        granting = Granting(identity, fingerprint, block_bytes, piece_bytes, window_pieces, device)
+        self._links = ReceivingLinks(granting, self.counters, peer_timeout_s, clock, self._lose)
         self._groups = len(block_bytes)
         self._piece_bytes = piece_bytes
         self._device = None if device is None else device.blocks.device
@@ -89,23 +86,21 @@ class Receiver:
         self._wake = wake
         self._timeout = peer_timeout_s
         self._clock = clock
-        self._listeners: list[Listener] = []
-        self._links: list[ReceivingLink] = []
-        self._quarantined: list[ReceivingLink] = []
         self._incoming: dict[int, Incoming] = {}
         self._answers = Answers()
         self._events: list[ReceiverEvent] = []
 
-    def listen(self, host: str, port: int = 0, transport: str = "grpc") -> str:
+    def listen(self, host: str, port: int = 0, transport: str = "grpc", nccl: NcclLinks | None = None) -> str:
         """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
         bounds = self._piece_bytes, self._timeout, MAX_LINKS
-        started = listeners_of(transport, host, port, *bounds, self._wake, self._device)
-        self._listeners += started
+        started = listeners_of(transport, host, port, *bounds, self._wake, self._device, nccl)
+        for listener in started:
+            self._links.attach(listener)
         return " ".join(listener.address for listener in started)
 
     def attach(self, listener: Listener) -> None:
         """Takes links from this listener too, and owns it from now on."""
-        self._listeners.append(listener)
+        self._links.attach(listener)
 
     def expect(self, transfer_id: int, block_counts: Sequence[int], held: Sequence[int] = ()) -> None:
         """From now on takes this transfer's bytes: so many blocks of each cache group, but for the first
@@ -143,8 +138,8 @@ class Receiver:
 
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
-        self._take_calls()
-        for link in list(self._links):
+        self._links.take_calls()
+        for link in self._links:
             self._take_moved(link)
         budget = max_pieces
         speaking = deque(self._links)
@@ -156,16 +151,16 @@ class Receiver:
         for link in self._links:
             link.flush()
         # Who has more to say is not judged yet: the answer may be among it.
-        self._take_breaks(judged=[link for link in self._links if link not in speaking])
+        self._links.break_overdue([link for link in self._links if link not in speaking])
+        self._links.let_go()
         if speaking:
             self._wake()
-        # The next poll starts with another link, so that none of them is always last.
-        self._links = self._links[1:] + self._links[:1]
+        self._links.rotate()
 
     @property
     def links(self) -> list[LinkAudit]:
         """Every link, quarantined ones included."""
-        return [link.audit() for link in (*self._links, *self._quarantined)]
+        return self._links.audit()
 
     @property
     def restless(self) -> bool:
@@ -184,46 +179,15 @@ class Receiver:
 
     def close(self) -> None:
         """Breaks every link and ends every thread."""
-        for listener in self._listeners:
-            listener.close()
-        for link in list(self._links):
-            self._break(link, BatonError(ErrorKind.UNAVAILABLE, "the receiver closes"))
+        self._links.close()
         self._events.clear()
-        self._take_breaks(judged=[])
+        self._links.let_go()
 
-    # -- links ------------------------------------------------------------------------------------
-
-    def _take_calls(self) -> None:
-        for listener in self._listeners:
-            while (call := listener.next_call()) is not None:
-                try:
-                    self._open(listener, call)
-                except BatonError as error:
-                    self.counters.links_refused += 1
-                    _LOG.warning("refused a link: %s", error.message)
-                    call.refuse(error)
-
-    def _open(self, listener: Listener, call: OpenCall) -> None:
-        sender = call.request.sender
-        protocol = self._granting.agree(call)
-        newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
-        for link in [link for link in self._links if link.peer.name == sender.name]:
-            self._break(link, newer)
-        if len(self._links) + len(self._quarantined) >= MAX_LINKS:
-            raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
-        deadline = self._clock() + self._timeout
-        self._links.append(self._granting.grant(call, listener.transport, protocol, deadline))
-        self.counters.links_opened += 1
-
-    def _break(self, link: ReceivingLink, error: BatonError) -> None:
+    def _lose(self, link: ReceivingLink, error: BatonError) -> None:
+        """The link breaks: its transfers are withdrawn, but for those that are committed."""
         if link.scatter is not None:  # what was heard before the break still counts
             link.scatter.finish()
             self._take_moved(link)
-        self._links.remove(link)
-        self._quarantined.append(link)
-        link.break_off(error)
-        self.counters.links_broken += 1
-        _LOG.info("link with sender %r ends: %s", link.peer.name, error.message)
         for transfer_id in sorted(link.transfers):
             del self._incoming[transfer_id]
             self._events.append(Withdrawn(transfer_id, WithdrawReason.LINK_LOST, error.message))
@@ -231,16 +195,6 @@ class Receiver:
         for incoming in self._incoming.values():
             if incoming.link is link:  # committed: it stays, there is only nobody left to tell
                 incoming.link = None
-
-    def _take_breaks(self, judged: list[ReceivingLink]) -> None:
-        now = self._clock()
-        for link in judged:
-            if (overdue := link.overdue(now)) is not None:
-                self._break(link, BatonError(ErrorKind.DEADLINE, overdue))
-        for link in [link for link in self._quarantined if link.fenced()]:
-            self._quarantined.remove(link)
-            link.let_go()
-            self.counters.links_fenced += 1
 
     # -- frames -----------------------------------------------------------------------------------
 
@@ -254,10 +208,10 @@ class Receiver:
             try:
                 self._handle(link, frame)
             except FrameError as error:
-                self._break(link, error)
+                self._links.break_off(link, error)
             return True
         if broken is not None:
-            self._break(link, broken)
+            self._links.break_off(link, broken)
         return False
 
     def _handle(self, link: ReceivingLink, frame: SenderFrame) -> None:

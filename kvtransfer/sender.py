@@ -7,7 +7,7 @@ One thread, the engine's loop, calls everything here and on the transfers. It ca
 `wake` was called, and at least every 100 ms, since deadlines are noticed nowhere else. There is one
 link for each (address, receiver incarnation), opened when first needed. A link that breaks fails its
 transfers at once; the next `begin` opens another. Where the receiver can be reached in several ways, a link
-over the first that broke is followed by one over the next; when that one breaks, the first has its turn.
+that broke is followed by one over the next of them; when one over the last breaks, the first has its turn.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Sender:
         self._clock = clock
         self._connectors = connectors if connectors is not None else connectors_of("auto", wake)
         self._links: dict[LinkKey, SendingLink] = {}
-        # Receivers to whom a link over their first transport broke, and why.
-        self._fallen: OrderedDict[LinkKey, str] = OrderedDict()
+        # Receivers to whom a link broke: how many of their ways are passed over next, and why.
+        self._fallen: OrderedDict[LinkKey, tuple[int, str]] = OrderedDict()
         self._events: list[SenderEvent] = []
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
@@ -157,9 +157,8 @@ class Sender:
             self._break(key, old.broken)
         address, incarnation = key
         request = open_request(self._identity, incarnation, self._fingerprint)
-        ways = routes(address, self._connectors)
-        if key in self._fallen:
-            ways = ways[1:]
+        passed_over, _ = self._fallen.get(key, (0, ""))
+        ways = routes(address, self._connectors)[passed_over:]
         link = SendingLink(
             ways, peer, request, self._block_bytes, self._timeout, self._clock(), self._wake
         )  # fmt: skip
@@ -170,7 +169,8 @@ class Sender:
         """The receiver at this address is the incarnation we know now: links to others of it are dead."""
         self.counters.links_opened += 1
         link = self._links[key]
-        if why := link.unreached or self._fallen.get(key, ""):
+        _, fell = self._fallen.get(key, (0, ""))
+        if why := link.unreached or fell:
             self.counters.link_fallbacks += 1
             _LOG.warning("the link to %r goes over %s: %s", link.peer.name, link.transport, why)
         for other in [other for other in self._links if other[0] == key[0] and other != key]:
@@ -187,9 +187,10 @@ class Sender:
 
     def _fall(self, key: LinkKey, link: SendingLink, error: BatonError) -> None:
         """Which transport this receiver's next link begins with."""
-        ways = routes(key[0], self._connectors)
-        if len(ways) > 1 and link.transport == ways[0].transport:
-            self._fallen[key] = error.message
+        transports = [way.transport for way in routes(key[0], self._connectors)]
+        following = transports.index(link.transport) + 1
+        if following < len(transports):
+            self._fallen[key] = following, error.message
             if len(self._fallen) > _FALLEN:
                 self._fallen.popitem(last=False)
         else:

@@ -1,11 +1,10 @@
-"""One link at its sender: credits, and the transfers that share them.
+"""One link at its sender, and the transfers that share its credits (`sending_window`).
 
     opening (a thread of its own asks) ──▶ open ──▶ broken, final: a new link has a new id
         └──────────────── refused, too late ───────────┘
 
-A credit is a staging index that is ours to write. It is spent with a piece and comes home in a CREDIT
-frame, whatever became of the transfer meanwhile. Transfers take turns, one piece each, so a small one
-is not stuck behind a big one; none holds more than half the window.
+Transfers take turns, one piece each, so a small one is not stuck behind a big one; none holds more than
+half the window.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.checksum import PieceChecksum, place_sum
-from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw
-from kvtransfer.geometry import Geometry
-from kvtransfer.outgoing import BlockSource, PieceSource, Transfer, TransferState
+from kvtransfer.frames import Commit, Credit, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.outgoing import BlockSource, Transfer, TransferState
 from kvtransfer.routes import Route
-from kvtransfer.transport import GatheringWire, OutOfReachError, SenderWire
+from kvtransfer.sending_window import SendingWindow
+from kvtransfer.transport import OutOfReachError, SenderWire
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,90 +34,6 @@ class Opened:
     wire: SenderWire
     transport: str
     unreached: str
-
-
-class Window:
-    """What an open link has: the wire, the cut of blocks into pieces, credits at home and away."""
-
-    def __init__(self, response: OpenLinkResponse, wire: SenderWire, block_bytes: tuple[int, ...]) -> None:
-        if response.window_pieces < 2 or response.piece_bytes < 1:
-            raise BatonError(ErrorKind.INVALID, "the receiver offers a window without room")
-        self.wire = wire
-        self.pieces = response.window_pieces
-        self.share = response.window_pieces // 2
-        self.credits = deque(range(response.window_pieces))
-        self.in_flight: dict[int, Transfer] = {}
-        self._geometry = Geometry.of(block_bytes, response.piece_bytes, spans=wire.gathers)
-        # A wire that gathers adds a piece's words to its place's checksum, on the device.
-        self._gathering = cast(GatheringWire, wire) if wire.gathers else None
-        largest = 0 if wire.gathers else min(response.piece_bytes, max(block_bytes))
-        self._checksum = PieceChecksum(largest)
-        self._reading: deque[tuple[Transfer, PieceSource]] = deque()
-        self._gathered = 0
-
-    def put(self, transfer: Transfer, source: BlockSource) -> None:
-        """Reads the transfer's next piece, or has it read, and spends a credit on it."""
-        if self._gathering is not None:
-            self._put_blocks(self._gathering, transfer)
-            return
-        part = transfer.next_piece(self._geometry)
-        staging = self._spend(transfer)
-        data = source.read(part.group, part.pushed[0].block, part.offset, part.length)
-        if data.nbytes != part.length:
-            raise ValueError(f"the source gave {data.nbytes} bytes for a piece of {part.length}")
-        checksum = self._checksum.of(data, transfer.transfer_id, part.group, part.ordinal, part.offset)
-        self.wire.put(_piece(transfer, part, staging, checksum), data)
-        transfer.shipped(part)
-        transfer.read_done(part)
-
-    def _put_blocks(self, wire: GatheringWire, transfer: Transfer) -> None:
-        group = transfer.next_group()
-        # With nothing on the wire before it, a small one: the wire is to begin soon.
-        most = self._geometry.blocks_per_piece(group)
-        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 2))
-        staging = self._spend(transfer)
-        place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
-        self._reading.append((transfer, part))
-        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
-        transfer.shipped(part)
-
-    def _spend(self, transfer: Transfer) -> int:
-        staging = self.credits.popleft()
-        self.in_flight[staging] = transfer
-        transfer.held += 1
-        return staging
-
-    def take_read(self) -> None:
-        """What a device has read meanwhile is unpinned."""
-        if self._gathering is None:
-            return
-        gathered = self._gathering.gathered()
-        for _ in range(gathered - self._gathered):
-            transfer, part = self._reading.popleft()
-            transfer.read_done(part)
-        self._gathered = gathered
-
-    def close(self) -> None:
-        """Breaks the wire; nothing is read any more."""
-        self.wire.close()
-        self.take_read()
-
-    def restless(self) -> bool:
-        """Whether a device is at work, whose end wakes nobody."""
-        return self._gathering is not None and self._gathering.restless()
-
-    def come_home(self, frame: Credit) -> None:
-        """Raises `BatonError` INVALID for a credit that was not away."""
-        for index in frame.indices:
-            transfer = self.in_flight.pop(index, None)
-            if transfer is None:
-                raise BatonError(ErrorKind.INVALID, f"the receiver returned staging index {index} unasked")
-            transfer.held -= 1
-            self.credits.append(index)
-
-
-def _piece(transfer: Transfer, part: PieceSource, staging: int, checksum: int) -> Piece:
-    return Piece(transfer.transfer_id, part.group, part.ordinal, part.offset, part.length, staging, checksum)
 
 
 class SendingLink:
@@ -144,7 +57,7 @@ class SendingLink:
         self.transfers: dict[int, Transfer] = {}
         self._timeout = timeout_s
         self._block_bytes = block_bytes
-        self._window: Window | None = None
+        self._window: SendingWindow | None = None
         self._last_words: list[Withdraw | Quiet] = []
         self._turns: deque[Transfer] = deque()
         # Begins anew whenever the receiver starts to owe us something.
@@ -231,7 +144,7 @@ class SendingLink:
             return False
         wire, self.transport, self.unreached = opened.wire, opened.transport, opened.unreached
         try:
-            self._window = Window(opened.response, wire, self._block_bytes)
+            self._window = SendingWindow(opened.response, wire, self._block_bytes)
         except BatonError as error:
             wire.close()
             self.broken = error

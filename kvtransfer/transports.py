@@ -2,25 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from baton.device.link_device import LinkDevice
+from baton.errors import BatonError, ErrorKind
+from kvtransfer import grpc_stream, ipc_control, nccl_links
 from kvtransfer.byte_ring import STORES_IN_ORDER
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.grpc_listener import GrpcListener
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.ipc_listener import IpcListener
+from kvtransfer.nccl_connector import NcclConnector
+from kvtransfer.nccl_links import NcclLinks
+from kvtransfer.nccl_receiver import NcclListener
 from kvtransfer.transport import Connector, Listener
+
+T = TypeVar("T")
+
+IPC, NCCL, GRPC = ipc_control.TRANSPORT, nccl_links.TRANSPORT, grpc_stream.TRANSPORT
+
+# What `auto` takes, the best first. NCCL goes between the two when it is known to hold (docs/decisions/0015).
+AUTO: tuple[str, ...] = (IPC, GRPC)
+
+_NEEDS = {
+    IPC: "a processor that shows stores in their order",
+    NCCL: "KV blocks on a GPU, and NCCL",
+}
+
+
+def ways_of(transport: str) -> tuple[str, ...]:
+    """What a worker that is told `transport` takes, the best first: that alone, or with `auto` whatever of
+    these it can have."""
+    return AUTO if transport == "auto" else (transport,)
 
 
 def connectors_of(
-    transport: str, wake: Callable[[], None], blocks: DeviceBlocks | None = None
+    transport: str,
+    wake: Callable[[], None],
+    blocks: DeviceBlocks | None = None,
+    nccl: NcclLinks | None = None,
 ) -> tuple[Connector, ...]:
-    """What a sender that is told to use `transport` (grpc, ipc, or auto: all) has; `blocks`: where its blocks
-    lie in a device's memory."""
-    connectors: tuple[Connector, ...] = (IpcConnector(wake, blocks), GrpcConnector(wake))
-    return tuple(connector for connector in connectors if transport in ("auto", connector.transport))
+    """What a sender that is told to use `transport` has. `blocks`: where its blocks lie in a device's memory;
+    `nccl`: what links by NCCL have in common. `BatonError` INVALID where it cannot have them."""
+    makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake)}
+    if STORES_IN_ORDER:
+        makers[IPC] = partial(IpcConnector, wake, blocks)
+    if nccl is not None:
+        makers[NCCL] = partial(NcclConnector, wake, nccl, blocks)
+    return tuple(make() for make in _of(transport, makers))
 
 
 def listeners_of(
@@ -32,21 +64,35 @@ def listeners_of(
     max_links: int,
     wake: Callable[[], None],
     device: LinkDevice | None = None,
+    nccl: NcclLinks | None = None,
 ) -> list[Listener]:
-    """Starts those of `transport` (grpc, ipc, or auto: what this machine has), the fastest first; `device`:
-    where blocks are to go.
+    """Starts those of `transport`, the best first. `device`: where blocks are to go; `nccl`: as above. Of
+    several at once grpc has the port.
 
-    `BatonError` INVALID where it cannot bind, or this machine has no such transport.
+    `BatonError` INVALID where it cannot bind, or this process cannot have them.
     """
-    listeners: list[Listener] = []
-    if transport in ("grpc", "auto"):
-        over_network = GrpcListener(
-            host, port, piece_bytes=piece_bytes, peer_timeout_s=peer_timeout_s, max_links=max_links, wake=wake
-        )
-        listeners.append(over_network)
-    if transport == "ipc" or (transport == "auto" and STORES_IN_ORDER):
-        within_host = IpcListener(
-            peer_timeout_s=peer_timeout_s, max_links=max_links, wake=wake, device=device
-        )
-        listeners.insert(0, within_host)
-    return listeners
+    bounds: dict[str, Any] = {"peer_timeout_s": peer_timeout_s, "max_links": max_links, "wake": wake}
+    makers: dict[str, Callable[[], Listener]] = {
+        GRPC: partial(GrpcListener, host, port, piece_bytes=piece_bytes, **bounds)
+    }
+    if STORES_IN_ORDER:
+        makers[IPC] = partial(IpcListener, device=device, **bounds)
+    if nccl is not None:
+        own_port = port if transport == NCCL else 0
+        makers[NCCL] = partial(NcclListener, host, own_port, links=nccl, **bounds)
+    started: list[Listener] = []
+    try:
+        for make in _of(transport, makers):
+            started.append(make())
+    except BatonError:
+        for listener in started:
+            listener.close()
+        raise
+    return started
+
+
+def _of(transport: str, makers: Mapping[str, T]) -> Iterator[T]:
+    """Those of its ways that this process has."""
+    if transport != "auto" and transport not in makers:
+        raise BatonError(ErrorKind.INVALID, f"transport {transport} needs {_NEEDS[transport]}")
+    return (makers[way] for way in ways_of(transport) if way in makers)

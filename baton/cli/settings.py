@@ -50,7 +50,10 @@ FLAGS = (
     Flag(
         "--numerics", "engine.numerics", "auto|exact|fast", "exact: a token never depends on its neighbours"
     ),
-    Flag("--transport", "transfer.transport", "auto|grpc|ipc", "what carries KV blocks between workers"),
+    Flag("--transport", "transfer.transport", "auto|grpc|ipc|nccl", "what carries KV blocks between workers"),
+    Flag(
+        "--kv-wire", "transfer.kv_wire", "native|fp8|int8", "KV between workers: as it is, or in eight bits"
+    ),
     Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
     Flag(
         "--redis-url", "state.redis_url", "URL|none", "where soft state is kept (default: a Redis of its own)"
@@ -65,6 +68,12 @@ FLAGS = (
     Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
     Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),
     Flag("--gpu-memory", "engine.gpu_memory", "FRACTION", "of a GPU, shared by its workers"),
+    Flag(
+        "--gpu-workers",
+        "engine.gpu_workers",
+        "N",
+        "that share a GPU (default: 1, but all where there is one)",
+    ),
     Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
     Flag("--chunk-tokens", "engine.chunk_tokens", "N", "prompt tokens of one prefill step"),
     Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: by memory)"),

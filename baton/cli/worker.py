@@ -35,7 +35,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", default="0", help="0: any free port, told in the ready line on stdout")
     parser.add_argument("--metrics-port", default="0", help="0: any free port, told in the ready line")
-    settings.add_flags(parser, only=("engine.", "state.", "prefix_secret"))
+    settings.add_flags(parser, only=("engine.", "transfer.", "state.", "prefix_secret"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,7 +64,8 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
             port=arguments.port,
             metrics_port=arguments.metrics_port,
             served_model_name=common.served_model_name,
-            engine=common.engine,
+            engine=common.engine_of(arguments.role),
+            transfer=common.transfer,
             state=state,
             prefix_secret=common.prefix_secret or "",
         )

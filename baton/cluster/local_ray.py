@@ -42,9 +42,9 @@ class LocalRay:
         self._warden = warden
 
     @classmethod
-    def start(cls, environment: Mapping[str, str], prestarted: int, on_gpu: bool) -> LocalRay:
+    def start(cls, environment: Mapping[str, str], prestarted: int, gpus: int) -> LocalRay:
         """Starts it, with `environment` for all its processes, and returns at once; `prestarted` Python
-        processes will wait for actors."""
+        processes will wait for actors, and of GPUs it believes what it is told."""
         folder = _short_folder()
         token = folder / "token"
         token.touch(0o600)
@@ -52,7 +52,7 @@ class LocalRay:
         environment = {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_packages(), os.environ.get("PYTHONPATH"))))
         port, client_port = _free_ports(2)
-        head = _head(folder, port, client_port, prestarted, on_gpu)
+        head = _head(folder, port, client_port, prestarted, gpus)
         with (folder / "start.log").open("wb") as log:
             warden = subprocess.Popen(
                 (sys.executable, "-m", "baton.cluster.warden", str(folder), *head),
@@ -92,13 +92,14 @@ class LocalRay:
         return ""
 
 
-def _head(folder: Path, port: int, client_port: int, prestarted: int, on_gpu: bool) -> tuple[str, ...]:
+def _head(folder: Path, port: int, client_port: int, prestarted: int, gpus: int) -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
         f"--port={port}",
         f"--ray-client-server-port={client_port}",
         f"--temp-dir={folder}",
         f"--num-cpus={prestarted}",
+        f"--num-gpus={gpus}",
         f"--object-store-memory={_OBJECT_STORE_BYTES}",
         "--include-dashboard=false",
         "--include-log-monitor=false",
@@ -107,7 +108,6 @@ def _head(folder: Path, port: int, client_port: int, prestarted: int, on_gpu: bo
         "--dashboard-agent-listen-port=0",
         "--min-worker-port=0",
         "--max-worker-port=0",
-        *(() if on_gpu else ("--num-gpus=0",)),
     )
 
 

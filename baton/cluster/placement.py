@@ -1,7 +1,8 @@
 """Which host runs which worker, and on which of its GPUs: pure functions over hosts and roles.
 
-Prefill and decode meet on one host where they can, since KV then moves within it. GPUs are named by index:
-every worker sees all of its host's and takes the one it is told of.
+Prefill and decode meet on one host where they can, since KV then moves within it. GPUs are named by index in
+CUDA's order: every worker sees all that `baton up` was given (CUDA_VISIBLE_DEVICES), and takes the one it is
+told of.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.common.config import Role
+from baton.errors import BatonError, ErrorKind
+from services.common.config import ClusterConfig, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,26 @@ def _rank(
     partners = sum(other not in (role, "both") for other in here) if role != "both" else 0
     completes = here.count(role) < partners
     return full, not completes, len(here), host.id
+
+
+def require_gpus(config: ClusterConfig, gpus: int) -> None:
+    """BatonError(INVALID) where more workers would share one of `gpus` than `gpu_workers` says.
+
+    Unset, one has a GPU for itself; but a lone GPU is shared by all, and so is one that is named
+    (`device_index`). Without GPUs nothing is said here: a worker that needs one will.
+    """
+    engine, workers = config.workers[0].engine, len(config.workers)
+    named = engine.device == "cpu" or engine.device_index is not None
+    if named or gpus == 0 or (gpus == 1 and engine.gpu_workers is None):
+        return
+    if workers > gpus * (engine.gpu_workers or 1):
+        there = f"there {'is' if gpus == 1 else 'are'} {gpus}"
+        most = f", for {engine.gpu_workers} each at most" if engine.gpu_workers else ""
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"{workers} workers want a GPU, and {there}{most}: have fewer workers, or let "
+            f"{gpu_workers(workers, gpus)} share one (--gpu-workers)",
+        )
 
 
 def gpu_workers(workers: int, gpus: int) -> int:

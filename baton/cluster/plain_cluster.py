@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from baton.cluster.placement import gpu_workers
+from baton.cluster.gpus import gpus_here
+from baton.cluster.placement import gpu_workers, require_gpus
 from baton.cluster.report import ClusterStatus, Report
 from baton.cluster.supervision import Supervision
 from baton.cluster.worker_home import WorkerHome
@@ -12,19 +13,23 @@ from services.common.config import ClusterConfig, WorkerConfig
 
 
 class LocalHomes:
-    """`Homes` of a cluster of one machine."""
+    """`Homes` of a cluster of one machine; its GPUs are dealt out in turn, for good."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, gpus: int) -> None:
         self._start_timeout_s = config.start_timeout_s
         self._homes = {worker.name: WorkerHome(config.worker_program) for worker in config.workers}
-        # They are not told of a GPU each, so all take the same.
-        self._gpu_workers = gpu_workers(len(config.workers), 0)
+        told = config.workers[0].engine.device_index
+        self._gpus = {
+            worker.name: number % gpus if told is None and gpus else told
+            for number, worker in enumerate(config.workers)
+        }
+        self._gpu_workers = gpu_workers(len(config.workers), gpus if told is None else 0)
 
     async def report(self, name: str) -> Report | None:
         return self._homes[name].report()
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        worker = config.on_gpu(config.engine.device_index, self._gpu_workers)
+        worker = config.on_gpu(self._gpus[config.name], self._gpu_workers)
         self._homes[config.name].start(worker, number, self._start_timeout_s)
 
     async def kill(self, name: str, *, home: bool) -> None:
@@ -38,13 +43,19 @@ class PlainCluster:
     """`RayCluster` without Ray."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        self._supervision = Supervision(config, LocalHomes(config))
+        self._config = config
+        self._supervision: Supervision | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
+        """Raises BatonError: INVALID where there are too few GPUs, UNAVAILABLE where nobody says how many."""
+        gpus = await gpus_here(self._config)
+        require_gpus(self._config, gpus)
+        self._supervision = Supervision(self._config, LocalHomes(self._config, gpus))
         self._running = asyncio.create_task(self._supervision.run())
 
     async def status(self) -> ClusterStatus:
+        assert self._supervision is not None
         assert self._running is not None
         if self._running.done():
             self._running.result()
@@ -54,7 +65,8 @@ class PlainCluster:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        await self._supervision.stop(within_s)
+        if self._supervision is not None:
+            await self._supervision.stop(within_s)
 
     async def close(self) -> None:
         """Nothing but the workers was ever started."""

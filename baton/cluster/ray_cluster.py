@@ -9,7 +9,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from baton.cluster.gpus import gpus_here
 from baton.cluster.local_ray import LocalRay
+from baton.cluster.placement import require_gpus
 from baton.cluster.report import ClusterStatus
 from baton.cluster.supervision import HomeSilentError
 from baton.errors import BatonError, ErrorKind
@@ -37,12 +39,12 @@ class RayCluster:
         self._supervisor: Any = None
 
     async def open(self) -> None:
-        """Raises BatonError(UNAVAILABLE) where Ray cannot be started or joined."""
+        """Raises BatonError: UNAVAILABLE where Ray cannot be started or joined, INVALID where it has too few
+        GPUs."""
         os.environ |= _environment()
         if self._config.ray_address == "local":
             actors = len(self._config.workers) + 1
-            on_gpu = self._config.workers[0].engine.device != "cpu"
-            self._local = LocalRay.start(_environment(), actors, on_gpu)
+            self._local = LocalRay.start(_environment(), actors, await gpus_here(self._config))
             os.environ |= self._local.environment
         began = time.monotonic()
         # While Ray starts: half a second of imports.
@@ -55,7 +57,7 @@ class RayCluster:
 
             log_door = str(self._local.folder / "stderr")
             lend_stderr(self._local.folder / "stderr")
-        await self._join(address)
+        require_gpus(self._config, await self._join(address))
         self._supervisor = await asyncio.to_thread(self._make_supervisor, log_door)
         _log.info("ray_joined", after_s=round(time.monotonic() - began, 2))
 
@@ -90,8 +92,11 @@ class RayCluster:
 
             await asyncio.to_thread(ray.shutdown)
 
-    async def _join(self, address: str) -> None:
+    async def _join(self, address: str) -> int:
+        """How many GPUs there are."""
         import ray
+
+        from baton.cluster.ray_homes import hosts_of_ray
 
         # It has words about signals, which we set ourselves.
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -106,6 +111,7 @@ class RayCluster:
         try:
             async with asyncio.timeout(_JOIN_S):
                 await asyncio.to_thread(join)
+                return sum(host.gpus for host in await asyncio.to_thread(hosts_of_ray))
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise BatonError(ErrorKind.UNAVAILABLE, f"cannot join Ray at {address}: {reason}") from error

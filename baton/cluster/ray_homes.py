@@ -46,14 +46,14 @@ class RayHomes:
         return report
 
     async def start(self, config: WorkerConfig, number: int) -> None:
-        hosts = await aside(_hosts)
+        hosts = await aside(hosts_of_ray)
         if config.name not in self._actors:
             await self._make(config.name, hosts)
         report = await self.report(config.name)
         if report is not None:
-            worker = config.on_gpu(
-                self._gpu(config, report.node, hosts), self._gpu_workers(config, report.node, hosts)
-            )
+            # Noted before anything is awaited: others start at the same time.
+            index = self._gpus[config.name] = self._gpu(config, report.node, hosts)
+            worker = config.on_gpu(index, self._gpu_workers(config, report.node, hosts))
             await answer(self._actors[config.name].start.remote(worker.model_dump_json(), number))
 
     async def kill(self, name: str, *, home: bool) -> None:
@@ -123,7 +123,7 @@ def _gpus(node: str, hosts: list[Host]) -> int:
     return next((host.gpus for host in hosts if host.id == node), 0)
 
 
-def _hosts() -> list[Host]:
+def hosts_of_ray() -> list[Host]:
     """The live nodes; each has the GPUs that Ray found there."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [Host(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in nodes if node["Alive"]]

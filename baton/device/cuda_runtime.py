@@ -28,6 +28,19 @@ class CudaError(RuntimeError):
     """What CUDA was asked for and did not do."""
 
 
+@cache
+def cuda_driver() -> ctypes.CDLL:
+    """OSError where there is none."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
+    """A function that returns 0, or an error's number: CudaError."""
+    result = getattr(library, name)(*arguments)
+    if result:
+        raise CudaError(f"{name}: error {result}")
+
+
 class _Handle(ctypes.Structure):
     """cudaIpcMemHandle_t, passed by value."""
 
@@ -67,15 +80,17 @@ class CudaRuntime:
         for name, arguments in _SIGNATURES.items():
             getattr(self._runtime, name).argtypes = arguments
         self._runtime.cudaGetErrorString.restype = ctypes.c_char_p
-        driver = ctypes.CDLL("libcuda.so.1")
-        self._launch = driver.cuLaunchKernel
-        self._launch.argtypes = [ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3]
+        self._driver = cuda_driver()
+        self._driver.cuLaunchKernel.argtypes = [
+            ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3,
+        ]  # fmt: skip
+        self._driver.cuStreamWriteValue64_v2.argtypes = [
+            ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint,
+        ]  # fmt: skip
         # Their values, and where they are. What a kernel has behind ours is 0: Triton's scratch.
         self._arguments = (ctypes.c_uint64 * _ARGUMENTS)()
         start = ctypes.addressof(self._arguments)
         self._places = (ctypes.c_void_p * _ARGUMENTS)(*(start + 8 * n for n in range(_ARGUMENTS)))
-        self._write_value = driver.cuStreamWriteValue64_v2
-        self._write_value.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint]
 
     def set_device(self, index: int) -> None:
         """This thread's from now on."""
@@ -141,9 +156,7 @@ class CudaRuntime:
     def write_value(self, address: int, value: int, stream: int) -> None:
         """Enqueues a store of 8 bytes behind a fence of the whole system: whoever sees it sees all that the
         stream did before."""
-        result = self._write_value(stream, address, value, 0)
-        if result:
-            raise CudaError(f"cuStreamWriteValue64: error {result}")
+        call(self._driver, "cuStreamWriteValue64_v2", stream, address, value, 0)
 
     def launch(
         self,
@@ -156,11 +169,10 @@ class CudaRuntime:
     ) -> None:
         """Enqueues a kernel of the current context; by one thread at a time."""
         self._arguments[: len(addresses)] = list(addresses)
-        result = self._launch(
-            function, grid[0], grid[1], 1, threads, 1, 1, shared, stream, self._places, None
-        )
-        if result:
-            raise CudaError(f"cuLaunchKernel: error {result}")
+        call(
+            self._driver, "cuLaunchKernel",
+            function, grid[0], grid[1], 1, threads, 1, 1, shared, stream, self._places, None,
+        )  # fmt: skip
 
     def new_stream(self) -> int:
         """A stream that nobody else has: torch's are of a pool of 32, which it hands out again and again."""
@@ -179,16 +191,17 @@ class CudaRuntime:
         return name.value.decode()
 
     def reaches(self, index: int, bus_id: str) -> bool:
-        """Whether a device can write the other's memory: it is that device, or has peer access to it."""
+        """Whether a device may write the other's memory: it is that device, or has peer access to it, or this
+        process does not see it (CUDA_VISIBLE_DEVICES). Then `open` finds out, which needs not see it."""
         found, can = ctypes.c_int(), ctypes.c_int()
         try:
             self._call("cudaDeviceGetByPCIBusId", ctypes.byref(found), bus_id.encode())
-            if found.value == index:
-                return True
-            self._call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
         except CudaError:
-            return False  # this process does not see it
-        return bool(can.value)
+            return True
+        if found.value != index:
+            with contextlib.suppress(CudaError):
+                self._call("cudaDeviceCanAccessPeer", ctypes.byref(can), index, found.value)
+        return found.value == index or bool(can.value)
 
     def _call(self, name: str, *arguments: object) -> None:
         result = getattr(self._runtime, name)(*arguments)

@@ -1,6 +1,7 @@
 """CUDA C++ compiled where it runs, and launched: for the one kernel that Triton has no words for.
 
-The compiler (NVRTC) comes with torch's CUDA builds, the driver with the GPU; both are called by ctypes.
+The compiler (NVRTC) comes with torch's CUDA builds, the driver with the GPU; both are called by ctypes. Each
+raises `CudaError` where it says no.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from baton.device.cuda_runtime import CudaError, call, cuda_driver
+
 _SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MAP_KINDS = {torch.float16: 6, torch.bfloat16: 9}
@@ -23,15 +26,11 @@ _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 Argument = Tensor | int | ctypes.Array[ctypes.c_char]
 
 
-class CudaSourceError(RuntimeError):
-    """The compiler or the driver said no."""
-
-
 def can_compile() -> bool:
     """Whether the compiler and the driver are here."""
     try:
         _compiler()
-        _driver()
+        cuda_driver()
     except OSError:
         return False
     return True
@@ -49,17 +48,12 @@ def _compiler() -> ctypes.CDLL:
     raise OSError(f"{name} is not here")
 
 
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
 def compile_source(source: str, architecture: str) -> bytes:
-    """The code of a GPU such as "sm_90a". Raises CudaSourceError with the compiler's words."""
+    """The code of a GPU such as "sm_90a". Raises CudaError with the compiler's words."""
     library = _compiler()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     options = [f"--gpu-architecture={architecture}".encode(), b"--std=c++17", b"-default-device"]
-    _check(library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"baton.cu", 0, None, None))
+    call(library, "nvrtcCreateProgram", ctypes.byref(program), source.encode(), b"baton.cu", 0, None, None)
     try:
         given = (ctypes.c_char_p * len(options))(*options)
         failed = library.nvrtcCompileProgram(program, len(options), given)
@@ -67,10 +61,10 @@ def compile_source(source: str, architecture: str) -> bytes:
             library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             library.nvrtcGetProgramLog(program, log)
-            raise CudaSourceError(log.value.decode(errors="replace"))
-        _check(library.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+            raise CudaError(log.value.decode(errors="replace"))
+        call(library, "nvrtcGetCUBINSize", program, ctypes.byref(size))
         code = ctypes.create_string_buffer(size.value)
-        _check(library.nvrtcGetCUBIN(program, code))
+        call(library, "nvrtcGetCUBIN", program, code)
         return code.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
@@ -82,13 +76,12 @@ def tensor_map(tensor: Tensor, rows: int, box: tuple[int, int]) -> ctypes.Array[
     raw = (ctypes.c_char * (_MAP_BYTES + _MAP_ALIGNMENT))()
     at = -(-ctypes.addressof(raw) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
     columns = tensor.shape[1]
-    _check(
-        _driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(at), _MAP_KINDS[tensor.dtype], 2, ctypes.c_void_p(tensor.data_ptr()),
-            (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * tensor.element_size()),
-            (ctypes.c_uint32 * 2)(box[1], box[0]), (ctypes.c_uint32 * 2)(1, 1),
-            0, _SWIZZLE_128, _FETCH_256, 0,
-        )
+    call(
+        cuda_driver(), "cuTensorMapEncodeTiled",
+        ctypes.c_void_p(at), _MAP_KINDS[tensor.dtype], 2, ctypes.c_void_p(tensor.data_ptr()),
+        (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(columns * tensor.element_size()),
+        (ctypes.c_uint32 * 2)(box[1], box[0]), (ctypes.c_uint32 * 2)(1, 1),
+        0, _SWIZZLE_128, _FETCH_256, 0,
     )  # fmt: skip
     return (ctypes.c_char * _MAP_BYTES).from_buffer_copy(raw, at - ctypes.addressof(raw))
 
@@ -100,10 +93,10 @@ class CudaFunction:
         torch.cuda.current_stream()  # there is a context from here on
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._shared_bytes = shared_bytes
-        driver = _driver()
-        _check(driver.cuModuleLoadData(ctypes.byref(self._module), code))
-        _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
-        _check(driver.cuFuncSetAttribute(self._function, _SHARED_BYTES, shared_bytes))
+        driver = cuda_driver()
+        call(driver, "cuModuleLoadData", ctypes.byref(self._module), code)
+        call(driver, "cuModuleGetFunction", ctypes.byref(self._function), self._module, name.encode())
+        call(driver, "cuFuncSetAttribute", self._function, _SHARED_BYTES, shared_bytes)
 
     def launch(self, blocks: int, threads: int, arguments: Sequence[Argument]) -> None:
         """On torch's current stream, captured where that is. Tensors pass their address, ints are int32.
@@ -117,7 +110,7 @@ class CudaFunction:
             (blocks, 1, 1), (threads, 1, 1), self._shared_bytes,
             torch.cuda.current_stream().cuda_stream, ctypes.pointer(attribute), 1,
         )  # fmt: skip
-        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, places, None))
+        call(cuda_driver(), "cuLaunchKernelEx", ctypes.byref(config), self._function, places, None)
 
 
 class _Attribute(ctypes.Structure):
@@ -148,8 +141,3 @@ def _value(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.Array[
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_int(argument) if isinstance(argument, int) else argument
-
-
-def _check(result: int) -> None:
-    if result:
-        raise CudaSourceError(f"error {result}")

@@ -122,7 +122,7 @@ class LinkDevice(Protocol):
         """The same in every process of this host."""
 
     def reaches(self, name: str) -> bool:
-        """Whether this device can write the memory of the one of this name."""
+        """Whether this device can write the memory of the one so named; yes where only `open` can tell."""
 
     def allocate(self, size: int) -> Memory:
         """OSError where there is no room."""

@@ -323,6 +323,7 @@ class EngineEvent(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TICKET_ENDED_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    UNFIT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ReadyEvent: ...
@@ -346,6 +347,8 @@ class EngineEvent(_message.Message):
     def ticket_ended(self) -> Global___TicketEndedEvent: ...
     @_builtins.property
     def prefixes(self) -> Global___PrefixesEvent: ...
+    @_builtins.property
+    def unfit(self) -> Global___UnfitEvent: ...
     def __init__(
         self,
         *,
@@ -361,12 +364,13 @@ class EngineEvent(_message.Message):
         done: Global___DoneEvent | None = ...,
         ticket_ended: Global___TicketEndedEvent | None = ...,
         prefixes: Global___PrefixesEvent | None = ...,
+        unfit: Global___UnfitEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended", "unfit", b"unfit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended", "unfit", b"unfit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "unfit"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -566,3 +570,24 @@ class PrefixesEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PrefixesEvent: _TypeAlias = PrefixesEvent  # noqa: Y015
+
+@_typing.final
+class UnfitEvent(_message.Message):
+    """The engine goes on with what it has, but its process is not whole any more: a new one should take its place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnfitEvent: _TypeAlias = UnfitEvent  # noqa: Y015

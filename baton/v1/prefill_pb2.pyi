@@ -215,17 +215,23 @@ class HandedOff(_message.Message):
 
     TRANSPORT_FIELD_NUMBER: _builtins.int
     BYTES_SHIPPED_FIELD_NUMBER: _builtins.int
+    EXPOSED_NS_FIELD_NUMBER: _builtins.int
     transport: _builtins.str
     bytes_shipped: _builtins.int
+    exposed_ns: _builtins.int
+    """From the end of the prompt's last step, as its engine saw it, to decode's word that all is verified
+    and admitted: what of the handoff no computing hid.
+    """
     def __init__(
         self,
         *,
         transport: _builtins.str = ...,
         bytes_shipped: _builtins.int = ...,
+        exposed_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_shipped", b"bytes_shipped", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_shipped", b"bytes_shipped", "exposed_ns", b"exposed_ns", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -264,7 +264,7 @@ class Audit(_message.Message):
     def load(self) -> Global___Load: ...
     @_builtins.property
     def block_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The unit of bytes_shipped: bytes of one block, by cache group."""
+        """The unit of bytes_shipped: bytes of one block as it travels, by cache group."""
 
     @_builtins.property
     def blocks_shipped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

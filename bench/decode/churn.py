@@ -8,7 +8,7 @@ staged   from a window on the GPU by a link's own kernel: what a transport betwe
 pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
          a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
          are under way at a time, since small copies of admissions stand behind them; or
-pieces   by `DecodeSide.scatter`, at most 16 pieces of 256 KiB a turn, as a worker does whose link is gRPC.
+pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB a turn, as a worker does whose link is gRPC.
 """
 
 from __future__ import annotations

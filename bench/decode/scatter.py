@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
+from services.common.config import TransferConfig
+
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
     from baton.engine.blocks import BlockTables
@@ -17,9 +19,9 @@ if TYPE_CHECKING:
 _STANDING = 4
 # Blocks whose copies are under way at once: enough to keep the copy engine busy between two turns.
 _UNDER_WAY = 2
-# As a worker's configuration and loop have them.
-_PIECE_BYTES = 256 * 1024
-_PIECES_A_TURN = 16
+# As a worker's configuration and an engine's turn have them.
+_PIECE_BYTES = TransferConfig().piece_bytes
+_PIECES_A_TURN = 8
 
 
 class Scatter(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 _KINDS = (
     ("attention, paged", r"^_prompt_attention"),
     ("attention, library", r"cudnn|sdpa|flash|fmha"),
-    ("attention, joined", r"^_absorb|^_gather_prefix"),
+    ("attention, joined", r"^_absorb|^_join_parts|^_gather_prefix"),
     ("q, k, v: rotary and cache", r"^_prompt_qkv"),
     ("norm", r"^_norm"),
     ("silu", r"^_swiglu"),

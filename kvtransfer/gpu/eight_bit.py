@@ -76,7 +76,11 @@ def _restore(codes, scales, target, rows, dim, FLOAT: tl.constexpr, BFLOAT: tl.c
     value = tl.where(code >= 128, code - 256, code).to(tl.float32)
     if FLOAT:
         value = _from_e4m3(code)
-    tl.store(target + at, _bits_of(value * scale[:, None], BFLOAT), mask=inside)
+    value *= scale[:, None]
+    if target.dtype.element_ty == tl.float32:
+        tl.store(target + at, value, mask=inside)
+    else:
+        tl.store(target + at, _bits_of(value, BFLOAT), mask=inside)
 
 
 def quantise(source: Tensor, codes: Tensor, scales: Tensor, *, is_float: bool, limit: float) -> None:
@@ -89,7 +93,7 @@ def quantise(source: Tensor, codes: Tensor, scales: Tensor, *, is_float: bool, l
 
 
 def restore(codes: Tensor, scales: Tensor, target: Tensor, *, is_float: bool, bfloat: bool) -> None:
-    """The way back; target: int16 [rows, dim], the bits of bfloat16 or float16."""
+    """The way back; target [rows, dim]: float32, or int16: the bits of bfloat16 or float16."""
     rows, dim = codes.shape
     _restore[(triton.cdiv(rows, _ROWS),)](
         codes, scales, target, rows, dim,

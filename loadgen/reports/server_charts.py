@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from loadgen.generator.scrape import Sample
 
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
-_MOST_LINES = len(_STYLES)
 # Shown first, by name; further ones follow as far as there is room.
 _FIRST = (
     re.compile(r"(running|waiting) requests|num_requests_(running|waiting)|num_(running|queue)_reqs"),

@@ -2,7 +2,8 @@
 
 stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
-         `{"error": {"kind": "invalid", "message": "one clear line"}}` and exit code 2
+         `{"error": {"kind": "invalid", "message": "one clear line"}}` and exit code 2, or 3 from one that has
+         drained by itself and asks to be started anew
 stderr   everything else
 SIGTERM, SIGINT   the first drains and exits 0, the second stops at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 EXIT_REFUSED = 2
+EXIT_ANEW = 3
 EXIT_AT_ONCE = 130
 
 # The argument of a process that outlives whoever started it: an operator's own `baton worker`.
@@ -35,6 +37,13 @@ DETACHED = "--detached"
 _LINE_BYTES = 1024 * 1024
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+
+class StartAnewError(BatonError):
+    """This process is not whole any more. It has drained, and another one should take its place."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(ErrorKind.UNAVAILABLE, why)
 
 
 class StopSignal:
@@ -88,7 +97,7 @@ def run_child(
 ) -> int:
     """Reads the configuration, runs `main` until it returns, and gives the exit code.
 
-    A BatonError that `main` raises before it is ready becomes the error line and code 2.
+    A BatonError that `main` raises becomes the error line and code 2, a `StartAnewError` that and code 3.
     """
     try:
         if DETACHED not in sys.argv:
@@ -98,7 +107,7 @@ def run_child(
             runner.run(_with_signals(main, config))
     except BatonError as error:
         say_error(error)
-        return EXIT_REFUSED
+        return EXIT_ANEW if isinstance(error, StartAnewError) else EXIT_REFUSED
     return 0
 
 

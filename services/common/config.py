@@ -21,7 +21,8 @@ def _dtype_name(value: object) -> object:
 
 DType = Annotated[Literal["auto", "bfloat16", "float16", "float32", "float64"], BeforeValidator(_dtype_name)]
 Numerics = Literal["auto", "exact", "fast"]
-Transport = Literal["auto", "grpc", "ipc"]
+Transport = Literal["auto", "grpc", "ipc", "nccl"]
+KVWire = Literal["native", "fp8", "int8"]
 Weights = Literal["file", "random"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -41,7 +42,11 @@ class EngineConfig(StrictModel):
     """What one engine process needs; the same for every role."""
 
     device: Device = "auto"
-    device_index: int | None = Field(None, ge=0, description="which GPU of the host; unset: the first")
+    device_index: int | None = Field(
+        None,
+        ge=0,
+        description="which of the GPUs that CUDA shows; unset: in turn, and the first for a lone worker",
+    )
     dtype: DType = "auto"
     numerics: Numerics = "auto"
     weights: Weights = "file"
@@ -56,7 +61,15 @@ class EngineConfig(StrictModel):
         0.9, gt=0, le=1, description="share of a GPU's memory that its workers take together, in equal parts"
     )
     gpu_workers: int | None = Field(
-        None, ge=1, description="workers that share its GPU; unset: as many as are placed there"
+        None,
+        ge=1,
+        description="workers that share a GPU, at most; unset: one, but all where there is one GPU",
+    )
+    gpu_links: int | None = Field(
+        None,
+        ge=0,
+        description="links with other workers that its GPU has memory for, up to 256 MiB each; unset: one "
+        "with each that it hands prompts to or gets them from",
     )
     kv_memory_mb: int | None = Field(
         None,
@@ -121,11 +134,24 @@ class TransferConfig(StrictModel):
     """Links between workers."""
 
     transport: Transport = Field(
-        "auto", description="ipc: within one host, grpc: anywhere; auto: ipc where both ends can, else grpc"
+        "auto",
+        description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both ends "
+        "can, else grpc",
+    )
+    kv_wire: KVWire = Field(
+        "native",
+        description="how KV travels: as it is kept, or in eight bits an element with a scale for each token "
+        "and head, which halves 16-bit KV and loses some precision; in eight bits it goes through the host",
     )
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
+
+    @model_validator(mode="after")
+    def _eight_bits_go_through_the_host(self) -> TransferConfig:
+        if self.kv_wire != "native" and self.transport == "nccl":
+            raise ValueError(f"kv_wire {self.kv_wire} goes through the host, transport nccl does not")
+        return self
 
 
 class StateSettings(StrictModel):
@@ -250,6 +276,15 @@ class UpConfig(StrictModel):
         if self.prefill is None and self.decode is None and self.both is None:
             return {"prefill": 1, "decode": 1, "both": 0}
         return {"prefill": self.prefill or 0, "decode": self.decode or 0, "both": self.both or 0}
+
+    def engine_of(self, role: Role) -> EngineConfig:
+        """With `gpu_links` as many as a worker of this role will have among those that are asked for."""
+        if self.engine.gpu_links is not None:
+            return self.engine
+        counts = self.role_counts
+        peers = {"prefill": counts["decode"], "decode": counts["prefill"], "both": 0}[role]
+        links = 0 if self.transfer.transport == "grpc" else peers
+        return self.engine.model_copy(update={"gpu_links": links})
 
     @model_validator(mode="after")
     def _can_serve(self) -> UpConfig:

@@ -142,6 +142,7 @@ class Life:
         self._failures = 0
         self._emitted_at_move = -1
         self._bytes_shipped = 0
+        self._exposed_ns = 0
         self._pair = ("", "")
         # Its blocks' names, once it is dispatched.
         self._named: Prompt | None = None
@@ -282,8 +283,7 @@ class Life:
             if calls.prefill_error is not None:
                 await self._look_into(calls)
                 continue
-            if calls.handed_off is not None:
-                self._mark(Stage.STAGE_HANDED_OFF)
+            self._note_handoff(calls)
             await sequence.changed()
 
     def _heard(self) -> None:
@@ -328,8 +328,7 @@ class Life:
         if self._sequence.ending == FinishReason.FINISH_REASON_CANCELLED:
             await calls.settle()
         ending = self._sequence.ending
-        if calls.handed_off is not None:
-            self._mark(Stage.STAGE_HANDED_OFF)
+        self._note_handoff(calls)
         if self._sequence.ended_by_decode:
             calls.finish()
         if ending == FinishReason.FINISH_REASON_MOVED:
@@ -408,7 +407,13 @@ class Life:
             kv_bytes_shipped=shipped,
             seed=self._request.sampling.seed,
             stages=stages,
+            handoff_exposed_ns=self._exposed_ns,
         )
+
+    def _note_handoff(self, calls: AttemptCalls) -> None:
+        if calls.handed_off is not None:
+            self._mark(Stage.STAGE_HANDED_OFF)
+            self._exposed_ns = calls.handed_off.exposed_ns
 
     def _mark(self, stage: Stage.ValueType) -> None:
         """Notes when a stage was first reached, in nanoseconds since the request arrived."""

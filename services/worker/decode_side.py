@@ -37,6 +37,7 @@ from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
 from services.worker.reservation import Key, Reservation
+from services.worker.wire_blocks import WireBlocks
 
 MAX_TTL_S = 3600.0
 
@@ -57,9 +58,12 @@ class DecodeSide:
         host: HostBlocks,
         reserve_output_tokens: int | None,
         prefixes: PrefixCache | None = None,
+        wire: WireBlocks | None = None,
     ) -> None:
-        """`prefixes`: where full blocks are kept for sequences that begin alike."""
+        """`prefixes`: where full blocks are kept for sequences that begin alike; `wire`: how blocks come,
+        unless as they are."""
         self._model = model
+        self.wire = wire or WireBlocks(model.cache, model.fingerprint)
         self._loop = loop
         self._slots = slots
         self._identity = identity
@@ -120,9 +124,8 @@ class DecodeSide:
 
     def _kv_bytes(self, reservation: Reservation) -> int:
         """What is to be sent."""
-        tokens, held = reservation.token_count, reservation.held
-        groups = self._model.layout.groups
-        return sum((group.blocks_for(tokens) - held) * group.block_bytes for group in groups)
+        counts = [count - reservation.held for count in self._model.pools.counts_for(reservation.token_count)]
+        return sum(map(int.__mul__, counts, self.wire.block_bytes))
 
     def _new_ticket(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
@@ -318,9 +321,8 @@ class DecodeSide:
         if self._prefixes is not None and names:
             reservation.names = names
             self._prefixes.keep(names, reservation.blocks)
-        groups = self._model.layout.groups
-        self.blocks_held += reservation.held * len(groups)
-        self.bytes_held += reservation.held * sum(group.block_bytes for group in groups)
+        self.blocks_held += reservation.held * len(self.wire.block_bytes)
+        self.bytes_held += reservation.held * sum(self.wire.block_bytes)
 
     def _admit(
         self,
@@ -375,7 +377,7 @@ class DecodeSide:
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         """kvtransfer's sink: verified bytes into the block that the ticket reserved for them."""
-        self._model.cache.write_block(group, self.place(transfer_id, group, ordinal), offset, data)
+        self.wire.write(group, self.place(transfer_id, group, ordinal), offset, data)
 
     def place(self, transfer_id: int, group: int, ordinal: int) -> int:
         """That block."""

@@ -42,6 +42,7 @@ from baton.v1.engine_pb2 import (
     HandoffStateEvent,
     PrefixesEvent,
     ReadyEvent,
+    UnfitEvent,
 )
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.receiver import Receiver
@@ -54,7 +55,7 @@ from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.logs import configure_logs, get_log
 from services.worker import audit
 from services.worker.decode_side import DecodeSide
-from services.worker.device_links import device_blocks
+from services.worker.device_links import check_transport, device_blocks, nccl_links
 from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
@@ -63,6 +64,7 @@ from services.worker.prefill_loop import prefill_loop
 from services.worker.prefill_side import PrefillSide
 from services.worker.prefix_tiers import prefix_cache
 from services.worker.step_clock import StepClock
+from services.worker.wire_blocks import WireBlocks, wire_blocks
 
 # Bounds of one turn of the loop: no kind of work starves the others.
 _COMMANDS_A_TURN = 64
@@ -96,8 +98,12 @@ class Engine:
         self._stopping = False
         self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
         self._signer = TicketSigner(secrets.token_bytes(32))
-        self._blocks = device_blocks(model, launch.worker.transfer.transport)
-        largest = max(group.block_bytes for group in model.layout.groups)
+        transport = launch.worker.transfer.transport
+        self._wire = wire_blocks(model.cache, model.fingerprint, launch.worker.transfer.kv_wire)
+        self._blocks = device_blocks(model, launch.worker.transfer)
+        self._nccl = nccl_links(self._blocks, transport)
+        self._unfit = False
+        largest = max(self._wire.block_bytes)
         by_bytes = _PIECE_BYTES_A_TURN // min(largest, launch.worker.transfer.piece_bytes)
         if self._blocks is not None:  # whose bytes a device moves
             by_bytes = _PIECES_A_TURN
@@ -154,6 +160,7 @@ class Engine:
         parts.decode.growth.step()
         decoded = parts.decode_clock.timed(parts.decode_loop.step)
         self._tell_prefixes()
+        self._tell_unfit()
         return bool(commands) or stored or linked or prefilled or decoded
 
     def _tell_prefixes(self) -> None:
@@ -162,6 +169,13 @@ class Engine:
             added, removed = self._parts.prefixes.take_changes(_PREFIXES_AN_EVENT)
             if added or removed:
                 self._emit(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
+
+    def _tell_unfit(self) -> None:
+        """Once: where NCCL hangs there is memory that nobody will get back from this process."""
+        if self._nccl is not None and not self._unfit and self._nccl.hung:
+            self._unfit = True
+            reason = "NCCL did not end a link in time"
+            self._emit(EngineEvent(unfit=UnfitEvent(reason=reason)))
 
     def _receive(self) -> int:
         """Takes in what has come; how many commands wait now, at most a turn's."""
@@ -249,17 +263,19 @@ class Engine:
             host=HostBlocks(model.cache, engine.host_kv_mb * 10**6 if serves else 0),
             reserve_output_tokens=engine.reserve_output_tokens,
             prefixes=prefixes,
+            wire=self._wire,
         )
         local = decode if self._config.role == "both" else None
-        source = _Source(model)
         sender = Sender(
             identity=self._identity,
-            fingerprint=model.fingerprint,
-            block_bytes=[group.block_bytes for group in model.layout.groups],
-            source=source,
+            fingerprint=self._wire.fingerprint,
+            block_bytes=self._wire.block_bytes,
+            source=_Source(model, self._wire),
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
-            connectors=connectors_of(self._config.transfer.transport, self._wakeup.set, self._blocks),
+            connectors=connectors_of(
+                self._config.transfer.transport, self._wakeup.set, self._blocks, self._nccl
+            ),
         )
         prefill = PrefillSide(
             model, prompts, self._identity, sender, local, self._emit, prefixes,
@@ -277,23 +293,22 @@ class Engine:
         """A decode worker opens its receiver; the other roles move no bytes in."""
         if self._config.role != "decode":
             return ""
-        model, transfer = self._parts.model, self._config.transfer
-        device = None
+        transfer, device = self._config.transfer, None
         if self._blocks is not None:
             device = DeviceSink(self._blocks, self._parts.decode.place)
         receiver = Receiver(
             identity=self._identity,
-            fingerprint=model.fingerprint,
+            fingerprint=self._wire.fingerprint,
             signer=self._signer,
-            block_bytes=[group.block_bytes for group in model.layout.groups],
-            piece_bytes=transfer.piece_bytes,
+            block_bytes=self._wire.block_bytes,
+            piece_bytes=self._wire.piece_bytes(transfer.piece_bytes),
             window_pieces=transfer.window_pieces,
             sink=self._parts.decode,
             wake=self._wakeup.set,
             peer_timeout_s=transfer.peer_timeout_s,
             device=device,
         )
-        address = receiver.listen(self._config.host, transport=transfer.transport)
+        address = receiver.listen(self._config.host, transport=transfer.transport, nccl=self._nccl)
         self._parts.receiver = receiver
         self._parts.decode.receive_with(receiver, address)
         return address
@@ -317,11 +332,9 @@ class Engine:
 class _Source:
     """kvtransfer's view of the cache: bytes of pinned blocks."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, wire: WireBlocks) -> None:
         self._model = model
-
-    def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        return self._model.cache.read_block(group, block, offset, length)
+        self.read = wire.read
 
     def unpin(self, group: int, block: int) -> None:
         self._model.pools.pools[group].unpin(block)
@@ -345,6 +358,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     try:
         if launch.worker.engine.kernel_cache is not None:
             keep_kernels_in(launch.worker.engine.kernel_cache)
+        check_transport(launch.worker)
         model = load_model(launch.worker.model, launch.worker.engine)
         engine = Engine(launch, model, channel, SharedMemory.attach(launch.memory_fd))
         gc.freeze()  # a look at all that was loaded would hold up every slot for 100 ms and more

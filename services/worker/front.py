@@ -23,7 +23,7 @@ from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from baton.wakeups import batch_wakeups
-from services.common.child import StopSignal, say_ready
+from services.common.child import StartAnewError, StopSignal, say_ready
 from services.common.config import WorkerConfig
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
@@ -85,6 +85,8 @@ class _Front:
         self._engine = EngineClient(handle.channel)
         self._drain = Drain()
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
+        # Why the engine asks for another in its place.
+        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engine.on_event = self._on_event
         rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
         self._decode = DecodeServicer(
@@ -97,7 +99,8 @@ class _Front:
         self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
-        """Serves until `stop`; raises the BatonError that ended the engine, where one did."""
+        """Serves until `stop`; raises the BatonError that ended the engine, where one did, `StartAnewError`
+        when it has drained since the engine is unfit."""
         engine = asyncio.create_task(self._engine.run())
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
@@ -110,12 +113,13 @@ class _Front:
                 return
             server = self._server()
             await self._start_server(server, ready)
-            await asyncio.wait({engine, stopping, polling, ousted}, return_when=asyncio.FIRST_COMPLETED)
-            if not (stopping.done() or ousted.done()):
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, ousted, self._unfit}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not (stopping.done() or ousted.done() or self._unfit.done()):
                 raise await _reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
-                raise ousted.result()
+                raise ousted.result() if ousted.done() else StartAnewError(self._unfit.result())
         finally:
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
@@ -141,7 +145,7 @@ class _Front:
             raise ousted.result()
         if engine in done:
             raise engine.result()
-        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S} s")
+        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S:g} s")
 
     async def _ousted(self) -> BatonError:
         """Why others will not have this worker serve; never returns where they do."""
@@ -221,6 +225,10 @@ class _Front:
     def _on_event(self, event: EngineEvent) -> None:
         if event.WhichOneof("event") == "ready" and not self._ready.done():
             self._ready.set_result(event.ready)
+        elif event.WhichOneof("event") == "unfit":
+            if not self._unfit.done():
+                log.error("engine is unfit", reason=event.unfit.reason)
+                self._unfit.set_result(event.unfit.reason)
         elif event.WhichOneof("event") == "prefixes":
             if self._registration is not None:
                 self._registration.tell_prefixes(self._identity.incarnation, event.prefixes)

@@ -14,7 +14,7 @@ from baton.errors import BatonError, ErrorKind
 from services.common.config import EngineConfig
 from services.common.logs import get_log
 from services.worker.loaded_model import LoadedModel
-from services.worker.memory_plan import other_bytes
+from services.worker.memory_plan import link_bytes, other_bytes
 
 log = get_log(__name__)
 
@@ -45,7 +45,8 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
     """One line of how the GPU's memory is used.
 
     `buffers_gb`: this process's tensors beside weights and KV blocks. `other_gb`: all but those two, the
-    driver's part included; only where no other worker shares the GPU.
+    driver's part included; only where no other worker shares the GPU. `planned_links_gb`: kept for links with
+    other GPUs, none of which is there yet.
     """
     if model.device.type != "cuda":
         return
@@ -57,10 +58,12 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
         "weights_gb": weights,
         "kv_gb": blocks,
         "buffers_gb": torch.cuda.memory_reserved(model.device) - known,
+        "planned_links_gb": link_bytes(engine, model.layout),
         "gpu_used_gb": total - free,
         "gpu_gb": total,
     }
     if (engine.gpu_workers or 1) == 1:
         told["other_gb"] = total - free - known
         told["planned_other_gb"] = other_bytes(model.config, engine)
-    log.info("memory", **{name: round(count / 1e9, 2) for name, count in told.items()})
+    figures = {name: round(count / 1e9, 2) for name, count in told.items()}
+    log.info("memory", gpu=model.device.index, **figures)

@@ -45,7 +45,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     config = ModelConfig.load(folder)
     if config.vocab_size > MAX_VOCAB:
         raise BatonError(ErrorKind.INVALID, f"a vocabulary of {config.vocab_size} exceeds {MAX_VOCAB}")
-    device = _device(engine.device, engine.device_index)
+    device = device_of(engine)
     dtype_name = _dtype_name(engine.dtype, config, device)
     dtype = getattr(torch, dtype_name)
     layout = config.layout(engine.block_tokens_on(device.type), dtype_name)
@@ -73,7 +73,9 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     )
 
 
-def _device(name: str, index: int | None) -> torch.device:
+def device_of(engine: EngineConfig) -> torch.device:
+    """Where a model runs. `BatonError` INVALID where this machine has no such device."""
+    name, index = engine.device, engine.device_index
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -1,10 +1,15 @@
 """How many KV blocks a worker has: told, or what its share of the memory leaves. Torch-free arithmetic.
 
-    GPU  │ weights │ other │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
-         └───── this worker's share: gpu_memory / gpu_workers ─────┘
+    GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
+         └───────── this worker's share: gpu_memory / gpu_workers ─┘
 
 All of it is known before a byte is loaded, and is the same at every start: workers of one GPU start at the
 same time, so what is free there at a moment says nothing of whose it will be.
+
+`links` is the staging of `gpu_links` links from GPU to GPU, a window on the receiver's and as much on the
+sender's. It is taken when workers meet, so at a start it looks free. A link beyond that number, or one that
+follows a link whose window is still in quarantine, takes of what is left alone; where there is none, blocks
+go the next way. NCCL's own buffers are the driver's, and not in it: nobody has measured them yet.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from dataclasses import dataclass
 from baton.engine.model_config import ModelConfig
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
+from kvtransfer.device_blocks import staging_bytes
 from services.common.config import EngineConfig
 
 CPU_KV_BYTES = 512 * 10**6
@@ -36,10 +42,15 @@ class Gpu:
 
 
 def other_bytes(config: ModelConfig, engine: EngineConfig) -> int:
-    """What a worker may take on a GPU beside weights and KV blocks."""
+    """What a worker may take on a GPU beside weights, links and KV blocks."""
     logits = engine.slots * config.vocab_size * _LOGIT_COPIES_BYTES
     widest = 2 * config.intermediate_size + 4 * config.hidden_size
     return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
+
+
+def link_bytes(engine: EngineConfig, layout: Layout) -> int:
+    """What the staging of a worker's links takes of its GPU."""
+    return (engine.gpu_links or 0) * staging_bytes([group.block_bytes for group in layout.groups])
 
 
 def kv_blocks(
@@ -64,16 +75,16 @@ def kv_blocks(
     elif gpu is None:
         blocks = min(useful, _at_least_two(CPU_KV_BYTES, block, "the default of kv_memory_mb"))
     else:
-        blocks = min(useful, _of_share(config, engine, gpu, weight_bytes, block))
-    if gpu is not None and weight_bytes + blocks * block > gpu.free_bytes:
-        raise _no_room(gpu, weight_bytes, blocks * block)
+        other = other_bytes(config, engine) + link_bytes(engine, layout)
+        blocks = min(useful, _of_share(engine, gpu, weight_bytes, other, block))
+    if gpu is not None:
+        _check_free(gpu, weight_bytes, blocks * block, link_bytes(engine, layout))
     return blocks
 
 
-def _of_share(config: ModelConfig, engine: EngineConfig, gpu: Gpu, weight_bytes: int, block: int) -> int:
+def _of_share(engine: EngineConfig, gpu: Gpu, weight_bytes: int, other: int, block: int) -> int:
     workers = engine.gpu_workers or 1
     share = int(gpu.total_bytes * engine.gpu_memory) // workers
-    other = other_bytes(config, engine)
     left = share - weight_bytes - other
     if left < 2 * block:
         among = f", shared by {workers} workers" if workers > 1 else ""
@@ -93,13 +104,16 @@ def _at_least_two(budget: int, block: int, setting: str) -> int:
     return budget // block
 
 
-def _no_room(gpu: Gpu, weight_bytes: int, kv_bytes: int) -> BatonError:
+def _check_free(gpu: Gpu, weight_bytes: int, kv_bytes: int, links: int) -> None:
+    needed = weight_bytes + kv_bytes + links
+    if needed <= gpu.free_bytes:
+        return
+    more = f", {_gb(links)} for links," if links else ""
     text = (
-        f"weights of {_gb(weight_bytes)} and KV blocks of {_gb(kv_bytes)} do not fit on {gpu.name}: "
+        f"weights of {_gb(weight_bytes)}{more} and KV blocks of {_gb(kv_bytes)} do not fit on {gpu.name}: "
         f"{_gb(gpu.free_bytes)} of {_gb(gpu.total_bytes)} are free"
     )
-    fits_alone = weight_bytes + kv_bytes <= gpu.total_bytes
-    return BatonError(ErrorKind.UNAVAILABLE if fits_alone else ErrorKind.INVALID, text)
+    raise BatonError(ErrorKind.UNAVAILABLE if needed <= gpu.total_bytes else ErrorKind.INVALID, text)
 
 
 def _gb(count: int) -> str:

@@ -99,8 +99,8 @@ QUARANTINED = Family(
 BROKEN = Family("baton_worker_broken_links_total", "Links that broke.")
 FALLBACKS = Family(
     "baton_worker_link_fallbacks_total",
-    "Links made over a slower transport than the first: an ipc link that could not be had, or broke; its log "
-    "line says why.",
+    "Links made over a slower transport than the first, which could not be had, or broke; the log line says "
+    "why.",
 )
 CHECKSUMS = Family("baton_worker_checksum_failures_total", "Pieces that did not arrive as they were sent.")
 DROPPED = Family("baton_worker_dropped_unknown_total", "Messages about unknown or ended transfers and slots.")

@@ -10,6 +10,7 @@ for no tokens has no ticket: its prompt is run for its logprobs, and that is all
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,6 +62,7 @@ class Job:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
     prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
     first: FirstToken | None = None  # told to the router
+    computed_ns: int = 0  # when the last step was seen to have ended
 
 
 class PrefillSide:
@@ -294,6 +296,7 @@ class PrefillSide:
 
     def _first_token(self, job: Job, result: ChunkResult) -> None:
         assert result.token is not None
+        job.computed_ns = time.monotonic_ns()
         sequence = job.sequence
         finish = sequence.finish_of(result.token)
         job.first = first = FirstToken(
@@ -341,7 +344,8 @@ class PrefillSide:
 
     def _handed_off(self, job: Job, transport: str, bytes_shipped: int) -> None:
         self._end(job)
-        handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped)
+        exposed_ns = time.monotonic_ns() - job.computed_ns
+        handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped, exposed_ns=exposed_ns)
         self._tell(job, PrefillResponse(handed_off=handed_off))
         self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
 

@@ -128,6 +128,25 @@ def test_the_children_get_what_was_asked(tmp_path: Path) -> None:
     assert (router.served_model_name, router.log_level) == (tmp_path.name, "debug")
 
 
+def test_room_for_a_link_with_each_worker_of_the_other_role(tmp_path: Path) -> None:
+    def links(*flags: str) -> dict[str, int | None]:
+        workers = worker_configs(load("--prefill", "3", "--decode", "2", "--both", "1", *flags), tmp_path)
+        return {worker.role: worker.engine.gpu_links for worker in workers}
+
+    assert links() == links("--transport", "nccl") == {"prefill": 2, "decode": 3, "both": 0}
+    assert set(links("--transport", "grpc").values()) == {0}
+    file = tmp_path / "baton.yaml"
+    file.write_text("engine: {gpu_links: 7}\n")
+    assert set(links("-c", str(file)).values()) == {7}
+
+
+def test_a_worker_by_itself_may_be_told_its_transport() -> None:
+    assert worker().transfer.transport == "auto"
+    told = worker("--transport", "nccl", "--role", "decode")
+    assert (told.transfer.transport, told.engine.gpu_links) == ("nccl", 1)
+    assert worker(BATON_TRANSPORT="ipc").transfer.transport == "ipc"
+
+
 def test_who_supervises(tmp_path: Path) -> None:
     ours = cluster_config(load("--ray-address", "10.0.0.1:6379"), tmp_path, "abc")
     assert (ours.ray_address, ours.cluster_id) == ("10.0.0.1:6379", "abc")

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.cluster.placement import Host, free_gpu, gpu_workers, place
-from services.common.config import Role
+from baton.cluster.placement import Host, free_gpu, gpu_workers, place, require_gpus
+from baton.errors import BatonError, ErrorKind
+from services.common.config import ClusterConfig, EngineConfig, Role, WorkerConfig
 
 PAIR: list[tuple[str, Role]] = [("prefill-0", "prefill"), ("decode-0", "decode")]
 PAIRS: list[tuple[str, Role]] = [*PAIR, ("prefill-1", "prefill"), ("decode-1", "decode")]
@@ -88,3 +89,52 @@ def test_no_gpu_has_more_workers_than_its_shares(workers: int, gpus: int) -> Non
 def test_without_a_named_gpu_all_may_share_one() -> None:
     assert gpu_workers(3, 0) == 3
     assert gpu_workers(0, 0) == gpu_workers(0, 4) == 1
+
+
+def cluster(workers: int, engine: EngineConfig) -> ClusterConfig:
+    config = WorkerConfig(name="w", role="both", model="m", engine=engine)
+    return ClusterConfig(
+        cluster_id="x",
+        workers=tuple(config.model_copy(update={"name": f"w{index}"}) for index in range(workers)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "engine"),
+    [
+        (2, 2, EngineConfig(device="cuda")),
+        (5, 1, EngineConfig(device="cuda")),  # a lone GPU is shared
+        (4, 2, EngineConfig(gpu_workers=2)),
+        (3, 2, EngineConfig(device_index=0)),  # all where they were told
+        (3, 2, EngineConfig(device="cpu")),
+        (3, 0, EngineConfig(device="cuda")),  # a worker will say that there is none
+    ],
+)
+def test_there_are_gpus_enough(workers: int, gpus: int, engine: EngineConfig) -> None:
+    require_gpus(cluster(workers, engine), gpus)
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "engine", "said"),
+    [
+        (
+            3,
+            2,
+            EngineConfig(device="cuda"),
+            "3 workers want a GPU, and there are 2: have fewer workers, or let 2",
+        ),
+        (
+            5,
+            2,
+            EngineConfig(gpu_workers=2),
+            "there are 2, for 2 each at most: have fewer workers, or let 3 share",
+        ),
+        (2, 1, EngineConfig(gpu_workers=1), "there is 1, for 1 each at most"),
+    ],
+)
+def test_too_few_gpus_are_an_operators_mistake(
+    workers: int, gpus: int, engine: EngineConfig, said: str
+) -> None:
+    with pytest.raises(BatonError, match=said) as caught:
+        require_gpus(cluster(workers, engine), gpus)
+    assert caught.value.kind is ErrorKind.INVALID

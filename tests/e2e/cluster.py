@@ -24,6 +24,7 @@ from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, GenerateRe
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason, WorkerRole
 from baton.v1.worker_pb2 import Audit
+from bench.baton_up import first_gpu
 from services.common.process_tree import descendants as descendants
 
 if TYPE_CHECKING:  # the class is in the stub file only
@@ -169,7 +170,7 @@ def starting_up(
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **first_gpu(), "OMP_NUM_THREADS": "1"},
             )
         try:
             yield process, log

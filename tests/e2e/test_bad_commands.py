@@ -129,6 +129,14 @@ def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_pa
     assert "Traceback" not in err
 
 
+def test_a_transport_that_the_workers_cannot_have(model: Path) -> None:
+    told = ("--device", "cpu", "--transport", "nccl", "--ray-address", "none", *ANY_PORTS)
+    code, out, err = baton("up", "--both", "1", "--model", str(model), *told)
+    assert (code, out) == (2, ""), err
+    assert err.splitlines()[-1].startswith("baton: error: both-0: transport nccl: it is between GPUs")
+    assert "Traceback" not in err
+
+
 def test_a_worker_by_itself_says_it_in_its_protocols_line(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(model, folder)

@@ -183,7 +183,7 @@ async def test_whoever_is_killed_with_it_nothing_stays(model: Path) -> None:
 
 async def test_it_comes_to_a_running_ray_as_a_guest(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to stop, or killed, it takes its workers along and leaves the Ray as it was."""
-    theirs = LocalRay.start({}, prestarted=1, on_gpu=False)
+    theirs = LocalRay.start({}, prestarted=1, gpus=0)
     try:
         address = await theirs.address()
         for name, value in theirs.environment.items():

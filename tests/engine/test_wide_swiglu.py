@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.device.cuda_source import CudaSourceError, can_compile, compile_source
+from baton.device.cuda_runtime import CudaError
+from baton.device.cuda_source import can_compile, compile_source
 from baton.engine.kernels.gpu.row_ops import norm_rows
 from baton.engine.kernels.gpu.wide_swiglu import WideTuning, runs_here, wide_swiglu
 from baton.engine.kernels.rms_norm import rms_norm
@@ -42,7 +43,7 @@ def test_what_does_not_fit(
 @pytest.mark.gpu
 def test_the_compilers_words_are_told() -> None:
     assert can_compile()
-    with pytest.raises(CudaSourceError, match="nonsense"):
+    with pytest.raises(CudaError, match="nonsense"):
         compile_source('extern "C" __global__ void f() { nonsense; }', "sm_90a")
 
 

@@ -170,8 +170,8 @@ class FakeDevice:
         self.name = name
         self.tensors_on = torch.device("cpu")
         self.allocated: list[_FakeMemory] = []
-        # So many allocations are refused from now on.
-        self.full = False
+        # From now on: no allocation, no other's memory.
+        self.full = self.blind = False
         self._pump = pump
         self._peers = (name, *peers)
 
@@ -185,6 +185,8 @@ class FakeDevice:
         return self.allocated[-1]
 
     def open(self, handle: bytes) -> Opened:
+        if self.blind:
+            raise OSError(f"{self.name} cannot write there")
         return _FakeOpened(handle)
 
     def register(self, memory: SharedMemory) -> Registered:

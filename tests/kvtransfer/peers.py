@@ -16,6 +16,7 @@ from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.events import Acknowledged, Arrived, Committed, Failed, ReceiverEvent, SenderEvent, Withdrawn
 from kvtransfer.ipc_connector import IpcConnector
+from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
@@ -285,6 +286,7 @@ def make_peers(
     rig: DeviceRig | None = None,
     tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
     connect: Callable[[Callable[[], None], DeviceBlocks], Connector] = IpcConnector,
+    nccl: NcclLinks | None = None,
 ) -> Peers:
     """Over the transport named, or over the listener and connectors given; or between a rig's devices over
     ipc, where `tap` may put wires of bytes in between."""
@@ -302,7 +304,7 @@ def make_peers(
         connectors = [tap(taps, connect(event.set, taps.blocks))]
     receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
-        address = receiver.listen("127.0.0.1", transport=transport)
+        address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
     else:
         receiver.attach(listener)
         address = listener.address

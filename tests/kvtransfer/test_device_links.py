@@ -128,6 +128,16 @@ def test_a_sender_without_room_for_its_staging_goes_over_grpc(ends: Ends) -> Non
     peers.run_until(lambda: windows(ends) == [True])  # granted, never used, given back
 
 
+def test_a_sender_that_finds_only_then_that_it_cannot_write_goes_over_grpc(ends: Ends) -> None:
+    """As one does that does not see the receiver's GPU, and so has to try."""
+    peers = ends()
+    assert isinstance(ends.rig.sender, FakeDevice)
+    ends.rig.sender.blind = True
+    assert sent(peers, 1) == "grpc"
+    assert peers.sender.counters.link_fallbacks == 1
+    peers.run_until(lambda: windows(ends) == [True])
+
+
 def test_a_receiver_without_room_for_a_window_says_so_and_goes_over_grpc(ends: Ends) -> None:
     peers = ends()
     assert isinstance(ends.rig.receiver, FakeDevice)

@@ -143,6 +143,18 @@ def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: 
         links.line(links.unique_id(), SENDER_RANK, lambda: None)
 
 
+def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
+    linked: Linked,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At once: nobody has judged the sender's request, and no transfer fails of it."""
+    monkeypatch.setattr(linked.nccl.receiver_links, "_hung", True)
+    assert linked.send(1) == "grpc"
+    assert not linked.peers.failures()
+    assert linked.peers.sender.counters.link_fallbacks == 1
+    assert linked.peers.receiver.counters.links_refused == 1
+
+
 def _run_inbox() -> tuple[RunInbox, Staging, WatchedLibrary]:
     library = WatchedLibrary()
     place = library.place(8 * 4096)

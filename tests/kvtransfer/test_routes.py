@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.events import Acknowledged
 from kvtransfer.ipc_control import address_of
+from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.routes import routes
 from kvtransfer.transport import SenderWire
-from kvtransfer.transports import connectors_of
+from kvtransfer.transports import connectors_of, listeners_of
+from tests.kvtransfer.nccl_transport import CONNECT_S, WatchedLibrary
 from tests.kvtransfer.peers import Peers, Shape, make_peers
 
 
@@ -90,13 +93,81 @@ def test_ends_that_do_not_fit_are_told_so_over_the_first_way(peers: Peers) -> No
     assert peers.receiver.counters.links_refused == 1
 
 
-@pytest.mark.parametrize("transport", ["grpc", "ipc"])
-def test_a_sender_that_is_told_one_takes_it(transport: str) -> None:
-    connectors = connectors_of(transport, lambda: None)
-    peers = make_peers(Shape(), transport="auto", connectors=connectors)
+def links() -> NcclLinks:
+    """Of a process; their NCCL is the double."""
+    return NcclLinks(WatchedLibrary(), CONNECT_S)
+
+
+def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
+    """Ends that have NCCL too, as `auto` may one day; the sender is told to use `told`."""
+    monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
+    connectors = connectors_of(told, lambda: None, nccl=links())
+    return make_peers(Shape(), transport="auto", connectors=connectors, nccl=links())
+
+
+@pytest.mark.parametrize("transport", ["grpc", "ipc", "nccl"])
+def test_a_sender_that_is_told_one_takes_it(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Again when it breaks: there is no other way then."""
+    peers = both_have_all(monkeypatch, transport)
+    assert [way.partition(":")[0] for way in peers.address.split()] == ["ipc", "nccl", "127.0.0.1"]
     assert send(peers, 1) == transport
+    cut(peers)
+    assert send(peers, 2) == transport
     assert peers.sender.counters.link_fallbacks == 0
     peers.close()
+
+
+def test_each_link_that_breaks_is_followed_by_one_over_the_next_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last of them the first has its turn."""
+    peers = both_have_all(monkeypatch)
+    taken = []
+    for transfer in range(1, 6):
+        taken.append(send(peers, transfer))
+        cut(peers)
+    assert taken == ["ipc", "nccl", "grpc", "ipc", "nccl"]
+    assert peers.sender.counters.link_fallbacks == 3
+    peers.close()
+
+
+def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounds = "127.0.0.1", 0, 4096, 1.0, 4, lambda: None
+    monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
+    started = listeners_of("auto", *bounds)
+    monkeypatch.setattr("kvtransfer.transports.STORES_IN_ORDER", False)
+    started += listeners_of("auto", *bounds, nccl=links())
+    assert [listener.transport for listener in started] == ["ipc", "grpc", "nccl", "grpc"]
+    for listener in started:
+        listener.close()
+
+
+def test_nccl_is_not_taken_unless_told() -> None:
+    """Before it is known to hold: docs/decisions/0015."""
+    here = connectors_of("auto", lambda: None, nccl=links())
+    assert [connector.transport for connector in here] == ["ipc", "grpc"]
+
+
+@pytest.mark.parametrize("transport", ["ipc", "nccl"])
+def test_what_this_process_cannot_have_is_refused_at_once(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtransfer.transports.STORES_IN_ORDER", False)
+    for start in (
+        lambda: connectors_of(transport, lambda: None),
+        lambda: listeners_of(transport, "127.0.0.1", 0, 4096, 1.0, 4, lambda: None),
+    ):
+        with pytest.raises(BatonError, match=f"transport {transport} needs") as error:
+            start()
+        assert error.value.kind is ErrorKind.INVALID
+
+
+def test_a_listener_that_cannot_bind_leaves_none_of_the_others() -> None:
+    bounds = 4096, 1.0, 4, lambda: None
+    (holds,) = listeners_of("grpc", "127.0.0.1", 0, *bounds)
+    threads = threading.active_count()
+    with pytest.raises(BatonError, match="cannot listen"):
+        listeners_of("auto", "127.0.0.1", int(holds.address.rpartition(":")[2]), *bounds)
+    assert threading.active_count() == threads
+    holds.close()
 
 
 def test_no_way_in_common_is_said_at_once() -> None:

@@ -30,6 +30,7 @@ from services.common.grpc_server import GrpcServer
 from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, prompt_logprobs, with_logprobs
 
 STEP_S = 0.001
+EXPOSED_NS = 1234
 BYTES_PER_TOKEN = 64
 
 
@@ -426,7 +427,7 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke after the commit")
         shipped = 0 if issuer is self else BYTES_PER_TOKEN * len(request.token_ids)
         yield prefill_pb2.PrefillResponse(
-            handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped)
+            handed_off=prefill_pb2.HandedOff(transport="fake", bytes_shipped=shipped, exposed_ns=EXPOSED_NS)
         )
 
 

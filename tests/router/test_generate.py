@@ -9,7 +9,7 @@ from baton.v1.types_pb2 import FinishReason
 from services.router.follow import AT_ONCE
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
 from tests.router.fake_model import expected
-from tests.router.fake_workers import BYTES_PER_TOKEN
+from tests.router.fake_workers import BYTES_PER_TOKEN, EXPOSED_NS
 
 
 async def test_tokens_usage_and_trace(site: SiteMaker) -> None:
@@ -23,6 +23,7 @@ async def test_tokens_usage_and_trace(site: SiteMaker) -> None:
         trace = last.trace
         assert (trace.prefill_worker, trace.decode_worker, trace.attempts) == ("prefill-0", "decode-0", 1)
         assert trace.kv_bytes_shipped == BYTES_PER_TOKEN * 3
+        assert trace.handoff_exposed_ns == EXPOSED_NS
         assert trace.seed == 99
         stages = [time.stage for time in trace.stages]
         assert stages == [
@@ -45,6 +46,7 @@ async def test_first_token_ends_the_request(site: SiteMaker) -> None:
         responses = await here.generate(ids_request([5, 6, 7], 1))
         assert tokens_of(responses) == expected([5, 6, 7], 1)
         assert responses[-1].trace.kv_bytes_shipped == 0
+        assert responses[-1].trace.handoff_exposed_ns == 0
         await here.quiet()
 
 

@@ -13,7 +13,9 @@ import pytest
 from baton.engine.prefill import ChunkResult
 from baton.v1.engine_pb2 import CancelCommand
 from kvtransfer.device_blocks import DeviceBlocks
+from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
+from services.worker.memory_plan import link_bytes
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.worker.paired import Pair
 from tests.worker.test_prefill_ahead import LateLane
@@ -57,6 +59,16 @@ def test_prompts_of_every_length(pair: Pair, truth: Turned, pump: Pump) -> None:
     assert pump.steps > 0, "the devices have done it"
     sent = pair.source.engine._parts.sender.counters.bytes_shipped
     assert pair.audit().bytes_received == sent > 0
+
+
+def test_a_link_takes_what_is_planned_for_one(pair: Pair, pump: Pump) -> None:
+    pair.say(words(9, 1))
+    for engine in (pair.source.engine, pair.target.engine):
+        assert engine._blocks is not None
+        device = engine._blocks.device
+        assert isinstance(device, FakeDevice)
+        planned = link_bytes(EngineConfig(gpu_links=1), engine._parts.model.layout)
+        assert [memory.size for memory in device.allocated] == [planned]
 
 
 def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(

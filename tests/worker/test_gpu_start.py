@@ -15,6 +15,7 @@ from baton.errors import BatonError, ErrorKind
 from services.common.config import EngineConfig
 from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.loaded_model import load
+from services.worker.memory_plan import link_bytes
 from tests.engine.local_engine import CONFIG
 
 GPU = torch.device("cuda", 0)
@@ -53,7 +54,7 @@ def test_kernels_that_cannot_be_kept_are_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers)
+    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers, gpu_links=2)
     model = replace(load(str(tmp_path), engine), device=GPU)
     blocks = sum(group.nbytes for group in model.cache.groups)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))
@@ -61,10 +62,11 @@ def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.Monkey
     with capture_logs() as logs:
         tell_memory(model, engine)
     (line,) = logs
-    assert (line["event"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 10.0, 80.0)
+    assert (line["event"], line["gpu"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 0, 10.0, 80.0)
     known = line["weights_gb"] + line["kv_gb"]
     assert line["kv_gb"] == round(blocks / 1e9, 2)
     assert line["buffers_gb"] == pytest.approx(2 - known, abs=0.02)
+    assert line["planned_links_gb"] == round(link_bytes(engine, model.layout) / 1e9, 2) > 0
     if workers == 1:
         assert line["other_gb"] == pytest.approx(10 - known, abs=0.02)
     else:

@@ -66,6 +66,27 @@ def test_weights_and_all_else_come_out_of_each_workers_share(config: ModelConfig
     assert plan(gpu_memory=0.45) == plan(gpu_workers=2)
 
 
+LINK = 256 * 2**20
+
+
+def test_links_have_room_beside_kv_blocks(plan: Plan) -> None:
+    """Each takes 256 MiB, of a window on one side and of staging on the other."""
+    alone = plan(slots=256)
+    for links in (1, 3):
+        assert alone - plan(slots=256, gpu_links=links) == links * LINK // BLOCK
+    assert plan(slots=256, gpu_links=0) == alone
+
+
+def test_what_is_told_and_links_together_must_be_free(plan: Plan) -> None:
+    kv_blocks = 1000
+    free = Gpu("GPU 0", H100.total_bytes, WEIGHTS + kv_blocks * BLOCK + 2 * LINK)
+    assert plan(free, kv_blocks=kv_blocks, gpu_links=2) == kv_blocks
+    with pytest.raises(BatonError, match=r"0\.805 GB for links, and KV blocks") as caught:
+        plan(free, kv_blocks=kv_blocks, gpu_links=3)
+    assert caught.value.kind is ErrorKind.UNAVAILABLE
+    assert plan(None, gpu_links=3) == plan(None)  # a CPU's windows are the host's
+
+
 def test_all_else_is_no_more_than_promised_at_256_slots(config: ModelConfig) -> None:
     assert other_bytes(config, EngineConfig(slots=256)) <= 2_500_000_000
 

@@ -63,6 +63,7 @@ def test_a_ticket_may_come_at_any_time(source: Turned, target: Turned, turns: in
     assert [r.finish for r in target.records] == [Finish.NONE] * 3 + [Finish.LENGTH]
     assert first.first_token.token_id == target.records[0].token
     assert handed_off.handed_off.bytes_shipped > 0
+    assert 0 < handed_off.handed_off.exposed_ns < 60e9
     source.assert_free()
     target.assert_free()
 

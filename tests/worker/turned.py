@@ -23,7 +23,7 @@ from baton.v1.engine_pb2 import (
 )
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
-from services.common.config import EngineConfig, WorkerConfig
+from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.common.engine_channel import EngineEnd
 from services.worker.engine_process import Engine
 from services.worker.launch import EngineLaunch
@@ -41,6 +41,7 @@ class Turned:
         folder: Path,
         role: Literal["prefill", "decode", "both"] = "both",
         prefix_secret: str = "",
+        transport: Transport = "auto",
         **engine: Any,
     ) -> None:
         (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -56,6 +57,7 @@ class Turned:
             role=role,
             model=str(folder),
             prefix_secret=prefix_secret,
+            transfer=TransferConfig(transport=transport),
             engine=EngineConfig(device="cpu", dtype="float32", **{**settings, **engine}),
         )
         ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

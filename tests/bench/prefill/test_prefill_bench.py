@@ -46,6 +46,7 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNN": "products",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3": "attention, library",
         "_prompt_attention": "attention, paged",
+        "_join_parts": "attention, joined",
         "_swiglu": "silu",
         "something else": "other",
     }

@@ -2,7 +2,8 @@
 
     out = sum of out_p · e^lse_p / sum of e^lse_p,   lse = ln(sum of e^lse_p)      over all parts p
 
-As `absorb_attention` does for one part, but rounded once.
+`absorb_attention` does so for one part that the library yields in a layout of its own; here all parts stand
+among the rows, and are rounded once.
 """
 
 from __future__ import annotations

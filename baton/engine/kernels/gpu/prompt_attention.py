@@ -31,6 +31,7 @@ from baton.engine.kernels.gpu.prompt_items import (
     check_table,
     power_of_two,
 )
+from baton.engine.kernels.gpu.softmax_step import softmax_step
 from baton.engine.kernels.gpu.split_attention import NO_WINDOW
 
 _LOG2E = 1.4426950408889634
@@ -128,6 +129,7 @@ def _prompt_attention(
             k = k.to(tl.float32)
             v = v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        # `softmax_step` where every row sees every key: no mask, and the scale within the exponent.
         higher = tl.maximum(highest, tl.max(scores, 1) * scale)
         fade = tl.exp2(highest - higher)
         weights = tl.exp2(scores * scale - higher[:, None])
@@ -151,15 +153,7 @@ def _prompt_attention(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         seen = inside[None, :] & (t[None, :] <= at[:, None]) & (t[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        # A tile at an edge may show a row nothing: then nothing is added.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        fade = tl.exp2(highest - base)
-        weights = tl.exp2(scores - base[:, None])
-        total = total * fade + tl.sum(weights, 1)
-        attended = attended * fade[:, None]
-        attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
-        highest = higher
+        highest, total, attended = softmax_step(scores, v, highest, total, attended)
 
     out_rows = (into + r).to(tl.int64) * (HEADS * DIM) + (head * GROUP + g) * DIM
     result = (attended / total[:, None]).to(dtype)

@@ -31,6 +31,7 @@ from baton.engine.kernels.gpu.attention_items import (
     Heads,
     Items,
 )
+from baton.engine.kernels.gpu.softmax_step import softmax_step
 from baton.engine.kernels.split_plan import TILE
 
 _LOG2E = 1.4426950408889634
@@ -172,15 +173,7 @@ def _split_attention(
             v = v.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        # A tile behind a window may show a row nothing: then nothing is added.
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        fade = tl.exp2(highest - base)
-        weights = tl.exp2(scores - base[:, None])
-        total = total * fade + tl.sum(weights, 1)
-        attended = attended * fade[:, None]
-        attended = tl.dot(weights.to(v.dtype), v, attended, input_precision="ieee")
-        highest = higher
+        highest, total, attended = softmax_step(scores, v, highest, total, attended)
 
     out_rows = row.to(tl.int64) * HEADS + head * GROUP + g
     out_mask = (g < GROUP)[:, None] & in_dim[None, :]

@@ -1,0 +1,48 @@
+"""`python -m baton.cluster.gpu_count`: writes how many GPUs a process started here may use.
+
+The driver alone knows what CUDA_VISIBLE_DEVICES (numbers, UUIDs, MIG instances) and a container come to, and
+workers ask it too. A process that has called it keeps devices open, so it is called here, and this one ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Protocol
+
+_NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
+
+class Driver(Protocol):
+    """libcuda, as far as counting goes: calls return 0 or an error's number."""
+
+    def cuInit(self, flags: int, /) -> int: ...  # noqa: N802
+    def cuDeviceGetCount(self, count: object, /) -> int: ...  # noqa: N802
+
+
+def gpu_count(driver: Driver) -> int:
+    """What the driver says. RuntimeError where it fails."""
+    count = ctypes.c_int()
+    result = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if result not in (0, _NO_DEVICE):
+        raise RuntimeError(f"the driver fails with error {result}")
+    return count.value
+
+
+def main() -> int:
+    """Writes the number; or why there is none, and returns 1."""
+    try:
+        driver: Driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        print(0)
+        return 0
+    try:
+        print(gpu_count(driver))
+    except RuntimeError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Engines whose links go by NCCL, over its double: the same tokens, and what becomes of one that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.device import nccl_line
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.nccl_links import NcclLinks
+from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
+from services.worker.device_links import check_transport, nccl_links
+from tests.kvtransfer.nccl_transport import CONNECT_S, WatchedLibrary
+from tests.worker.paired import Pair
+from tests.worker.test_device_links import words
+from tests.worker.test_prefix_cache import ask
+from tests.worker.turned import Turned
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> list[WatchedLibrary]:
+    """Of every engine from here on, in the order of their starts."""
+    made: list[WatchedLibrary] = []
+
+    def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks:
+        made.append(WatchedLibrary())
+        return NcclLinks(made[-1], CONNECT_S)
+
+    monkeypatch.setattr("services.worker.engine_process.nccl_links", links)
+    monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
+    return made
+
+
+def pair_over(folder: Path, transport: Transport) -> Pair:
+    return Pair(folder, source={"transport": transport}, transport=transport)
+
+
+@pytest.fixture
+def ways(tmp_path: Path, libraries: list[WatchedLibrary], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """NCCL first, and grpc for when it falls."""
+    monkeypatch.setattr("kvtransfer.transports.AUTO", ("nccl", "grpc"))
+    made = pair_over(tmp_path, "auto")
+    yield made
+    for library in libraries:
+        library.double.hangs.clear()
+    made.close()
+
+
+def transports(pair: Pair) -> list[str]:
+    return [link.transport for link in pair.source.engine._parts.sender.links]
+
+
+def unfit(engine: Turned) -> list[str]:
+    return [event.unfit.reason for event in engine.events if event.HasField("unfit")]
+
+
+def test_prompts_go_by_nccl_where_it_is_told(
+    tmp_path: Path, truth: Turned, libraries: list[WatchedLibrary]
+) -> None:
+    pair = pair_over(tmp_path, "nccl")
+    for length in (1, 5, 16, 30):
+        prompt = words(length, seed=length)
+        assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+        pair.assert_free()
+    assert transports(pair) == ["nccl"]
+    assert sum(len(library.lines) for library in libraries) == 2
+    assert pair.audit().bytes_received == pair.source.engine._parts.sender.counters.bytes_shipped > 0
+    assert unfit(pair.source) == unfit(pair.target) == []
+    pair.close()
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+def test_an_engine_whose_nccl_hangs_says_so_once_and_goes_on(
+    ways: Pair, truth: Turned, libraries: list[WatchedLibrary], end: str
+) -> None:
+    """Its link's line is aborted, and the abort does not return; what comes then goes the next way."""
+    assert ways.say(words(9, 1))[0] == ask(truth, words(9, 1))[0]
+    assert transports(ways) == ["nccl"]
+    engine, library = getattr(ways, end), libraries[0 if end == "source" else 1]
+    library.double.hangs.set()
+    library.lines[0].abort("played")
+    ways.play(lambda: bool(unfit(engine)))
+    for seed in (2, 3):
+        assert ways.say(words(16, seed))[0] == ask(truth, words(16, seed))[0]
+    assert transports(ways) == ["grpc"]
+    time.sleep(0.15)
+    engine.turn(3)
+    assert unfit(engine) == ["NCCL did not end a link in time"]
+    ways.play(lambda: not any(link.live_transfers for link in ways.source.engine._parts.sender.links))
+    ways.assert_free()
+
+
+def worker(device: str = "cpu", transport: Transport = "nccl") -> WorkerConfig:
+    return WorkerConfig(
+        name="a",
+        role="decode",
+        model="m",
+        engine=EngineConfig.model_validate({"device": device}),
+        transfer=TransferConfig(transport=transport),
+    )
+
+
+def test_nccl_without_a_gpu_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(BatonError, match="transport nccl: it is between GPUs") as error:
+        check_transport(worker())
+    assert error.value.kind is ErrorKind.INVALID
+    for transport in ("auto", "ipc", "grpc"):
+        check_transport(worker(transport=transport))
+
+
+def test_nccl_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library() -> None:
+        raise RuntimeError("this machine has no libnccl.so.2")
+
+    monkeypatch.setattr("services.worker.device_links.device_of", lambda engine: torch.device("cuda", 0))
+    monkeypatch.setattr("services.worker.device_links.Nccl", no_library)
+    with pytest.raises(BatonError, match=r"transport nccl: this machine has no libnccl\.so\.2") as error:
+        check_transport(worker("auto"))
+    assert error.value.kind is ErrorKind.INVALID
+
+
+def test_only_who_is_told_nccl_cannot_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nccl_links(None, "auto") is None
+    assert nccl_links(None, "ipc") is None
+    with pytest.raises(BatonError, match="cannot be moved"):
+        nccl_links(None, "nccl")
+    monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
+    assert nccl_links(None, "auto") is None
