@@ -39,7 +39,7 @@ REQUEST = open_request(identity("raw"), identity("receiver").incarnation, FINGER
 
 @pytest.fixture
 def peers() -> Iterator[Peers]:
-    made = make_peers(Shape(timeout_s=1.0), transport="ipc", connectors=connectors_of("ipc", lambda: None))
+    made = make_peers(Shape(timeout_s=5.0), transport="ipc", connectors=connectors_of("ipc", lambda: None))
     yield made
     made.close()
 
@@ -94,7 +94,7 @@ def open_link(peers: Peers) -> tuple[OpenLinkResponse, IpcSenderWire]:
 def test_who_does_not_map_our_memory_gets_no_link(peers: Peers, raw: socket.socket) -> None:
     page_of(raw)  # and writes nothing into it
     send_message(raw, 0, REQUEST.SerializeToString())
-    raw.settimeout(1.0)
+    raw.settimeout(5.0)
     assert raw.recv(1) == b""
     peers.step()
     assert peers.receiver.counters.links_opened == 0
@@ -107,7 +107,7 @@ def test_a_caller_that_asks_nonsense_is_hung_up(peers: Peers, raw: socket.socket
     raw.shutdown(socket.SHUT_WR)
 
     def answer() -> bytes:
-        raw.settimeout(1.0)
+        raw.settimeout(5.0)
         try:
             return raw.recv(1)
         except ConnectionResetError:
@@ -126,7 +126,7 @@ def test_a_process_of_another_user_gets_nothing(
     other = socket.socket(socket.AF_UNIX)
     other.connect(socket_name(peers.address))
     with other:
-        other.settimeout(1.0)
+        other.settimeout(5.0)
         assert other.recv(1) == b""
     assert peers.receiver.links == []
 
@@ -229,7 +229,7 @@ def test_one_of_whom_nothing_is_heard_has_a_while_if_it_is_not_stopped(
     monkeypatch.setattr(ipc_control.Control, "say", lambda control, word: None)
     begun = time.monotonic()
     peers.run_until(lambda: wire.broken() is not None and peers.receiver.counters.links_broken == 1)
-    assert 0.3 <= time.monotonic() - begun < 1.0
+    assert 0.3 <= time.monotonic() - begun < 5.0
     assert "no sign of life" in str(wire.broken())
     monkeypatch.undo()
     wire.close()
@@ -254,7 +254,7 @@ def test_close_ends_every_thread_and_descriptor() -> None:
     gc.collect()
     before, descriptors = set(threading.enumerate()), open_descriptors()
     one_transfer()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 5
     while set(threading.enumerate()) - before:
         assert time.monotonic() < deadline, set(threading.enumerate()) - before
         time.sleep(0.01)
