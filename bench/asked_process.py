@@ -7,9 +7,12 @@ import os
 import select
 import subprocess
 import sys
+import time
 from typing import Any
 
 _END_S = 10.0
+# Loading a model and capturing its graphs take their time.
+_ANSWER_S = 300.0
 
 
 class AskedProcess:
@@ -23,7 +26,7 @@ class AskedProcess:
         self._heard = b""  # of the lines that follow
         try:
             self.said = self.hear()
-        except RuntimeError:
+        except (RuntimeError, TimeoutError):
             self.end()
             raise
 
@@ -37,14 +40,16 @@ class AskedProcess:
         self.process.stdin.write(json.dumps(word).encode() + b"\n")
 
     def hear(self) -> dict[str, Any]:
-        """The next line. RuntimeError where the process has ended instead."""
-        while not self.has_said(None):
-            continue
+        """The next line. RuntimeError where the process has ended instead, TimeoutError where none comes."""
+        deadline = time.monotonic() + _ANSWER_S
+        while not self.has_said(max(0.0, deadline - time.monotonic())):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.process.args!r} has not answered for {_ANSWER_S:g} s")
         line, _, self._heard = self._heard.partition(b"\n")
         return dict(json.loads(line))
 
-    def has_said(self, within_s: float | None) -> bool:
-        """Whether `hear` would have a line at once, or after so long; None: as long as it takes."""
+    def has_said(self, within_s: float) -> bool:
+        """Whether `hear` would have a line, now or before so long."""
         assert self.process.stdout is not None
         if b"\n" in self._heard:
             return True

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.asked_process import AskedProcess
-from bench.transfer_decode_end import EXPECTED, Setting
+from bench.transfer_decode_end import EXPECTED, WINDOW_S, Setting
 from bench.transfer_ends import WAIT_S, ticket_for
 from bench.transfer_sending import SendingEnd
 
@@ -64,8 +64,8 @@ class Sending:
         self._next = 1
 
     def window(self, kind: str, steps: int, rate: float = 0.0) -> Window:
-        """Raises BatonError where a transfer fails, RuntimeError where the receiver does or got other
-        bytes."""
+        """Raises BatonError where a transfer fails, RuntimeError where the receiver does or got other bytes,
+        TimeoutError."""
         found, plan = Window(kind, rate if kind == PACED else 0.0), due(kind, rate)
         most = _SATURATING if kind == SATURATING else EXPECTED
         self._end.tell({"steps": steps, "arrivals": kind != ALONE})
@@ -80,6 +80,8 @@ class Sending:
             wait = min(max(0.0, at - now), WAIT_S) if len(self._begun) < most else WAIT_S
             idle = 0.0 if self._begun else wait
             found.seconds += self._take(0.0 if idle else wait)
+            if now > WINDOW_S:
+                raise TimeoutError(f"{steps} steps took longer than {WINDOW_S:g} s")
         found.told = self._end.hear()
         while self._begun:
             self._take(WAIT_S)
@@ -95,8 +97,8 @@ class Sending:
         self._next += 1
 
     def _first(self, transfer: int) -> int:
-        """The pool's block that a transfer begins with: no two that follow each other bring the same bytes to
-        the same place."""
+        """The pool's block that a transfer begins with: it brings other bytes to its blocks than the one did
+        that had them before."""
         return transfer % self._setting.blocks
 
     def _take(self, wait_s: float) -> list[float]:

@@ -54,7 +54,7 @@ _PIECES_MEANWHILE = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 _EXPECTANT_S = 0.00002
-_WINDOW_S = 300.0
+WINDOW_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ class DecodingEnd:
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
         self.address = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
-        engine.loop.meanwhile = lambda: self.receiver.land(_PIECES_MEANWHILE)
+        if sink is None:  # a device's own steps are never interrupted
+            engine.loop.meanwhile = lambda: self.receiver.land(_PIECES_MEANWHILE)
         self._expected: set[int] = set()
         self._next = 1
         self._lines: StepLines | None = None
@@ -201,11 +202,11 @@ class DecodingEnd:
         return {**found, "step_ns": np.diff(lines[:, ENDED]).tolist(), "gap_ns": gaps.tolist()}
 
     def _turn_until(self, done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _WINDOW_S
+        deadline = time.monotonic() + WINDOW_S
         while not done():
             self.turn()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"not done after {_WINDOW_S:g} s")
+                raise TimeoutError(f"not done after {WINDOW_S:g} s")
 
     def close(self) -> None:
         self.receiver.close()
