@@ -71,15 +71,16 @@ class Sending:
         self._end.tell({"steps": steps, "arrivals": kind != ALONE})
         self._end.hear()
         first = self._next
-        begun, at, idle = time.monotonic(), next(plan), 0.0
-        while not self._end.has_said(idle):
+        begun, at, over = time.monotonic(), next(plan), False
+        while not over:
             now = time.monotonic() - begun
             while at <= now and len(self._begun) < most:
                 self._send()
                 at = next(plan)
             wait = min(max(0.0, at - now), WAIT_S) if len(self._begun) < most else WAIT_S
-            idle = 0.0 if self._begun else wait
-            found.seconds += self._take(0.0 if idle else wait)
+            under_way = bool(self._begun)
+            found.seconds += self._take(wait if under_way else 0.0)
+            over = self._end.has_said(0.0 if under_way else wait)
             if now > WINDOW_S:
                 raise TimeoutError(f"{steps} steps took longer than {WINDOW_S:g} s")
         found.told = self._end.hear()
