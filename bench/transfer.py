@@ -3,6 +3,8 @@
     python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
     python -m bench.transfer --transport ipc|nccl --device cuda [--peer 1] [--mb 8,64] [--rounds 5] [--json]
     python -m bench.transfer --transport grpc|ipc --streams 64 [--pace 0.75] [--step-ms 5] [--json]
+    python -m bench.transfer --transport grpc|ipc|nccl --decode 64 [--device cuda [--peer 1]] [--shape tiny]
+        [--steps 512] [--rounds 2] [--json]
 
 Without streams: two processes, as many scattered blocks of 1 MiB as hold the megabytes (10^6 bytes), from the
 first push to the acknowledged commit. `raw_gb_s` is grpc alone: as many messages of a piece's size over one
@@ -18,6 +20,14 @@ many closed-loop clients in this process, and a sender in another keeps transfer
 one transfer after the other, for as long as they run. A transfer's time ends when the worker's engine has
 verified and scattered its last block; `sustained_gb_s` is all bytes over all time, reservations included, and
 `--pace` bounds it. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no transfer.
+
+With --decode: the receiver's process decodes meanwhile, so many sequences of 1,024 tokens on random weights
+of `--shape`, and 1,024 tokens' KV goes from this process to spare blocks of the very same cache: no transfer,
+as many as keep the batch (Poisson), two under way at all times; `bench/transfer_decode.py` has the windows.
+Steps are timed by the GPU's own clock, on a CPU by the host's. The receiver's GPU is the one that `--peer`
+names, the sender's is the first, but for grpc: there what is sent lies in the host's memory. `--peer 0` is
+one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,
+and the last one of a window compared byte by byte; where one fails there are no figures.
 With --json one object a case goes to stdout; progress goes to stderr.
 """
 
@@ -34,14 +44,15 @@ from statistics import median
 import grpc
 
 from bench.case_output import show
+from bench.shapes import SHAPES
 from bench.transfer_ends import (
     TRANSFER,
-    SendingEnd,
     block_bytes_on,
     blocks_for,
     receiver_process,
     ticket_for,
 )
+from bench.transfer_sending import SendingEnd
 
 
 def two_processes(
@@ -88,8 +99,12 @@ def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, flo
         "window_pieces": TRANSFER.window_pieces,
         **{name: round(value, 3) for name, value in figures.items()},
         "device": _device(arguments.device),
-        "versions": {"grpc": grpc.__version__, "python": platform.python_version()},
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    return {"grpc": grpc.__version__, "python": platform.python_version()}
 
 
 def _device(name: str) -> str:
@@ -100,7 +115,23 @@ def _device(name: str) -> str:
     return f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
 
 
-def main() -> None:
+def decode(arguments: argparse.Namespace) -> None:
+    """One object a kind of window, or a table of them."""
+    from bench.transfer_decode import beside_decode, table
+
+    asked = ("transport", "shape", "output_len", "rounds")
+    about: dict[str, object] = {"batch": arguments.decode} | {name: vars(arguments)[name] for name in asked}
+    about |= {"peer": arguments.peer if arguments.device == "cuda" else None}
+    about |= {"device": _device(arguments.device), "versions": _versions()}
+    found = [about | case for case in beside_decode(arguments)]
+    if not arguments.json:
+        table(found)
+        return
+    for case in found:
+        show(case, as_json=True)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.transfer", description="How fast blocks travel.")
     parser.add_argument("--transport", choices=["grpc", "ipc", "nccl"], default="grpc")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the blocks lie")
@@ -108,18 +139,38 @@ def main() -> None:
         "--peer", type=int, default=0, help="with cuda: the receiver's GPU; the sender's is 0"
     )
     parser.add_argument("--mb", default="8,64,256", help="comma-separated sizes of a transfer, in 10^6 bytes")
-    parser.add_argument("--rounds", type=int, default=5, help="transfers of each size, and raw ones")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="transfers of each size, and raw ones; with decode: of windows"
+    )
     parser.add_argument("--streams", type=int, default=0, help="token streams on the same worker meanwhile")
+    parser.add_argument("--decode", type=int, default=0, metavar="BATCH", help="sequences decoded meanwhile")
+    parser.add_argument("--shape", default="llama-3.1-8b", choices=sorted(SHAPES), help="with decode")
+    parser.add_argument("--steps", type=int, default=512, help="with decode: of a window")
     parser.add_argument("--step-ms", type=float, default=10.0, help="with streams: time of one engine step")
-    parser.add_argument("--output-len", type=int, default=200, help="with streams: tokens of each request")
+    parser.add_argument(
+        "--output-len", type=int, help="tokens of each request; with streams 200, with decode 256"
+    )
     parser.add_argument("--pace", type=float, default=0.0, help="with streams: GB/s on average at most")
     parser.add_argument("--json", action="store_true", help="one object a case on stdout")
     arguments = parser.parse_args()
-    if arguments.device == "cuda" and (arguments.transport == "grpc" or arguments.streams):
-        parser.error("--device cuda goes with --transport ipc or nccl, and without --streams")
+    if arguments.streams and (arguments.decode or arguments.device == "cuda"):
+        parser.error("--streams goes with neither --decode nor --device cuda")
+    if arguments.device == "cuda" and arguments.transport == "grpc" and not arguments.decode:
+        parser.error("--device cuda goes with --transport ipc or nccl, or with --decode")
     if arguments.transport == "nccl" and (arguments.device != "cuda" or not arguments.peer):
         parser.error("--transport nccl goes with --device cuda and another GPU as --peer")
+    if arguments.decode and (arguments.rounds < 2 or arguments.steps < 2):
+        parser.error("--decode wants two rounds of two steps at least")
+    arguments.output_len = arguments.output_len or (256 if arguments.decode else 200)
+    return arguments
+
+
+def main() -> None:
+    arguments = _arguments()
     sizes = [int(part) for part in arguments.mb.split(",")]
+    if arguments.decode:
+        decode(arguments)
+        return
     if arguments.streams:
         from bench.transfer_streams import beside_streams
 

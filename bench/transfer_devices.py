@@ -16,8 +16,8 @@ from kvtransfer.row_mover import warm
 class GpuBlocks:
     """A pool of blocks on a GPU: where block n of a transfer lies was drawn beforehand."""
 
-    def __init__(self, count: int, device: torch.device) -> None:
-        self._pool = _random_pool(count, device)
+    def __init__(self, count: int, device: torch.device, block_bytes: int = GPU_BLOCK_BYTES) -> None:
+        self._pool = _random_pool(count, device, block_bytes)
         self._places = random.Random(1).sample(range(count), count)
         self.blocks = DeviceBlocks(CudaLinkDevice(device), [self._pool])
         warm(self.blocks)
@@ -44,24 +44,24 @@ class GpuBlocks:
 
     def equal(self, blocks: int) -> bool:
         """Whether the last transfer's blocks are those of a sender's pool; emptied again for the next."""
-        sent = _random_pool(len(self._pool), self._pool.device)
+        sent = _random_pool(len(self._pool), self._pool.device, self._pool.shape[1])
         same = all(torch.equal(self._pool[place], sent[place]) for place in self._places[:blocks])
         self._pool.zero_()
         torch.cuda.synchronize(self._pool.device)
         return same
 
 
-def gpu_blocks(count: int, device: str) -> GpuBlocks:
+def gpu_blocks(count: int, device: str, block_bytes: int = GPU_BLOCK_BYTES) -> GpuBlocks:
     """`device`: cuda:N."""
     there = torch.device(device)
     torch.cuda.set_device(there)
-    return GpuBlocks(count, there)
+    return GpuBlocks(count, there, block_bytes)
 
 
-def _random_pool(count: int, device: torch.device) -> Tensor:
+def _random_pool(count: int, device: torch.device, block_bytes: int) -> Tensor:
     """The same in every process."""
     generator = torch.Generator(device).manual_seed(0)
-    shape = (count, GPU_BLOCK_BYTES // 4)
+    shape = (count, block_bytes // 4)
     numbers = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device=device, generator=generator)
     return numbers.view(torch.uint8)
 

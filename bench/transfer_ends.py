@@ -1,4 +1,4 @@
-"""The two ends that `bench.transfer` measures: a receiver in a process of its own, and the sender's loop.
+"""What `bench.transfer` sends to, a receiver in a process of its own; and blocks, tickets, raw bytes.
 
     python -m bench.transfer_ends BLOCKS TRANSPORT DEVICE
                                       a receiver; says {"address", "raw_address"}, then for each line
@@ -15,9 +15,7 @@ import json
 import random
 import secrets
 import selectors
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,18 +29,15 @@ from baton.device.heap import keep_freed_memory
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
 from baton.v1.decode_pb2 import Ticket, TicketBody
-from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from bench.asked_process import AskedProcess
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.events import Acknowledged, Committed, Failed, SenderEvent
+from kvtransfer.events import Committed
 from kvtransfer.frames import HEADER_BYTES
 from kvtransfer.grpc_stream import channel_options
 from kvtransfer.nccl_links import NcclLinks
-from kvtransfer.outgoing import Transfer
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
+from kvtransfer.receiver import BlockSink, Receiver
 from kvtransfer.ticket import TicketSigner
-from kvtransfer.transports import connectors_of
 from services.common.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -54,14 +49,12 @@ _SECRET = b"both processes of one measurement"
 _RAW = "/bench.Raw/Drop"
 # 64 tokens of an 8B model in 16 bits.
 GPU_BLOCK_BYTES = 8 << 20
-_PIECES_A_POLL = 8  # as in an engine's turn
-_PIECES_A_POLL_ON_GPU = 32
-_WAIT_S = 0.05
+PIECES_A_POLL = 8  # as in an engine's turn
+PIECES_A_POLL_ON_GPU = 32
+WAIT_S = 0.05
 _EXPECTANT_S = 0.00002
-_TRANSFER_S = 60.0
+TRANSFER_S = 60.0
 TRANSFER = TransferConfig()
-
-Condition = Callable[[list[SenderEvent]], bool]
 
 
 def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
@@ -81,8 +74,8 @@ def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, Ticket
 class Blocks:
     """A pool of random blocks, source and sink: where block n of a transfer lies was drawn beforehand."""
 
-    def __init__(self, count: int) -> None:
-        self._bytes = np.random.default_rng(0).integers(0, 256, (count, BLOCK_BYTES), dtype=np.uint8)
+    def __init__(self, count: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self._bytes = np.random.default_rng(0).integers(0, 256, (count, block_bytes), dtype=np.uint8)
         self._places = random.Random(1).sample(range(count), count)
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
@@ -107,128 +100,25 @@ class Blocks:
         place[:] = np.frombuffer(data, dtype=np.uint8)
 
 
-class SendingEnd:
-    """A sender whose one transfer at a time is driven to its end."""
-
-    def __init__(
-        self, blocks: int, fingerprint: bytes = FINGERPRINT, device: str = "cpu", transport: str = "auto"
-    ) -> None:
-        keep_freed_memory()
-        self._woken = threading.Event()
-        self._patience = _WAIT_S
-        connectors = None
-        if device == "cpu":
-            source: Blocks | GpuBlocks = Blocks(blocks)
-        else:
-            from bench.transfer_devices import gpu_blocks
-
-            source, self._patience = gpu_blocks(blocks, device), 0.0
-            nccl = _nccl_links(transport, source.blocks)
-            which = transport if nccl is not None else "auto"
-            connectors = connectors_of(which, self._woken.set, source.blocks, nccl)
-        self.blocks = source
-        self._sender = Sender(
-            identity=_identity("bench"), fingerprint=fingerprint, block_bytes=[block_bytes_on(device)],
-            source=source, peer_timeout_s=TRANSFER.peer_timeout_s, wake=self._woken.set,
-            connectors=connectors,
-        )  # fmt: skip
-        self._pieces = _PIECES_A_POLL if device == "cpu" else _PIECES_A_POLL_ON_GPU
-
-    def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
-        """Opens the link if need be; nothing is sent yet."""
-        transfer = self._sender.begin(ticket, body)
-        self._until(lambda events: any(link.window_pieces for link in self._sender.links))
-        return transfer
-
-    def push(self, transfer: Transfer) -> None:
-        for ordinal in range(transfer.body.block_counts[0]):
-            transfer.push(0, ordinal, self.blocks.place(ordinal))
-
-    def commit(self, transfer: Transfer) -> float:
-        """Seconds from the first block's push to the acknowledgement of the commit."""
-        begun = time.monotonic()
-        self.push(transfer)
-        transfer.commit(CommitRecord(attempt=transfer.body.attempt, token_ids=[1], prompt_length=1))
-        self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
-        return time.monotonic() - begun
-
-    def credits_home(self, transfer: Transfer) -> float:
-        """Seconds from the first block's push until the receiver has verified and scattered the last."""
-        begun = time.monotonic()
-        self.push(transfer)
-        self._until(
-            lambda events: (
-                not transfer.queued_blocks
-                and all(link.free_pieces == link.window_pieces for link in self._sender.links)
-            )
-        )
-        return time.monotonic() - begun
-
-    def poll(self) -> None:
-        """Lets last words out."""
-        self._sender.poll(self._pieces)
-
-    @property
-    def transport(self) -> str:
-        """Of the link there is."""
-        return self._sender.links[0].transport
-
-    def close(self) -> None:
-        self._sender.close()
-
-    def _until(self, holds: Condition) -> None:
-        """Raises BatonError where the transfer fails, TimeoutError where it takes too long."""
-        deadline = time.monotonic() + _TRANSFER_S
-        while True:
-            self._woken.clear()
-            events = self._sender.poll(self._pieces)
-            for event in events:
-                if isinstance(event, Failed):
-                    raise event.error
-            if holds(events):
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"a transfer took longer than {_TRANSFER_S:g} s")
-            if self._patience:
-                self._woken.wait(self._patience)
-
-
-class ReceiverProcess:
+class ReceiverProcess(AskedProcess):
     """A receiver in a process of its own."""
 
     def __init__(self, blocks: int, transport: str, device: str = "cpu") -> None:
         self._transport = transport
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench.transfer_ends", str(blocks), transport, device],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self.said = self._hear()
+        super().__init__("bench.transfer_ends", str(blocks), transport, device)
 
     def expect(self, transfer: int, blocks: int) -> None:
-        self._ask({"transfer": transfer, "blocks": blocks})
+        self.ask({"transfer": transfer, "blocks": blocks})
 
     def compare(self, blocks: int) -> None:
         """AssertionError unless the last transfer's blocks are what was sent."""
-        assert self._ask({"compare": blocks})["equal"], "what arrived is not what was sent"
+        assert self.ask({"compare": blocks})["equal"], "what arrived is not what was sent"
 
     def raw_seconds(self, megabytes: int) -> float:
         """Time of so many bytes over the transport alone."""
         if self._transport == "ipc":
             return copy_seconds(megabytes)
         return raw_seconds(self.said["raw_address"], megabytes)
-
-    def _ask(self, question: dict[str, int]) -> dict[str, str]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(question) + "\n")
-        self.process.stdin.flush()
-        return self._hear()
-
-    def _hear(self) -> dict[str, str]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the receiver ended with {self.process.wait(5)}")
-        return dict(json.loads(line))
 
 
 @contextmanager
@@ -238,7 +128,7 @@ def receiver_process(blocks: int, transport: str, device: str = "cpu") -> Iterat
     try:
         yield receiver
     finally:
-        receiver.process.communicate(timeout=10)
+        receiver.end()
 
 
 def raw_seconds(address: str, megabytes: int) -> float:
@@ -250,7 +140,7 @@ def raw_seconds(address: str, megabytes: int) -> float:
         grpc.channel_ready_future(channel).result(timeout=5)
         call = channel.stream_unary(_RAW, request_serializer=None, response_deserializer=None)
         begun = time.monotonic()
-        call((message for _ in range(messages)), timeout=_TRANSFER_S)
+        call((message for _ in range(messages)), timeout=TRANSFER_S)
         return time.monotonic() - begun
 
 
@@ -306,21 +196,16 @@ def main() -> None:
     wakeup = Wakeup()
     blocks, transport, where = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     sink, device = _sink(blocks, where)
-    receiver = Receiver(
-        identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
-        block_bytes=[block_bytes_on(where)], piece_bytes=TRANSFER.piece_bytes,
-        window_pieces=TRANSFER.window_pieces, sink=sink, wake=wakeup.set,
-        peer_timeout_s=TRANSFER.peer_timeout_s, device=device,
-    )  # fmt: skip
+    receiver = receiver_of(sink, block_bytes_on(where), wakeup.set, device)
     server, raw_address = _raw_server()
-    nccl = _nccl_links(transport, None if device is None else device.blocks)
+    nccl = nccl_links_for(transport, None if device is None else device.blocks)
     address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
     _say({"address": address, "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     while True:
-        patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else _WAIT_S
+        patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else WAIT_S
         ready = [key.fileobj for key, _ in selector.select(patience)]
         wakeup.clear()
         if sys.stdin in ready:
@@ -333,14 +218,26 @@ def main() -> None:
                 continue
             receiver.expect(job["transfer"], [job["blocks"]])
             _say({})
-        for event in receiver.poll(_PIECES_A_POLL if device is None else _PIECES_A_POLL_ON_GPU):
+        for event in receiver.poll(PIECES_A_POLL if device is None else PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
                 receiver.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
 
 
-def _nccl_links(transport: str, blocks: DeviceBlocks | None) -> NcclLinks | None:
+def receiver_of(
+    sink: BlockSink, block_bytes: int, wake: Callable[[], None], device: DeviceSink | None
+) -> Receiver:
+    """One that takes what `ticket_for` names; it does not listen yet."""
+    return Receiver(
+        identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
+        block_bytes=[block_bytes], piece_bytes=TRANSFER.piece_bytes,
+        window_pieces=TRANSFER.window_pieces, sink=sink, wake=wake,
+        peer_timeout_s=TRANSFER.peer_timeout_s, device=device,
+    )  # fmt: skip
+
+
+def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclLinks | None:
     """What links by NCCL have in common, where the measurement is of them."""
     if transport != "nccl" or blocks is None:
         return None

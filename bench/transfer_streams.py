@@ -39,7 +39,8 @@ from baton.wakeups import batch_wakeups
 from bench.clients import Clients, Seen
 from bench.fake_engine import STEP_VARIABLE, write_model
 from bench.processes import cluster_processes, put_on
-from bench.transfer_ends import BLOCK_BYTES, SendingEnd, blocks_for, receiver_process
+from bench.transfer_ends import BLOCK_BYTES, blocks_for, receiver_process
+from bench.transfer_sending import SendingEnd
 from kvtransfer.frames import WithdrawReason
 from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, TransferConfig, UpConfig
 

@@ -67,10 +67,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine is built for: slots, tokens that each may come to hold, and tokens of staging."""
+    """What an engine is built for: slots, tokens that each may come to hold, and blocks beside theirs."""
 
     slots: int
     tokens: int
+    spare: int = 0
 
     @classmethod
     def steady(cls, cases: list[Case], seconds: float | None) -> Room:
@@ -84,7 +85,7 @@ class Room:
 
     def blocks(self) -> int:
         """Of one cache group, scratch included."""
-        return 1 + self.slots * -(-self.tokens // BLOCK_TOKENS)
+        return 1 + self.slots * -(-self.tokens // BLOCK_TOKENS) + self.spare
 
     def kv_bytes(self, case: Case) -> int:
         return self.blocks() * BLOCK_TOKENS * case.token_bytes

@@ -116,13 +116,17 @@ class DecodeEngine:
         vocab = self.model.config.vocab_size
         return [token % vocab for token in range(tokens)]
 
-    def turn(self) -> bool:
+    def advance(self) -> bool:
         """Frees what has ended and enqueues a step where one may be; False where there was nothing to do."""
         for key in self.front.ended():
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)
             self.slots.release(*key)
-        if self.loop.step():
+        return self.loop.step()
+
+    def turn(self) -> bool:
+        """`advance`, and a short sleep where there was nothing to do."""
+        if self.advance():
             return True
         time.sleep(_IDLE_S)
         return False
@@ -171,7 +175,7 @@ def first_logprobs() -> Any:
 def _allocated(device: str) -> int:
     import torch
 
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
+    return torch.cuda.memory_allocated() if torch.device(device).type == "cuda" else 0
 
 
 def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:

@@ -1,0 +1,70 @@
+"""A program of ours in a process of its own that answers questions, one line of JSON each."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import Any
+
+_END_S = 10.0
+# Loading a model and capturing its graphs take their time.
+_ANSWER_S = 300.0
+
+
+class AskedProcess:
+    """`python -m MODULE …`; what it says first is `said`. It ends with its stdin."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        self._heard = b""  # of the lines that follow
+        try:
+            self.said = self.hear()
+        except (RuntimeError, TimeoutError):
+            self.end()
+            raise
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        self.tell(question)
+        return self.hear()
+
+    def tell(self, word: dict[str, Any]) -> None:
+        """Without waiting for an answer, which `hear` gives."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(word).encode() + b"\n")
+
+    def hear(self) -> dict[str, Any]:
+        """The next line. RuntimeError where the process has ended instead, TimeoutError where none comes."""
+        deadline = time.monotonic() + _ANSWER_S
+        while not self.has_said(max(0.0, deadline - time.monotonic())):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.process.args!r} has not answered for {_ANSWER_S:g} s")
+        line, _, self._heard = self._heard.partition(b"\n")
+        return dict(json.loads(line))
+
+    def has_said(self, within_s: float) -> bool:
+        """Whether `hear` would have a line, now or before so long."""
+        assert self.process.stdout is not None
+        if b"\n" in self._heard:
+            return True
+        if select.select([self.process.stdout], [], [], within_s)[0]:
+            part = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise RuntimeError(f"{self.process.args!r} ended with {self.process.wait(_END_S)}")
+            self._heard += part
+        return b"\n" in self._heard
+
+    def end(self) -> None:
+        """Closes its stdin and waits. subprocess.TimeoutExpired where it does not end, and is killed."""
+        try:
+            self.process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise

@@ -1,0 +1,162 @@
+"""The sender that `bench.transfer` measures, and drives itself."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from baton.device.heap import keep_freed_memory
+from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.transfer_pb2 import CommitRecord
+from baton.v1.types_pb2 import WorkerIdentity
+from bench.transfer_ends import (
+    FINGERPRINT,
+    PIECES_A_POLL,
+    PIECES_A_POLL_ON_GPU,
+    TRANSFER,
+    TRANSFER_S,
+    WAIT_S,
+    Blocks,
+    block_bytes_on,
+    nccl_links_for,
+)
+from kvtransfer.events import Acknowledged, Failed, SenderEvent
+from kvtransfer.outgoing import Transfer
+from kvtransfer.sender import Sender
+from kvtransfer.transports import connectors_of
+
+if TYPE_CHECKING:
+    from bench.transfer_devices import GpuBlocks
+
+_IDENTITY = WorkerIdentity(name="bench", incarnation=b"b" * 16, rank=0, rank_count=1)
+
+Condition = Callable[[list[SenderEvent]], bool]
+
+
+class SendingEnd:
+    """A sender: one transfer at a time is driven to its end, or several that are under way together."""
+
+    def __init__(
+        self,
+        blocks: int,
+        fingerprint: bytes = FINGERPRINT,
+        device: str = "cpu",
+        transport: str = "auto",
+        block_bytes: int | None = None,
+    ) -> None:
+        keep_freed_memory()
+        self._woken = threading.Event()
+        self._patience = WAIT_S
+        self._block_bytes = block_bytes or block_bytes_on(device)
+        connectors = None
+        if device == "cpu":
+            source: Blocks | GpuBlocks = Blocks(blocks, self._block_bytes)
+        else:
+            from bench.transfer_devices import gpu_blocks
+
+            source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
+            nccl = nccl_links_for(transport, source.blocks)
+            which = transport if nccl is not None else "auto"
+            connectors = connectors_of(which, self._woken.set, source.blocks, nccl)
+        self.blocks = source
+        self._count = blocks
+        self._sender = Sender(
+            identity=_IDENTITY, fingerprint=fingerprint, block_bytes=[self._block_bytes],
+            source=source, peer_timeout_s=TRANSFER.peer_timeout_s, wake=self._woken.set,
+            connectors=connectors,
+        )  # fmt: skip
+        self._pieces = PIECES_A_POLL if device == "cpu" else PIECES_A_POLL_ON_GPU
+
+    def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
+        """Opens the link if need be; nothing is sent yet."""
+        transfer = self._sender.begin(ticket, body)
+        self._until(lambda events: any(link.window_pieces for link in self._sender.links))
+        return transfer
+
+    def send(self, ticket: Ticket, body: TicketBody, first: int) -> Transfer:
+        """Hands over all of a transfer that begins with the pool's block `first`; `answered` drives it."""
+        transfer = self._sender.begin(ticket, body)
+        self.push(transfer, first)
+        _commit(transfer)
+        return transfer
+
+    def answered(self, wait_s: float) -> list[int]:
+        """Which transfers have been acknowledged; where there is nothing to do, after `wait_s` at most.
+        Raises BatonError where one failed."""
+        if not self._patience:
+            wait_s = 0.0
+        if wait_s:
+            self._woken.wait(min(wait_s, self._patience))
+        return [event.transfer.transfer_id for event in self._turn() if isinstance(event, Acknowledged)]
+
+    def digest(self, first: int) -> str:
+        """Of all bytes that a transfer with this `first` sends, in their order."""
+        found = hashlib.sha256()
+        for ordinal in range(self._count):
+            found.update(self.blocks.read(0, self._place(ordinal, first), 0, self._block_bytes))
+        return found.hexdigest()
+
+    def _place(self, ordinal: int, first: int) -> int:
+        return self.blocks.place((ordinal + first) % self._count)
+
+    def push(self, transfer: Transfer, first: int = 0) -> None:
+        for ordinal in range(transfer.body.block_counts[0]):
+            transfer.push(0, ordinal, self._place(ordinal, first))
+
+    def commit(self, transfer: Transfer) -> float:
+        """Seconds from the first block's push to the acknowledgement of the commit."""
+        begun = time.monotonic()
+        self.push(transfer)
+        _commit(transfer)
+        self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
+        return time.monotonic() - begun
+
+    def credits_home(self, transfer: Transfer) -> float:
+        """Seconds from the first block's push until the receiver has verified and scattered the last."""
+        begun = time.monotonic()
+        self.push(transfer)
+        self._until(
+            lambda events: (
+                not transfer.queued_blocks
+                and all(link.free_pieces == link.window_pieces for link in self._sender.links)
+            )
+        )
+        return time.monotonic() - begun
+
+    def poll(self) -> None:
+        """Lets last words out."""
+        self._sender.poll(self._pieces)
+
+    @property
+    def transport(self) -> str:
+        """Of the link there is."""
+        return self._sender.links[0].transport
+
+    def close(self) -> None:
+        self._sender.close()
+
+    def _until(self, holds: Condition) -> None:
+        """Raises BatonError where the transfer fails, TimeoutError where it takes too long."""
+        deadline = time.monotonic() + TRANSFER_S
+        while True:
+            if holds(self._turn()):
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a transfer took longer than {TRANSFER_S:g} s")
+            if self._patience:
+                self._woken.wait(self._patience)
+
+    def _turn(self) -> list[SenderEvent]:
+        self._woken.clear()
+        events = self._sender.poll(self._pieces)
+        for event in events:
+            if isinstance(event, Failed):
+                raise event.error
+        return events
+
+
+def _commit(transfer: Transfer) -> None:
+    transfer.commit(CommitRecord(attempt=transfer.body.attempt, token_ids=[1], prompt_length=1))
