@@ -28,6 +28,8 @@ Steps are timed by the GPU's own clock, on a CPU by the host's. The receiver's G
 names, the sender's is the first, but for grpc: there what is sent lies in the host's memory. `--peer 0` is
 one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,
 and the last one of a window compared byte by byte; where one fails there are no figures.
+
+How much of a handoff stands behind a prompt's last step `python -m bench.gpu_cluster --handoffs` tells.
 With --json one object a case goes to stdout; progress goes to stderr.
 """
 
