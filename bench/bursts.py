@@ -24,14 +24,18 @@ _CALL_S = 180.0
 _SECOND_S = 1.05
 # Tokens after the last stream's joining that are left out.
 _SETTLE = 4
+# Of a request that comes alone: so many that its handoff is known before it ends.
+_ALONE_TOKENS = 32
 
 
 @dataclass(slots=True)
 class Stream:
-    """One request as its client saw it: seconds of its sending and of each token's coming, by number."""
+    """One request as its client saw it: seconds of its sending and of each token's coming, by number; and how
+    much of its handoff no computing hid, as its trace tells."""
 
     sent: float
     came: list[float] = field(default_factory=list)
+    exposed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +110,12 @@ class Bursts:
     async def one_by_one(self, count: int, prompt: int) -> dict[str, Any]:
         """`count` prompts, each alone: TTFT, and what of their handoffs no computing hid. RuntimeError where
         one was not handed off."""
-        ttft, exposed, output = [], [], 32
-        for _ in range(count):
-            ids = [random.randrange(self._vocab) for _ in range(prompt)]
-            request = GenerateRequest(
-                model=self._model,
-                token_ids=TokenIds(ids=ids),
-                temperature=0,
-                max_tokens=output,
-                ignore_eos=True,
-            )
-            sent = time.perf_counter()
-            came: list[float] = []
-            told = 0
-            async for message in self._router.Generate(request, timeout=_CALL_S):
-                came += [time.perf_counter()] * len(message.token_ids)
-                told = message.trace.handoff_exposed_ns
-            if not told:
-                raise RuntimeError("the trace tells of no handoff")
-            ttft.append(came[0] - sent)
-            exposed.append(told / 1e9)
+        nobody = asyncio.Semaphore(0)
+        streams = [await self._stream(prompt, _ALONE_TOKENS, nobody) for _ in range(count)]
+        exposed = [stream.exposed_s for stream in streams]
+        if not all(exposed):
+            raise RuntimeError("a trace tells of no handoff")
+        ttft = [stream.came[0] - stream.sent for stream in streams]
         share = np.median(exposed) / np.median(ttft)
         return {
             "requests": count, "prompt": prompt,
@@ -143,6 +133,7 @@ class Bursts:
         async for message in self._router.Generate(request, timeout=_CALL_S):
             was = len(stream.came)
             stream.came += [time.perf_counter()] * len(message.token_ids)
+            stream.exposed_s = message.trace.handoff_exposed_ns / 1e9
             if was <= 1 + _SETTLE < len(stream.came):
                 joined.release()
         if len(stream.came) != output:
