@@ -116,6 +116,11 @@ class PrefillLoop:
         """Whether a step has not ended, so that `take` will have results."""
         return bool(self._under_way)
 
+    @property
+    def ends_in_s(self) -> float:
+        """Seconds until all that is under way should have ended; negative where it is late."""
+        return self._ends_at - self._clock()
+
     def step(self) -> list[ChunkResult]:
         """Begins a step where one is due, and takes what has ended; on a CPU, the same step."""
         self.begin()

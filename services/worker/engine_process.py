@@ -76,8 +76,10 @@ _MEANWHILE = frozenset({"reserve", "slot_ended"})
 _PIECES_MEANWHILE = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
-# While a GPU computes a prefill step: how late its end is seen at most.
+# While a GPU computes a prefill step: how late its end is seen at most. Near to where it is expected it is
+# looked for more often: what of a handoff comes behind it nothing hides.
 _UNDER_WAY_S = 0.0002
+_NEAR_END_S = 0.002
 # While a GPU moves blocks: not at all.
 _RESTLESS_S = 0.0
 # While one may begin to at any moment; a wait takes the kernel 50 µs more.
@@ -133,8 +135,9 @@ class Engine:
             return _RESTLESS_S
         if receiver is not None and receiver.expectant:
             return _EXPECTANT_S
-        if self._parts.prefill.loop.under_way:
-            return _UNDER_WAY_S
+        prompts = self._parts.prefill.loop
+        if prompts.under_way:
+            return _EXPECTANT_S if abs(prompts.ends_in_s) < _NEAR_END_S else _UNDER_WAY_S
         return _RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S
 
     def close(self) -> None:

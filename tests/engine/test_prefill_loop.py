@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -135,6 +136,18 @@ def test_who_comes_late_need_not_wait_for_two_steps() -> None:
     assert ahead.loop.begin()
     ahead.lane.now = 0.2
     assert short in [result.chunk.sequence for result in ahead.loop.take()]
+
+
+def test_when_all_should_have_ended() -> None:
+    ahead = Ahead(tokens=100)
+    ahead.add(200)
+    assert ahead.loop.begin()
+    assert ahead.loop.ends_in_s == pytest.approx(0.1)
+    ahead.lane.now = 0.098
+    assert ahead.loop.begin()
+    assert ahead.loop.ends_in_s == pytest.approx(0.102)
+    ahead.lane.now = 0.21
+    assert ahead.loop.ends_in_s == pytest.approx(-0.01)
 
 
 def test_who_looks_seldom_begins_the_sooner() -> None:
