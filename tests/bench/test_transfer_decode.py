@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 12
 
 
+@pytest.mark.slow
 def test_as_a_program() -> None:
     done = subprocess.run(
         [

@@ -114,7 +114,13 @@ def _unknown_family(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "ray"),
-    [(_lose_a_shard, "none"), (_cut_a_shard, "local"), (_break_config, "none"), (_unknown_family, "none")],
+    [
+        (_lose_a_shard, "none"),
+        (_cut_a_shard, "none"),
+        pytest.param(_cut_a_shard, "local", marks=pytest.mark.slow),
+        (_break_config, "none"),
+        (_unknown_family, "none"),
+    ],
 )
 def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_path: Path) -> None:
     """The last line names it."""

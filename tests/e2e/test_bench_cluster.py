@@ -7,13 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
-SHORT = ["--streams", "1,3", "--rounds", "1", "--requests", "1", "--output-len", "20", "--json"]
+SHORT = ["--rounds", "1", "--requests", "1", "--output-len", "20", "--json"]
 
 
-def test_it_measures_each_case() -> None:
+@pytest.mark.parametrize("streams", [[3], pytest.param([1, 3], marks=pytest.mark.slow)], ids=str)
+def test_it_measures_each_case(streams: list[int]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bench.cluster", *SHORT],
+        [sys.executable, "-m", "bench.cluster", "--streams", ",".join(map(str, streams)), *SHORT],
         capture_output=True,
         text=True,
         timeout=120,
@@ -22,7 +25,7 @@ def test_it_measures_each_case() -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     cases = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [(case["streams"], case["requests"]) for case in cases] == [(1, 1), (3, 3)]
+    assert [(case["streams"], case["requests"]) for case in cases] == [(one, one) for one in streams]
     for case in cases:
         assert case["tokens_a_message"] >= 1
         assert min(case["ttft_ms"], case["ttft_alone_ms"]) > case["step_ms"]

@@ -31,6 +31,7 @@ def cluster(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield running
 
 
+@pytest.mark.slow
 async def test_the_same_tokens_by_nccl_and_a_new_worker_where_it_hangs(
     cluster: Cluster, model: Path, tmp_path: Path
 ) -> None:
