@@ -147,6 +147,11 @@ class TransferConfig(StrictModel):
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
 
+    @property
+    def through_host(self) -> bool:
+        """Whether blocks always travel through the host, where they lie on GPUs too."""
+        return self.transport == "grpc" or self.kv_wire != "native"
+
     @model_validator(mode="after")
     def _eight_bits_go_through_the_host(self) -> TransferConfig:
         if self.kv_wire != "native" and self.transport == "nccl":
@@ -283,7 +288,7 @@ class UpConfig(StrictModel):
             return self.engine
         counts = self.role_counts
         peers = {"prefill": counts["decode"], "decode": counts["prefill"], "both": 0}[role]
-        links = 0 if self.transfer.transport == "grpc" else peers
+        links = 0 if self.transfer.through_host else peers
         return self.engine.model_copy(update={"gpu_links": links})
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from baton.errors import BatonError, ErrorKind
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.row_mover import warm
-from kvtransfer.transports import GRPC, NCCL, ways_of
+from kvtransfer.transports import NCCL, ways_of
 from services.common.config import TransferConfig, WorkerConfig
 from services.common.logs import get_log
 from services.worker.loaded_model import LoadedModel, device_of
@@ -30,8 +30,7 @@ def check_transport(config: WorkerConfig) -> None:
 
 def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks | None:
     """For links from GPU to GPU; None where blocks lie on the host, or travel through it."""
-    through_host = ways_of(transfer.transport) == (GRPC,) or transfer.kv_wire != "native"
-    if model.device.type != "cuda" or through_host:
+    if model.device.type != "cuda" or transfer.through_host:
         return None
     try:
         blocks = DeviceBlocks(CudaLinkDevice(model.device), model.cache.groups)

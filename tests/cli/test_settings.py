@@ -134,7 +134,7 @@ def test_room_for_a_link_with_each_worker_of_the_other_role(tmp_path: Path) -> N
         return {worker.role: worker.engine.gpu_links for worker in workers}
 
     assert links() == links("--transport", "nccl") == {"prefill": 2, "decode": 3, "both": 0}
-    assert set(links("--transport", "grpc").values()) == {0}
+    assert set(links("--transport", "grpc").values()) == set(links("--kv-wire", "int8").values()) == {0}
     file = tmp_path / "baton.yaml"
     file.write_text("engine: {gpu_links: 7}\n")
     assert set(links("-c", str(file)).values()) == {7}
