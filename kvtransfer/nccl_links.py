@@ -20,9 +20,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from baton.device.link_device import LinkDevice
 from baton.device.nccl_line import NcclLine
 from kvtransfer.staging import Window
@@ -54,23 +51,6 @@ class Place(Protocol):
 
     def free(self) -> None:
         """When every line that it was given to is over. Idempotent; by any thread."""
-
-
-class HostPlace:
-    """The host's memory."""
-
-    def __init__(self, size: int) -> None:
-        self.window: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
-
-    @property
-    def address(self) -> int:
-        return int(self.window.ctypes.data)
-
-    def free(self) -> None:
-        """With its last user."""
-
-    def write(self, at: int, payload: bytes | memoryview) -> None:
-        self.window[at : at + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
 
 
 class Library(Protocol):

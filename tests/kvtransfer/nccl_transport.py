@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from baton.device.link_device import LinkDevice
 from baton.device.nccl_line import NcclLine
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.nccl_connector import NcclConnector
 from kvtransfer.nccl_device import DevicePlace, Lines
-from kvtransfer.nccl_links import TRANSPORT, HostPlace, NcclLinks, Place
+from kvtransfer.nccl_links import TRANSPORT, NcclLinks, Place
 from kvtransfer.nccl_receiver import NcclListener
 from kvtransfer.transport import Connector, Listener
 from tests.device.nccl_double import NcclDouble
@@ -17,6 +20,23 @@ from tests.kvtransfer.device_rigs import DeviceRig
 
 # NCCL itself takes as long, with the rest of what a process does at first.
 CONNECT_S = 5.0
+
+
+class HostPlace:
+    """The host's memory."""
+
+    def __init__(self, size: int) -> None:
+        self.window: NDArray[np.uint8] = np.zeros(size, dtype=np.uint8)
+
+    @property
+    def address(self) -> int:
+        return int(self.window.ctypes.data)
+
+    def free(self) -> None:
+        """With its last user."""
+
+    def write(self, at: int, payload: bytes | memoryview) -> None:
+        self.window[at : at + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
 
 
 class WatchedLibrary:
