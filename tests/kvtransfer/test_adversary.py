@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from tests.kvtransfer.adversary import Adversary
 from tests.kvtransfer.byte_proxy import ByteProxy, WrongDice
 from tests.kvtransfer.device_rigs import rig_of
-from tests.kvtransfer.fabrics import DeviceFabric, GrpcFabric, IpcFabric, MemoryFabric, PlainDeviceFabric
+from tests.kvtransfer.fabrics import (
+    DeviceFabric,
+    Fabric,
+    GrpcFabric,
+    IpcFabric,
+    MemoryFabric,
+    PlainDeviceFabric,
+)
 from tests.kvtransfer.trials import AT_THE_ENDS, CORRUPTING, Fault
 
 # Each fault once, so that 400 transfers have it ten times: often enough to strike at least once.
@@ -26,6 +35,16 @@ def check(adversary: Adversary) -> None:
     assert books.wrong_records == 0
     assert adversary.sink.foreign_bytes == 0
     assert adversary.source.foreign_bytes == 0
+
+
+def prove(fabric: Fabric, seed: int, transfers: int, struck: Counter[str], kinds: Iterable[str]) -> None:
+    """Runs so many over a fabric that wrongs its links too, in every way of `kinds`, and checks the books."""
+    adversary = Adversary(fabric, seed, MOSTLY_NONE if transfers > 1000 else EVERY)
+    adversary.run(transfers)
+    print(adversary.books, struck)
+    check(adversary)
+    assert all(struck[kind] for kind in kinds if kind != "none"), struck
+    adversary.close()
 
 
 def each_took_effect(adversary: Adversary) -> None:
@@ -62,12 +81,7 @@ def test_in_memory(transfers: int, caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_over_grpc(transfers: int) -> None:
     proxy = ByteProxy(WrongDice(5, WRONGS, FARTHEST))
-    adversary = Adversary(GrpcFabric(proxy), 12, MOSTLY_NONE if transfers > 1000 else EVERY)
-    adversary.run(transfers)
-    print(adversary.books, proxy.connections, proxy.struck)
-    check(adversary)
-    assert all(proxy.struck[kind] for kind in WRONGS if kind != "none"), proxy.struck
-    adversary.close()
+    prove(GrpcFabric(proxy), 12, transfers, proxy.struck, WRONGS)
 
 
 @pytest.mark.parametrize(
@@ -75,12 +89,7 @@ def test_over_grpc(transfers: int) -> None:
 )
 def test_over_ipc(transfers: int) -> None:
     fabric = IpcFabric(6)
-    adversary = Adversary(fabric, 13, MOSTLY_NONE if transfers > 1000 else EVERY)
-    adversary.run(transfers)
-    print(adversary.books, fabric.struck)
-    check(adversary)
-    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
-    adversary.close()
+    prove(fabric, 13, transfers, fabric.struck, fabric.weights)
 
 
 BETWEEN_DEVICES = pytest.mark.parametrize(
@@ -99,12 +108,7 @@ def test_between_devices(over: str, transfers: int) -> None:
     rig = rig_of(over)
     assert rig is not None
     fabric = DeviceFabric(6, rig)
-    adversary = Adversary(fabric, 13, MOSTLY_NONE if transfers > 1000 else EVERY)
-    adversary.run(transfers)
-    print(adversary.books, fabric.struck)
-    check(adversary)
-    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
-    adversary.close()
+    prove(fabric, 13, transfers, fabric.struck, fabric.weights)
 
 
 @BETWEEN_DEVICES

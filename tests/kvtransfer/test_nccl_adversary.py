@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kvtransfer.adversary import Adversary
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.nccl_fabric import NcclFabric
-from tests.kvtransfer.test_adversary import EVERY, MOSTLY_NONE, check
+from tests.kvtransfer.test_adversary import prove
 
 
 @pytest.mark.parametrize(
@@ -20,9 +19,4 @@ from tests.kvtransfer.test_adversary import EVERY, MOSTLY_NONE, check
 )
 def test_over_nccl(over: str, transfers: int) -> None:
     fabric = NcclFabric(6, rig_of(over, at_once=True))
-    adversary = Adversary(fabric, 14, MOSTLY_NONE if transfers > 1_000 else EVERY)
-    adversary.run(transfers)
-    print(adversary.books, fabric.struck)
-    check(adversary)
-    assert all(fabric.struck[kind] for kind in fabric.weights if kind != "none"), fabric.struck
-    adversary.close()
+    prove(fabric, 14, transfers, fabric.struck, fabric.weights)
