@@ -29,15 +29,19 @@ def gpu_count(driver: Driver) -> int:
     return count.value
 
 
+def find_driver() -> Driver | None:
+    """Opens no device yet."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def main() -> int:
     """Writes the number; or why there is none, and returns 1."""
+    driver = find_driver()
     try:
-        driver: Driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        print(0)
-        return 0
-    try:
-        print(gpu_count(driver))
+        print(0 if driver is None else gpu_count(driver))
     except RuntimeError as error:
         print(error)
         return 1

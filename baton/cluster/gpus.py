@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
+from baton.cluster.gpu_count import find_driver
 from baton.errors import BatonError, ErrorKind
 from services.common.config import ClusterConfig
 from services.common.logs import get_log
@@ -17,13 +18,15 @@ _ASK = (sys.executable, "-m", "baton.cluster.gpu_count")
 _log = get_log("gpus")
 
 
-async def gpus_here(config: ClusterConfig, ask: Sequence[str] = _ASK, within_s: float = _ANSWER_S) -> int:
-    """0 where they shall use none, and where the driver fails: a worker that needs one will say so.
-    BatonError(UNAVAILABLE) where it does not answer."""
-    if config.workers[0].engine.device == "cpu":
+async def gpus_here(
+    config: ClusterConfig, ask: Sequence[str] | None = None, within_s: float = _ANSWER_S
+) -> int:
+    """0 where they shall use none, where there is no driver, and where it fails: a worker that needs one will
+    say so. BatonError(UNAVAILABLE) where it does not answer. `ask`: who is asked, in place of the driver."""
+    if config.workers[0].engine.device == "cpu" or (ask is None and find_driver() is None):
         return 0
     process = await asyncio.create_subprocess_exec(
-        *ask, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
+        *(ask or _ASK), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(within_s):
