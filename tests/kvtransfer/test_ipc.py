@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import pytest
@@ -158,18 +158,20 @@ def test_nobody_listens_there() -> None:
 
 
 def test_a_sender_that_unmaps_is_fenced_though_its_process_lives(peers: Peers) -> None:
+    others = mapped("baton-link")  # an earlier test's, which nobody has collected yet
     _, wire = open_link(peers)
-    assert len(mapped("baton-link")) == 2  # one at each end, both here
+    assert len(mapped("baton-link", others)) == 2  # one at each end, both here
     wire.close()
-    assert len(mapped("baton-link")) == 1  # the receiver's
+    assert len(mapped("baton-link", others)) == 1  # the receiver's
     peers.run_until(lambda: not peers.receiver.links)
     assert peers.receiver.counters.links_fenced == 1
     del wire
-    assert mapped("baton-link") == []
+    assert mapped("baton-link", others) == []
 
 
 def test_a_connection_that_ends_without_the_word_is_quarantined(peers: Peers) -> None:
     """Its process lives and may write still: the window is neither free nor another's."""
+    others = mapped("baton-link")
     _, wire = open_link(peers)
     assert wire._control is not None
     wire._control.end()
@@ -181,7 +183,7 @@ def test_a_connection_that_ends_without_the_word_is_quarantined(peers: Peers) ->
     assert peers.receiver.counters.links_fenced == 0
     peers.send(1, [[1]], [[2]])  # over a link of its own
     peers.run_until(lambda: peers.acknowledged() == [1])
-    assert len(mapped("baton-link")) == 4
+    assert len(mapped("baton-link", others)) == 4
     wire.close()
 
 
@@ -252,7 +254,7 @@ def test_a_link_granted_to_one_who_gave_up_is_fenced(peers: Peers) -> None:
 
 def test_close_ends_every_thread_and_descriptor() -> None:
     gc.collect()
-    before, descriptors = set(threading.enumerate()), open_descriptors()
+    before, descriptors, others = set(threading.enumerate()), open_descriptors(), mapped("baton-link")
     one_transfer()
     deadline = time.monotonic() + 5
     while set(threading.enumerate()) - before:
@@ -260,7 +262,7 @@ def test_close_ends_every_thread_and_descriptor() -> None:
         time.sleep(0.01)
     gc.collect()
     assert open_descriptors() <= descriptors
-    assert mapped("baton-link") == []
+    assert mapped("baton-link", others) == []
 
 
 def one_transfer() -> None:
@@ -280,10 +282,11 @@ def test_a_machine_that_reorders_stores_has_no_such_links(monkeypatch: pytest.Mo
         IpcConnector(lambda: None).open("ipc:x", REQUEST, 1.0)
 
 
-def mapped(name: str) -> list[str]:
-    """This process's shared mappings of memory of this name."""
+def mapped(name: str, but: Collection[str] = ()) -> list[str]:
+    """This process's shared mappings of memory of this name, `but` those that were there before."""
     with open("/proc/self/maps") as maps:
-        return [line for line in maps if f"memfd:{name} " in line or f"memfd:{name}\n" in line]
+        found = [line for line in maps if f"memfd:{name} " in line or f"memfd:{name}\n" in line]
+    return [line for line in found if line not in but]
 
 
 def open_descriptors() -> set[str]:
