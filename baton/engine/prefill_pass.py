@@ -9,15 +9,18 @@ to the device in one copy, and nothing waits for the device.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Run
 from itertools import chain
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.device.lane import lane_of
 from baton.device.upload import put_ints
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer, Linear
@@ -25,6 +28,7 @@ from baton.engine.kernels.gpu.gemv import Norm
 from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
 from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.row_ops import embed, norm_rows
+from baton.engine.prefill_cost import Pace
 from baton.engine.prefill_scheduler import Chunk
 from baton.engine.products import EPILOGUES, Library, Scratch, run_product
 from baton.engine.prompt_attention import PlannedRows, PromptAttention, product_rows
@@ -36,6 +40,8 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 _TABLE_WIDTH = 16
 # Prompts that end in one step and whose head is warmed up.
 _HEAD_ROWS = 8
+# Rows of the small pass whose pace is taken, tries of each pass, and how often its end is looked for.
+_FEW_ROWS, _TRIES, _POLL_S = 64, 3, 0.0002
 _Ints = npt.NDArray[np.int32]
 
 
@@ -80,9 +86,11 @@ class PrefillPass:
         )
         self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule, self._split)
         self.refused = self._attention.refused
+        self.paces: tuple[Pace, Pace] | None = None
 
     def warm(self) -> None:
-        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
+        """Compiles every kernel that passes will need, by running a few that write to scratch alone; then
+        takes the pace of a small pass and of the largest."""
         rule, most = self._attention.rule, self.most_rows
         runs = [(0, 1), (1, most)]
         if rule is not None and most >= rule.least_rows:
@@ -91,11 +99,29 @@ class PrefillPass:
         runs.append((4 * self._split.least_keys, 1))
         self._warm_products()
         for start, rows in runs:
-            sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
-            sequence.blocks = tuple(
-                (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
-            )
-            self.logits(self.forward([Chunk(sequence, start, rows)])[-1:])
+            self.logits(self.forward([self._scratch_chunk(start, rows)])[-1:])
+        self.paces = self._pace(min(_FEW_ROWS, most)), self._pace(most)
+
+    def _scratch_chunk(self, start: int, rows: int) -> Chunk:
+        """All of it is written to the block that is nobody's."""
+        sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
+        sequence.blocks = tuple(
+            (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
+        )
+        return Chunk(sequence, start, rows)
+
+    def _pace(self, rows: int) -> Pace:
+        """The middle one of a few passes, each said when the one before has ended, as to an idle device."""
+        lane, chunk, took = lane_of(self._decoder.device), self._scratch_chunk(0, rows), []
+        for _ in range(_TRIES):
+            with lane.work():
+                begun = lane.moment()
+                self.forward([chunk])
+                end = lane.moment()
+            while not end.ended():
+                time.sleep(_POLL_S)
+            took.append(end.seconds_since(begun))
+        return Pace(rows, median(took))
 
     def _warm_products(self) -> None:
         """Each product with each number of rows that passes have, and the head with a few."""
