@@ -46,7 +46,9 @@ class PromptPass(Protocol):
 
     grain: int
     refused: int
-    paces: tuple[Pace, Pace] | None
+
+    @property
+    def paces(self) -> tuple[Pace, Pace] | None: ...
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         """Writes keys and values into the sequences' blocks → [N, hidden] after the final norm, rows packed
