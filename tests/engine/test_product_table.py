@@ -11,7 +11,7 @@ import baton.engine
 from baton.engine import product_table
 from baton.engine.kernels.gpu.gemv import GemvTuning
 from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
-from baton.engine.kernels.gpu.wide_swiglu import WideTuning
+from baton.engine.kernels.gpu.wide_product import WideTuning
 from baton.engine.product_table import EXACT, ProductTable, entry_of, file_stem
 from baton.engine.products import PRODUCTS, Choice, Library
 
@@ -19,7 +19,8 @@ KEY = ("qkv", 32, 6144, 4096, "bfloat16")
 
 
 @pytest.mark.parametrize(
-    "choice", [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6), Library()]
+    "choice",
+    [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6, 2), Library()],
 )
 def test_a_choice_survives_its_file(choice: Choice) -> None:
     table = ProductTable(json.loads(json.dumps([entry_of(KEY, choice, 12.345)])))
