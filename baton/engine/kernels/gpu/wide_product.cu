@@ -243,6 +243,9 @@ wide_product(const __grid_constant__ TensorMap x_map, const __grid_constant__ Te
   }
   __syncthreads();
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  // All blocks are on the chip, or at work on it: another wide product behind this one finds a place as they end, and
+  // asks for its weights while the last of them still multiply.
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 
   Turn xs, ws;
   if (group == 0) {
