@@ -41,7 +41,8 @@ def test_what_the_chip_here_cannot_run_is_not_chosen(monkeypatch: pytest.MonkeyP
 
 
 def test_exact_is_one_choice_whatever_the_rows() -> None:
-    table = ProductTable([entry_of(KEY, Library(), 1.0)], exact=True)
+    wide = entry_of(("qkv", 256, *KEY[2:]), WideTuning(), 1.0)
+    table = ProductTable([entry_of(KEY, Library(), 1.0), wide], exact=True)
     assert {table.choice(("qkv", rows, *KEY[2:])) for rows in (1, 7, 32, 256)} == {EXACT}
 
 

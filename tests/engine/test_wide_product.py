@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError
 from baton.device.cuda_source import can_compile, compile_source
+from baton.engine.decoder import Linear
 from baton.engine.kernels.gpu.gemv import Epilogue
 from baton.engine.kernels.gpu.row_ops import norm_rows
 from baton.engine.kernels.gpu.split_space import SplitSpace
 from baton.engine.kernels.gpu.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.kernels.rms_norm import rms_norm
 from baton.engine.kernels.swiglu import swiglu
+from baton.engine.products import Scratch, run_product, space_needed
 
 KIND = torch.bfloat16
 PLAIN, RESIDUAL, SWIGLU = Epilogue
@@ -70,6 +74,31 @@ def test_tilings_that_do_not_fit(tuning: WideTuning, words: str) -> None:
 )
 def test_the_space_that_splits_need(m: int, n: int, tuning: WideTuning, needed: tuple[int, int]) -> None:
     assert wide_space_needed(m, n, tuning) == needed
+
+
+def test_splits_that_cannot_all_be_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chip = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
+    n, tuning = 34 * 128, WideTuning(128, splits=2)
+    space = SplitSpace.empty(*wide_space_needed(4, n, tuning), torch.device("cpu"))
+    with pytest.raises(ValueError, match="68 clusters wait for one another, and 66 fit"):
+        wide_product(zeros(4, n), zeros(4, 128), zeros(n, 128), PLAIN, tuning, space)
+
+
+def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:
+    tuning = WideTuning(64, splits=2)
+    assert space_needed(300, 256, "down", tuning) == wide_space_needed(300, 256, tuning)
+    assert space_needed(300, 256, "gate_up", WideTuning()) == (0, 0)
+
+
+def test_a_product_with_a_bias_is_the_librarys() -> None:
+    x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
+    out = torch.zeros(3, 6)
+    scratch = Scratch.empty(3, 8, 6, (0, 0), torch.device("cpu"), torch.float32)
+    run_product(out, x, Linear(weight, bias), PLAIN, None, WideTuning(16), scratch)
+    torch.testing.assert_close(out, x @ weight.t() + bias)
+    with pytest.raises(ValueError, match="dtypes"):
+        run_product(out, x, Linear(weight, None), PLAIN, None, WideTuning(16), scratch)
 
 
 @pytest.mark.gpu
@@ -140,15 +169,6 @@ def test_against_plain_torch(
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     assert bool((out[m:] == 7.0).all())
-
-
-@pytest.mark.gpu
-def test_splits_that_cannot_all_be_there_at_once() -> None:
-    m, n, k = 256, 34 * 128, 1024
-    tuning = WideTuning(128, splits=2)
-    space = SplitSpace.empty(*wide_space_needed(m, n, tuning), torch.device("cuda"))
-    with pytest.raises(ValueError, match="68 clusters wait for one another, and 66 fit"):
-        wide_product(normal(m, n, seed=1), normal(m, k, seed=2), normal(n, k, seed=3), PLAIN, tuning, space)
 
 
 @pytest.mark.gpu
