@@ -83,13 +83,13 @@ __device__ __forceinline__ float rounded(float value) {
   return result;
 }
 
-__device__ __forceinline__ float first_of(u32 both) {
+__device__ __forceinline__ float low_of(u32 both) {
   float result;
   asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\ncvt.f32." KIND " %0, low;\n}" : "=f"(result) : "r"(both));
   return result;
 }
 
-__device__ __forceinline__ float second_of(u32 both) { return first_of(both >> 16); }
+__device__ __forceinline__ float high_of(u32 both) { return low_of(both >> 16); }
 
 // Each sum is rounded first, as if the product had been stored.
 __device__ __forceinline__ float silu_times(float gate, float up) {
@@ -121,8 +121,9 @@ __device__ __forceinline__ void store_swiglu(const float (&sums)[HALF], const Re
   }
 }
 
-// Which of a tile's splits adds these eight columns up and stores them.
+// Which of a tile's splits adds these eight columns up and stores them, and the first such eight of a split's.
 constexpr int owner(int eight) { return eight * SPLITS / EIGHTS; }
+constexpr int first_eight(int split) { return (split * EIGHTS + SPLITS - 1) / SPLITS; }
 
 // 128 threads of each of a tile's splits come here; each has written its parts, and goes on to read the others'. All
 // are there at once: the launcher sees to it that the grid is no larger than the chip. Each says that it came, then
@@ -141,14 +142,19 @@ __device__ __forceinline__ void meet(u32* arrived, int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
 }
 
-// Adds this split's columns up, in the order of the splits whoever is first. `parts` [SPLITS, EIGHTS, 128 threads].
+// Where the splits' parts of a group's sums meet, [SPLITS, EIGHTS, 128 threads].
+__device__ __forceinline__ float4* part_at(float4* parts, int split, int eight) {
+  return parts + (split * EIGHTS + eight) * 128 + threadIdx.x % 128;
+}
+
+// Adds this split's columns up, in the order of the splits whoever is first.
 template <int SPLIT>
 __device__ __forceinline__ void add_up(float (&sums)[HALF], float4* parts, u32* arrived, int group) {
 #pragma unroll
   for (int eight = 0; eight < EIGHTS; ++eight) {
     const float* mine = sums + eight * 4;
     if (owner(eight) != SPLIT)
-      __stcg(parts + (SPLIT * EIGHTS + eight) * 128, make_float4(mine[0], mine[1], mine[2], mine[3]));
+      __stcg(part_at(parts, SPLIT, eight), make_float4(mine[0], mine[1], mine[2], mine[3]));
   }
   meet(arrived, group);
 #pragma unroll
@@ -159,7 +165,7 @@ __device__ __forceinline__ void add_up(float (&sums)[HALF], float4* parts, u32* 
 #pragma unroll
     for (int split = 0; split < SPLITS; ++split)
       part[split] = split == SPLIT ? make_float4(mine[0], mine[1], mine[2], mine[3])
-                                   : __ldcg(parts + (split * EIGHTS + eight) * 128);
+                                   : __ldcg(part_at(parts, split, eight));
 #pragma unroll
     for (int split = 1; split < SPLITS; ++split) {
       part[0].x += part[split].x;
@@ -171,6 +177,20 @@ __device__ __forceinline__ void add_up(float (&sums)[HALF], float4* parts, u32* 
     mine[1] = part[0].y;
     mine[2] = part[0].z;
     mine[3] = part[0].w;
+  }
+}
+
+// The parts that were read here are nobody's any more: what the cache would write to memory some time later, while
+// others read there, is spared.
+template <int SPLIT>
+__device__ __forceinline__ void forget(float4* parts, int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
+#pragma unroll
+  for (int split = 0; split < SPLITS; ++split) {
+    if (split == SPLIT) continue;
+    const char* read = (const char*)(parts + (split * EIGHTS + first_eight(SPLIT)) * 128);
+    for (int line = threadIdx.x % 128; line < (first_eight(SPLIT + 1) - first_eight(SPLIT)) * 16; line += 128)
+      asm volatile("discard.global.L2 [%0], 128;" ::"l"(read + line * 128) : "memory");
   }
 }
 
@@ -192,11 +212,12 @@ __device__ __forceinline__ void finish(float (&sums)[HALF], const Results& resul
       if (owner(eight) != SPLIT || !results.holds(eight, i)) continue;
       float low = sums[eight * 4 + i * 2], high = sums[eight * 4 + i * 2 + 1];
       if constexpr (RESIDUAL) {
-        low += first_of(before[eight][i]);
-        high += second_of(before[eight][i]);
+        low += low_of(before[eight][i]);
+        high += high_of(before[eight][i]);
       }
       *results.at(eight, i) = pack(low, high);
     }
+  if constexpr (SPLITS > 1) forget<SPLIT>(parts, group);
 }
 
 // `finish` by the split that this is, of SPLIT and those behind it: which sums it has is known when compiling.
@@ -317,8 +338,7 @@ wide_product(const __grid_constant__ TensorMap x_map, const __grid_constant__ Te
         // What the kernels in front wrote is whole since x came; these threads need to be told, too.
         asm volatile("griddepcontrol.wait;" ::: "memory");
         const int place = (unit * 2 + (int)rank) * 2 + group - 1;
-        finish_as<0>(split, sums, results, partial + (size_t)place * SPLITS * EIGHTS * 128 + threadIdx.x % 128,
-                     arrived + place, group);
+        finish_as<0>(split, sums, results, partial + (size_t)place * SPLITS * EIGHTS * 128, arrived + place, group);
       }
     }
   }
