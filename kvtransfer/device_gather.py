@@ -1,11 +1,12 @@
 """The sender's half of a link between devices: blocks into staging, staging into the receiver's window.
 
-    blocks ──kernel, sum──▶ staging of ours       then: staging ──copy──▶ window
-           (the gathering line)                         sum ──────copy──▶ sums of the link's memory
-                                                        n ──────────────▶ the ring's tail
-                                                  (the link's line, in this order)
+    the gathering line    blocks ──kernel, sum──▶ staging of ours
+    the wire                                      staging ──copy──▶ window
+    the telling line                              sum ──────copy──▶ sums of the link's memory
+                                                  n ──────────────▶ the ring's tail
 
-Index n of staging is copied to index n of the window. It is free when its credit is: the receiver had the
+The wire has copies alone, so each begins as the one before ends. What is told waits for the copies that were
+said before it. Index n of staging is copied to index n of the window. It is free when its credit is: the receiver had the
 bytes by then. Nothing waits here but `close`.
 """
 
@@ -43,9 +44,11 @@ class DeviceGather:
             self._mover = RowMover(blocks, staging, window_pieces, piece_bytes, Travels.DESTINATION)
             # The next chunk's kernels would else go before what somebody waits for.
             self._gathering, self._wire = device.line(first=True), device.line(first=True)
+            self._telling = device.line(first=True)
             self._let_go = undo.pop_all()
         self._reads = BlockReads()
         self._published: Moment | None = None
+        self._copied = False  # something, since what was told last
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
         """Says to the device what is to be done with a piece, whose checksum is its place's alone.
@@ -60,13 +63,18 @@ class DeviceGather:
         place = piece.staging * self._piece_bytes
         self._wire.copy(self._window.address + place, self._staging.address + place, piece.length)
         there = self._registered.address + SUMS + piece.staging * SUM_BYTES
-        self._wire.copy(there, found, SUM_BYTES)
+        self._telling.after(read)
+        self._telling.copy(there, found, SUM_BYTES)
+        self._copied = True
         self._reads.read_by(read)
 
     def publish(self, position: int) -> None:
         """Moves the ring's tail, behind all that was said before."""
-        self._wire.publish(self._registered.address + TO_RECEIVER, position)
-        self._published = self._wire.moment()
+        if self._copied:
+            self._telling.after(self._wire.moment())
+            self._copied = False
+        self._telling.publish(self._registered.address + TO_RECEIVER, position)
+        self._published = self._telling.moment()
 
     def arrived(self) -> bool:
         """True once, when all is there that was published."""
@@ -87,8 +95,8 @@ class DeviceGather:
         """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
         where that cannot be said: then nothing is read any more either."""
         try:
-            self._gathering.finish()
-            self._wire.finish()
+            for line in (self._gathering, self._wire, self._telling):
+                line.finish()
             self._let_go.close()
         finally:
             self._reads.end()

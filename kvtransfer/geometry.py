@@ -56,3 +56,11 @@ class Geometry:
             and offset % self.piece_bytes == 0
             and length == self.piece_length(group, offset)
         )
+
+
+def share_of(window_pieces: int, *, between_devices: bool) -> int:
+    """The most pieces of a window that one transfer holds, so that another always finds room.
+
+    Between devices a window is a millisecond's bytes, and a wire that waits for credits is what costs.
+    """
+    return max(1, window_pieces * 3 // 4 if between_devices else window_pieces // 2)

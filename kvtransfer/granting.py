@@ -60,7 +60,9 @@ class Granting:
         )
         window = call.window(cut.window_pieces, cut.geometry.piece_bytes)
         scatter = None if on_device is None else _scatter(on_device, cast(Memory, window))
-        staging = Staging(cut.window_pieces, cut.geometry.piece_bytes, window)
+        staging = Staging(
+            cut.window_pieces, cut.geometry.piece_bytes, window, between_devices=on_device is not None
+        )
         wire = call.grant(response, staging)
         sender = call.request.sender
         return ReceivingLink(

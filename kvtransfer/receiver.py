@@ -132,7 +132,12 @@ class Receiver:
 
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
-        self.land(max_pieces)
+        for link in self._links:
+            self._take_moved(link)
+        if any(isinstance(event, Committed) for event in self._events):
+            self._wake()  # an admission goes before all else that there is to do
+        else:
+            self.land(max_pieces)
         events, self._events = self._events, []
         return events
 
@@ -236,19 +241,21 @@ class Receiver:
             return
         for moved, right in link.scatter.ended():
             piece = moved.piece
-            link.release(piece.staging)
             if right:
                 self.counters.bytes_received += piece.length
                 self.counters.blocks_received[piece.group] += moved.whole_blocks
-            incoming = self._incoming.get(piece.transfer)
-            if incoming is None or incoming.link is not link or incoming.committed:
-                continue  # given up meanwhile
-            incoming.under_way -= 1
-            if not right:
-                self._corrupted(incoming)
-                continue
-            if incoming.postponed is not None and not incoming.under_way:
-                self._accept(link, incoming, incoming.postponed)
+            self._moved(link, piece, right)
+            link.release(piece.staging)
+
+    def _moved(self, link: ReceivingLink, piece: Piece, right: bool) -> None:
+        incoming = self._incoming.get(piece.transfer)
+        if incoming is None or incoming.link is not link or incoming.committed:
+            return  # given up meanwhile
+        incoming.under_way -= 1
+        if not right:
+            self._corrupted(incoming)
+        elif incoming.postponed is not None and not incoming.under_way:
+            self._accept(link, incoming, incoming.postponed)
 
     def _piece(self, link: ReceivingLink, piece: Piece) -> bool:
         """Whether a device has it from now on; else the piece is dealt with."""

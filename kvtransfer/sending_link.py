@@ -3,8 +3,8 @@
     opening (a thread of its own asks) ──▶ open ──▶ broken, final: a new link has a new id
         └──────────────── refused, too late ───────────┘
 
-Transfers take turns, one piece each, so a small one is not stuck behind a big one; none holds more than
-half the window.
+Transfers take turns, one piece each, so a small one is not stuck behind a big one; none holds more than its
+share of the window.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.checksum import PieceChecksum, place_sum
 from kvtransfer.frames import Credit, Piece
-from kvtransfer.geometry import Geometry
+from kvtransfer.geometry import Geometry, share_of
 from kvtransfer.outgoing import BlockSource, PieceSource, Transfer
 from kvtransfer.transport import GatheringWire, SenderWire
 
@@ -27,7 +27,7 @@ class SendingWindow:
             raise BatonError(ErrorKind.INVALID, "the receiver offers a window without room")
         self.wire = wire
         self.pieces = response.window_pieces
-        self.share = response.window_pieces // 2
+        self.share = share_of(response.window_pieces, between_devices=wire.gathers)
         self.credits = deque(range(response.window_pieces))
         self.in_flight: dict[int, Transfer] = {}
         self._geometry = Geometry.of(block_bytes, response.piece_bytes, spans=wire.gathers)

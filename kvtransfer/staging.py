@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.frames import FrameError, Piece
+from kvtransfer.geometry import share_of
 
 
 class Owner(IntEnum):
@@ -44,13 +45,14 @@ class Window(Protocol):
 class Staging:
     """`pieces` places of `piece_bytes` bytes each, in `window` where it is given."""
 
-    def __init__(self, pieces: int, piece_bytes: int, window: Window | None = None) -> None:
+    def __init__(
+        self, pieces: int, piece_bytes: int, window: Window | None = None, *, between_devices: bool = False
+    ) -> None:
         if pieces < 2:
             raise ValueError("a window of staging has at least two pieces")
         self.pieces = pieces
         self.piece_bytes = piece_bytes
-        # One transfer holds at most this many, so that another always finds room.
-        self.share = pieces // 2
+        self.share = share_of(pieces, between_devices=between_devices)
         size = pieces * piece_bytes
         self._window: Window = np.empty(size, dtype=np.uint8) if window is None else window
         if self._window.size != size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 from kvtransfer.events import Arrived, Committed
+from kvtransfer.geometry import share_of
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import ODD, Shape
 
@@ -112,18 +113,20 @@ class HappyContract:
         assert peers.receiver.counters.links_opened == 1
         peers.check_ledger()
 
-    def test_no_transfer_holds_more_than_half_the_window(self, link_peers: LinkPeers) -> None:
+    def test_no_transfer_holds_more_than_its_share_of_the_window(self, link_peers: LinkPeers) -> None:
+        share = share_of(8, between_devices=link_peers.rig is not None)
+        assert share < 8
         peers = link_peers(Shape(window_pieces=8))
         peers.pieces_a_poll = 64
         peers.expect(1, [list(range(20))])
         transfer = peers.begin(1, [20])
         peers.push_all(transfer, [list(range(20))])
         link_peers.connector.deaf = True  # no credit comes home
-        peers.run_until(lambda: transfer.held == 4)
+        peers.run_until(lambda: transfer.held == share)
         for _ in range(5):
             peers.step()
-        assert transfer.held == 4
-        assert peers.sender.links[0].free_pieces == 4
+        assert transfer.held == share
+        assert peers.sender.links[0].free_pieces == 8 - share
         link_peers.connector.deaf = False
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: peers.acknowledged() == [1])
