@@ -6,8 +6,8 @@
                                                   n ──────────────▶ the ring's tail
 
 The wire has copies alone, so each begins as the one before ends. What is told waits for the copies that were
-said before it. Index n of staging is copied to index n of the window. It is free when its credit is: the receiver had the
-bytes by then. Nothing waits here but `close`.
+said before it. Index n of staging is copied to index n of the window. It is free when its credit is: the
+receiver had the bytes by then. Nothing waits here but `close`.
 """
 
 from __future__ import annotations
