@@ -21,6 +21,17 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """The record is here and pays with our own ticket; a device still moves the last bytes.
+
+    `Committed` follows with the same record unless the transfer fails. Who admits can prepare meanwhile.
+    """
+
+    transfer_id: int
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """Every byte arrived and was scattered, and the record pays with our own ticket.
 
@@ -56,5 +67,5 @@ class Failed:
     error: BatonError
 
 
-ReceiverEvent = Arrived | Committed | Withdrawn
+ReceiverEvent = Arrived | Announced | Committed | Withdrawn
 SenderEvent = Acknowledged | Failed

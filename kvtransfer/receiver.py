@@ -1,7 +1,7 @@
 """The receiving end: verifies pieces in staging, scatters them, and says when a transfer is whole.
 
-    expect(id, counts) ─▶ Arrived ─▶ Committed ─▶ acknowledge(id) or refuse(id, error)
-                              └────▶ Withdrawn        forget(id) at any time
+    expect(id, counts) ─▶ Arrived ─▶ (Announced ─▶) Committed ─▶ acknowledge(id) or refuse(id, error)
+                              └────▶ Withdrawn                       forget(id) at any time
 
 One thread, the engine's loop, calls everything here. It calls `poll` whenever `wake` was called, and
 at least every 100 ms, since deadlines are noticed nowhere else. The sink sees a byte only while its
@@ -26,7 +26,7 @@ from kvtransfer.answers import Answers
 from kvtransfer.commit_check import check_commit
 from kvtransfer.counters import ReceiverCounters
 from kvtransfer.device_blocks import DeviceSink
-from kvtransfer.events import Arrived, Committed, ReceiverEvent, Withdrawn
+from kvtransfer.events import Announced, Arrived, Committed, ReceiverEvent, Withdrawn
 from kvtransfer.frames import (
     Commit,
     FrameError,
@@ -329,6 +329,7 @@ class Receiver:
             return
         if incoming.under_way:
             incoming.postponed = record
+            self._events.append(Announced(commit.transfer, record))
         else:
             self._accept(link, incoming, record)
 

@@ -12,6 +12,7 @@ them, neither a scatter, since their pieces are not expected, nor a step, since 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -19,9 +20,8 @@ from collections.abc import Callable, Sequence
 from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
 from baton.engine.host_blocks import HostBlocks
-from baton.engine.logprob_records import Logprobs
 from baton.engine.prefix_cache import PrefixCache
-from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.sequence import Limits
 from baton.engine.slots import Grant, SlotPool
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
@@ -29,14 +29,14 @@ from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import SlotState
-from kvtransfer.events import Arrived, Committed, Withdrawn
+from kvtransfer.events import Announced, Arrived, Committed, Withdrawn
 from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
 from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
-from services.worker.reservation import Key, Reservation
+from services.worker.reservation import Admission, Key, Reservation
 from services.worker.wire_blocks import WireBlocks
 
 MAX_TTL_S = 3600.0
@@ -243,11 +243,20 @@ class DecodeSide:
             match event:
                 case Arrived(transfer_id):
                     self._book.receiving(transfer_id)
+                case Announced(transfer_id, record):
+                    self._prepare(transfer_id, record)
                 case Committed(transfer_id, record):
                     self._commit(transfer_id, record)
                 case Withdrawn(transfer_id):
                     self.withdrawn(transfer_id)
         return bool(events)
+
+    def _prepare(self, transfer_id: int, record: CommitRecord) -> None:
+        """While its last bytes come; what is wrong with a record its commit says."""
+        entry = self._book.find_transfer(transfer_id)
+        if entry is not None:
+            with contextlib.suppress(BatonError):
+                entry.grant.prepared = self._admission(entry.grant, record)
 
     def _commit(self, transfer_id: int, record: CommitRecord) -> None:
         assert self._receiver is not None
@@ -270,17 +279,14 @@ class DecodeSide:
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         reservation = entry.grant
-        vocab_size = self._model.config.vocab_size
-        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
-        limits = limits_of(record.limits, vocab_size)
-        self._check_record(record, reservation, limits)
-        names = self._names_of(record, reservation)
-        logprobs = first_logprobs_of(record, sampling, vocab_size)
+        admission = reservation.prepared or self._admission(reservation, record)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
-        self._keep(reservation, names)
-        self._admit(reservation, record, sampling, limits, logprobs)
+        self._loop.post_admission(admission.entry)
+        reservation.prepared, reservation.token_ids = None, tuple(record.token_ids)
+        self._keep(reservation, admission.names)
+        self.growth.watch(reservation)
         self._book.activate(transfer_id)
         self.handoffs_committed += 1
 
@@ -292,6 +298,25 @@ class DecodeSide:
         self._book.receiving(transfer_id)
         self.commit(transfer_id, record)
         self.handoffs_local += 1
+
+    def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
+        """Raises BatonError where the record is not the ticket's."""
+        vocab_size = self._model.config.vocab_size
+        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
+        limits = limits_of(record.limits, vocab_size)
+        self._check_record(record, reservation, limits)
+        names = self._names_of(record, reservation)
+        entry = self._loop.admission(
+            reservation.grant,
+            token_ids=record.token_ids,
+            prompt_length=record.prompt_length,
+            last_token=record.first_token_id,
+            last_logprobs=first_logprobs_of(record, sampling, vocab_size),
+            end=reservation.end,
+            sampling=sampling,
+            limits=limits,
+        )
+        return Admission(entry, names)
 
     def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
         vocab = self._model.config.vocab_size
@@ -323,27 +348,6 @@ class DecodeSide:
             self._prefixes.keep(names, reservation.blocks)
         self.blocks_held += reservation.held * len(self.wire.block_bytes)
         self.bytes_held += reservation.held * sum(self.wire.block_bytes)
-
-    def _admit(
-        self,
-        reservation: Reservation,
-        record: CommitRecord,
-        sampling: SamplingParams,
-        limits: Limits,
-        logprobs: Logprobs | None,
-    ) -> None:
-        self._loop.admit(
-            reservation.grant,
-            token_ids=record.token_ids,
-            prompt_length=record.prompt_length,
-            last_token=record.first_token_id,
-            last_logprobs=logprobs,
-            end=reservation.end,
-            sampling=sampling,
-            limits=limits,
-        )
-        reservation.token_ids = tuple(record.token_ids)
-        self.growth.watch(reservation)
 
     def withdrawn(self, transfer_id: int) -> None:
         """The first token ended the request, or prefill gave up: the ticket is not needed."""

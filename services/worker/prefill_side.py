@@ -231,12 +231,27 @@ class PrefillSide:
         """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
         False where none were begun."""
         finished = self._loop.take()
+        self._ship(finished)
         self._take(finished)  # nobody waits for a token until the next step is said
         if finished and self._ships_first:
             self.poll(self._ships_first)
         begun = self._loop.begin()
-        self._take(self._loop.take())
+        finished = self._loop.take()
+        self._ship(finished)
+        self._take(finished)
         return begun
+
+    def _ship(self, results: list[ChunkResult]) -> None:
+        """Pushes what is finished; where a device moves it, it is on its way before anything is told."""
+        now_ns = time.monotonic_ns()
+        for result in results:
+            job = self._by_sequence.get(result.chunk.sequence)
+            if job is not None:
+                job.computed_ns = now_ns
+                if job.handoff is not None:
+                    self._push(job, job.handoff)
+        if results and self._ships_first:
+            self.poll(self._ships_first)
 
     def _take(self, results: list[ChunkResult]) -> None:
         for result in results:
@@ -244,8 +259,6 @@ class PrefillSide:
             if job is None:
                 continue  # ended by what another's result has led to
             self._tell_prompt(job, result)
-            if job.handoff is not None:
-                self._push(job, job.handoff)
             if result.token is not None:
                 self._first_token(job, result)
             elif result.chunk.is_last:
@@ -296,7 +309,6 @@ class PrefillSide:
 
     def _first_token(self, job: Job, result: ChunkResult) -> None:
         assert result.token is not None
-        job.computed_ns = time.monotonic_ns()
         sequence = job.sequence
         finish = sequence.finish_of(result.token)
         job.first = first = FirstToken(

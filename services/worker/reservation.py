@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from baton.engine.blocks import BlockTables
+from baton.engine.mailbox import Entry
 from baton.engine.slots import Grant
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 
 Key = tuple[int, int]
 """(slot, generation)."""
+
+
+class Admission(NamedTuple):
+    """A commit's record that was found right, as what its sequence's slot is told; the names of its prompt's
+    blocks."""
+
+    entry: Entry
+    names: tuple[bytes, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +42,8 @@ class Reservation:
     names: tuple[bytes, ...] = ()
     # How many of each cache group were here: the sequence reads them, and nobody writes them.
     held: int = 0
+    # Made when the record was here before the last byte.
+    prepared: Admission | None = None
 
     @property
     def key(self) -> Key:

@@ -14,7 +14,16 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.events import Acknowledged, Arrived, Committed, Failed, ReceiverEvent, SenderEvent, Withdrawn
+from kvtransfer.events import (
+    Acknowledged,
+    Announced,
+    Arrived,
+    Committed,
+    Failed,
+    ReceiverEvent,
+    SenderEvent,
+    Withdrawn,
+)
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.outgoing import Transfer
@@ -177,7 +186,8 @@ class Peers:
     def step(self) -> None:
         self.sent += self.sender.poll(self.pieces_a_poll)
         for event in self.receiver.poll(self.pieces_a_poll):
-            self.received.append(event)
+            if not isinstance(event, Announced):
+                self.received.append(event)
             if isinstance(event, Committed) and self.answers:
                 self.receiver.acknowledge(event.transfer_id)
             if isinstance(event, Withdrawn):

@@ -26,7 +26,7 @@ from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
-from kvtransfer.events import Committed, Withdrawn
+from kvtransfer.events import Announced, Committed, Withdrawn
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey
@@ -171,11 +171,6 @@ class Driver:
             return
         one = self.draw.choice(whole)
         self.tickets.remove(one)
-        if self.draw.random() < 0.1:
-            self.link.forget(one.body.transfer_id)
-            self.link.events.append(Withdrawn(one.body.transfer_id, WithdrawReason.FINISHED, ""))
-            self.decode.poll(16)
-            return
         record = CommitRecord(
             attempt=one.body.attempt, token_ids=one.text.tokens, prompt_length=len(one.text.tokens),
             first_token_id=self.draw.randrange(VOCAB), sampling=Sampling(temperature=0, top_p=1),
@@ -185,6 +180,14 @@ class Driver:
         assert entry is not None
         good = one.true and self.now < entry.deadline
         self.committing = (one.key, one.text.tenant)
+        if self.draw.random() < 0.5:  # while a device still moves the last bytes
+            self.link.events.append(Announced(one.body.transfer_id, record))
+            self.did["announced"] += 1
+        if self.draw.random() < 0.1:
+            self.link.forget(one.body.transfer_id)
+            self.link.events.append(Withdrawn(one.body.transfer_id, WithdrawReason.FINISHED, ""))
+            self.decode.poll(16)
+            return
         self.link.events.append(Committed(one.body.transfer_id, record))
         refused = len(self.link.refusals)
         self.decode.poll(16)

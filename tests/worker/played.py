@@ -73,13 +73,17 @@ class PlayedSteps:
     def ring(self) -> PlayedSteps:
         return self
 
-    def admit(self, grant: Grant, *, token_ids: Sequence[int], last_token: int, end: int, **_: Any) -> None:
-        key = (grant.slot, grant.generation)
+    def admission(
+        self, grant: Grant, *, token_ids: Sequence[int], last_token: int, end: int, **_: Any
+    ) -> Slot:
         attempt, tenant = self._driver.committing
         table = [list(blocks) for blocks in grant.blocks]
-        text = Text(tenant, token_ids)
-        self.slots[key] = Slot(key, attempt, text, last_token, end, table, grant.capacity, [last_token])
-        self._post("admit", key)
+        key, text = (grant.slot, grant.generation), Text(tenant, token_ids)
+        return Slot(key, attempt, text, last_token, end, table, grant.capacity, [last_token])
+
+    def post_admission(self, slot: Slot) -> None:
+        self.slots[slot.key] = slot
+        self._post("admit", slot.key)
 
     def grow(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int

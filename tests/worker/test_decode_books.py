@@ -32,6 +32,7 @@ def drive(groups: int, host: int, requests: int) -> None:
     did, growth = driver.did, driver.decode.growth
     assert did["admitted"] > requests // 8
     assert did["held"] > requests // 2
+    assert did["announced"] > requests // 16
     assert did["lied"] > requests // 200
     assert driver.pools.cached.evicted > requests
     assert (growth.moved > 0, growth.paused > 0) == (not host, bool(host))
