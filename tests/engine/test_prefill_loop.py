@@ -65,6 +65,7 @@ class NumberedPass:
     lane: SlowLane
     grain: int = 1
     refused: int = 0
+    uncaptured: str = ""
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         positions = [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.count)]
