@@ -148,11 +148,12 @@ class End:
         return {"filled": self._quiet(self._side, 5)}
 
     def do_count(self, buffer: str, value: int) -> dict[str, Any]:
-        """How many MB (2^20) of the buffer are not `value`; of the first, the byte that is there."""
+        """How many bytes of the buffer are not `value`; of the first, what is there instead. In parts that
+        what a hoard leaves has room for."""
         wrong = 0
         first = -1
         with torch.cuda.stream(self._side):
-            for part in torch.split(self._buffers[buffer], 256 * _MB):
+            for part in torch.split(self._buffers[buffer], 8 * _MB):
                 other = part != value
                 count = int(other.sum())
                 if count and first < 0:

@@ -31,12 +31,12 @@ def candidates(product: str, rows: int) -> list[Any]:
     """Choices worth measuring for a product and bucket."""
     from baton.engine.kernels.gpu.gemv import GemvTuning
     from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
-    from baton.engine.kernels.gpu.wide_swiglu import WideTuning, runs_here
+    from baton.engine.kernels.gpu.wide_product import runs_here
     from baton.engine.products import Library
 
     found: list[Any] = [Library()]
-    if product == "gate_up" and rows > 128 and runs_here():
-        found += [WideTuning(112), WideTuning(128, 3, 5), WideTuning(96, 4, 6)]
+    if rows > 128 and runs_here():
+        found += _wide(product)
     if rows == 1:
         shapes = (
             (2, 1024),
@@ -63,6 +63,20 @@ def candidates(product: str, rows: int) -> list[Any]:
     tile = max(16, 1 << (rows - 1).bit_length())
     found += [SkinnyTuning(*shape) for shape in (_few(tile) if tile <= 64 else _many(tile))]
     return found
+
+
+def _wide(product: str) -> list[Any]:
+    """Tiles shared by two multiprocessors; those with splits take whatever of 132 the columns leave idle."""
+    from baton.engine.kernels.gpu.wide_product import WideTuning
+
+    if product == "gate_up":
+        return [WideTuning(112), WideTuning(128, 3, 5), WideTuning(96, 4, 6)]
+    if product == "head":
+        return [WideTuning(256, 4, 5), WideTuning(224, 4, 5), WideTuning(224, 3, 6), WideTuning(192, 4, 6)]
+    if product == "qkv":
+        return [WideTuning(192, 4, 6, 2), WideTuning(192, 3, 7, 2), WideTuning(96, 4, 12)]
+    shapes = ((256, 4, 5, 4), (256, 3, 5, 4), (192, 4, 6, 3), (192, 3, 7, 3), (128, 4, 9, 2), (128, 6, 8, 2))
+    return [WideTuning(*shape) for shape in shapes]
 
 
 def _few(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:

@@ -15,10 +15,10 @@ from baton.device.nccl_line import Moment, NcclLine
 MAX_CTAS = 16
 
 
-class _Event(Protocol):
-    """A moment of a GPU's line."""
+class _LineMoment(Protocol):
+    """A moment of a line of `CudaLinkDevice`'s."""
 
-    event: torch.cuda.Event
+    event: int
 
 
 class _Moment:
@@ -38,7 +38,7 @@ class _OwnStream:
         self._stream = torch.cuda.ExternalStream(self.handle, device=device)  # type: ignore[no-untyped-call]
 
     def after(self, moment: Moment) -> None:
-        self._stream.wait_event(cast(_Event, moment).event)
+        cuda_runtime().wait(self.handle, cast(_LineMoment, moment).event)
 
     def moment(self) -> Moment:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -84,6 +84,7 @@ def prompt_pass(
     made.warm()
     if graphs:
         made.capture()
+    made.take_paces()
     torch.cuda.synchronize(decoder.device)
     torch.cuda.empty_cache()  # of another stream than the steps'
     return made

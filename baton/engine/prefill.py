@@ -21,6 +21,7 @@ from torch import Tensor
 from baton.device.lane import Lane, Moment
 from baton.device.upload import put_values
 from baton.engine.logprob_records import Logprobs
+from baton.engine.prefill_cost import Pace
 from baton.engine.prefill_sampling import draw_first, first_logprobs, prompt_logprobs
 from baton.engine.prefill_scheduler import Chunk, PrefillScheduler
 
@@ -39,12 +40,16 @@ class PromptPass(Protocol):
     """A model's forward pass over chunks of prompts. Those that end at multiples of `grain` cost it least.
 
     `refused`: shapes of attention that the vendor's library would not take, `uncaptured`: why steps that
-    should be graphs are none, or empty; passes are right without, but slower.
+    should be graphs are none, or empty; passes are right without, but slower. `paces`: of a pass of few rows
+    and of one of the most, tried before any prompt came; None where nothing was tried.
     """
 
     grain: int
     refused: int
     uncaptured: str
+
+    @property
+    def paces(self) -> tuple[Pace, Pace] | None: ...
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         """Writes keys and values into the sequences' blocks → [N, hidden] after the final norm, rows packed

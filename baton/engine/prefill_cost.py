@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from statistics import median
+from typing import NamedTuple
 
 from baton.engine.model_config import ModelConfig
 
@@ -25,6 +26,13 @@ LEAST_ROWS_GPU = 224
 
 # (first position, rows) of a chunk.
 Run = tuple[int, int]
+
+
+class Pace(NamedTuple):
+    """Rows of a step from a prompt's beginning on, and what it took."""
+
+    rows: int
+    seconds: float
 
 
 def half_context(config: ModelConfig) -> float:
@@ -40,11 +48,21 @@ class PrefillCost:
     """Units of chunks, and seconds a unit."""
 
     def __init__(self, half_context: float = math.inf, least_rows: int = 0) -> None:
-        """`least_rows`: a step of fewer takes as long."""
+        """`least_rows`: a step of fewer takes as long, as far as is known before `begin`."""
         self._half_context = half_context
         self._least_rows = least_rows
         self._paces: deque[float] = deque(maxlen=_STEPS_KEPT)
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
+
+    def begin(self, few: Pace, most: Pace) -> None:
+        """What a step of few rows took before any prompt came, and one of as many as a step has.
+
+        The host says a step of few rows no faster than one of many, so a pace that small prompts alone have
+        told would make rows look dear, and steps small, and rows dearer still.
+        """
+        pace = most.seconds / most.rows
+        self._paces.append(pace)
+        self._least_rows = min(max(self._least_rows, int(few.seconds / pace)), most.rows)
 
     def of(self, start: int, count: int) -> float:
         """Units of tokens `start` to `start + count` of a sequence."""

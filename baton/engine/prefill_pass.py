@@ -10,11 +10,14 @@ to the device in one copy, and nothing waits for the device. Steps of few rows a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Run
+from statistics import median
 
 import torch
 from torch import Tensor
 
+from baton.device.lane import Lane, lane_of
 from baton.device.upload import put_ints
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer, Linear
@@ -22,6 +25,7 @@ from baton.engine.kernels.gpu.gemv import Norm
 from baton.engine.kernels.gpu.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.row_ops import embed, norm_rows
+from baton.engine.prefill_cost import Pace
 from baton.engine.prefill_graphs import GraphBounds, PrefillGraphs
 from baton.engine.prefill_inputs import GroupPlan, Places, StepInputs
 from baton.engine.prefill_scheduler import Chunk
@@ -33,6 +37,8 @@ from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # Prompts that end in one step and whose head is warmed up.
 _HEAD_ROWS = 8
+# Rows of the small pass whose pace is taken, tries of each pass, and how often its end is looked for.
+_FEW_ROWS, _TRIES, _POLL_S = 64, 3, 0.0002
 
 
 class PrefillPass:
@@ -78,6 +84,19 @@ class PrefillPass:
         self.refused = self._attention.refused
         self._graphs = PrefillGraphs(device)
         self.uncaptured = ""
+        self.paces: tuple[Pace, Pace] | None = None
+
+    def warm(self) -> None:
+        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
+        rule, most = self._attention.rule, self.most_rows
+        runs = [(0, 1), (1, most)]
+        if rule is not None and most >= rule.least_rows:
+            # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
+            runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
+        runs.append((4 * self._split.least_keys, 1))
+        self._warm_products()
+        for start, rows in runs:
+            self.logits(self.forward([self._scratch_chunk(start, rows)])[-1:])
 
     def capture(self, bounds: GraphBounds | None = None) -> None:
         """Makes graphs of steps within `bounds`, which run instead of the same launches from then on. A graph
@@ -93,21 +112,31 @@ class PrefillPass:
         self._graphs.capture(layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere))
         self.uncaptured = self._graphs.failure
 
-    def warm(self) -> None:
-        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
-        rule, most = self._attention.rule, self.most_rows
-        runs = [(0, 1), (1, most)]
-        if rule is not None and most >= rule.least_rows:
-            # One token more than pieces of a prefix take: the kernel's part is joined to the library's.
-            runs += [(rule.least_start(rows) + 1, rows) for rows in (rule.least_rows, most)]
-        runs.append((4 * self._split.least_keys, 1))
-        self._warm_products()
-        for start, rows in runs:
-            sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
-            sequence.blocks = tuple(
-                (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
-            )
-            self.logits(self.forward([Chunk(sequence, start, rows)])[-1:])
+    def take_paces(self) -> None:
+        """Of a small pass and of the largest, once all is there that they will run by."""
+        lane = lane_of(self._decoder.device)
+        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
+
+    def _scratch_chunk(self, start: int, rows: int) -> Chunk:
+        """All of it is written to the block that is nobody's."""
+        sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
+        sequence.blocks = tuple(
+            (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
+        )
+        return Chunk(sequence, start, rows)
+
+    def _pace(self, rows: int, lane: Lane) -> Pace:
+        """The middle one of a few passes, each said when the one before has ended, as to an idle device."""
+        chunk, took = self._scratch_chunk(0, rows), []
+        for _ in range(_TRIES):
+            with lane.work():
+                begun = lane.moment()
+                self.forward([chunk])
+                end = lane.moment()
+            while not end.ended():
+                time.sleep(_POLL_S)
+            took.append(end.seconds_since(begun))
+        return Pace(rows, median(took))
 
     def _warm_products(self) -> None:
         """Each product with each number of rows that passes have, and the head with a few."""

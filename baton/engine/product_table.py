@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.engine.kernels.gpu.gemv import GemvTuning
 from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
-from baton.engine.kernels.gpu.wide_swiglu import WideTuning, runs_here
+from baton.engine.kernels.gpu.wide_product import WideTuning, runs_here
 from baton.engine.products import Choice, Library
 
 _TABLES = Path(__file__).with_name("product_tables")

@@ -14,13 +14,9 @@ from torch import Tensor
 from baton.engine.decoder import Linear
 from baton.engine.kernels.gpu.gemv import Epilogue, GemvTuning, Norm, gemv
 from baton.engine.kernels.gpu.row_ops import norm_rows, swiglu_rows
-from baton.engine.kernels.gpu.skinny_linear import (
-    SkinnyTuning,
-    SplitSpace,
-    skinny_linear,
-    split_space_needed,
-)
-from baton.engine.kernels.gpu.wide_swiglu import WideTuning, wide_swiglu
+from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
+from baton.engine.kernels.gpu.split_space import SplitSpace
+from baton.engine.kernels.gpu.wide_product import WideTuning, wide_product, wide_space_needed
 
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 EPILOGUES = {
@@ -70,11 +66,13 @@ class Scratch:
 
 def space_needed(rows: int, weight_rows: int, product: str, choice: Choice) -> tuple[int, int]:
     """Elements and tiles of `Scratch.space` that a product with `weight_rows` rows of W takes."""
-    if not isinstance(choice, SkinnyTuning):
-        return 0, 0
     epilogue = EPILOGUES[product]
     outputs = weight_rows // 2 if epilogue is Epilogue.SWIGLU else weight_rows
-    return split_space_needed(rows, outputs, choice, epilogue)
+    if isinstance(choice, SkinnyTuning):
+        return split_space_needed(rows, outputs, choice, epilogue)
+    if isinstance(choice, WideTuning):
+        return wide_space_needed(rows, outputs, choice)
+    return 0, 0
 
 
 def run_product(
@@ -97,8 +95,8 @@ def run_product(
     if isinstance(choice, SkinnyTuning):
         skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space)
         return
-    if isinstance(choice, WideTuning) and epilogue is Epilogue.SWIGLU and linear.bias is None:
-        wide_swiglu(out, x, linear.weight, choice)
+    if isinstance(choice, WideTuning) and linear.bias is None:
+        wide_product(out, x, linear.weight, epilogue, choice, scratch.space)
         return
     _by_library(out, x, linear, epilogue, scratch)
 

@@ -60,7 +60,8 @@ class WatchedPass:
 
     def __init__(self, inner: Any, log: StepLog, now: Callable[[], float]) -> None:
         self._inner, self._log, self._now = inner, log, now
-        self.grain, self.refused, self.uncaptured = inner.grain, inner.refused, inner.uncaptured
+        self.grain, self.refused = inner.grain, inner.refused
+        self.uncaptured, self.paces = inner.uncaptured, inner.paces
 
     def forward(self, chunks: Any) -> Any:
         self._log.said(chunks)
@@ -107,6 +108,8 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     pools = BlockPools(decoder.layout, [engine.blocks] * len(decoder.layout.groups))
     least_rows = LEAST_ROWS_GPU if decoder.device.type == "cuda" else 0
     cost = WatchedCost(half_context(decoder.config), least_rows, lambda seconds: log.took(seconds))
+    if engine.prompt_pass.paces is not None:
+        cost.begin(*engine.prompt_pass.paces)
     log = StepLog(cost)
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()

@@ -29,11 +29,15 @@ def prefill_loop(
     bounds = StepBounds(
         chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
     )
+    cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
+    if prompts.paces is not None:
+        cost.begin(*prompts.paces)
+        log.info("prefill_paces", **{f"ms_of_{rows}": round(took * 1e3, 2) for rows, took in prompts.paces})
     scheduler = PrefillScheduler(
         model.pools,
         bounds,
         max_sequences=engine.prefill_queue,
-        cost=PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0),
+        cost=cost,
         prefixes=prefixes,
     )
     return PrefillLoop(prompts, scheduler, lane_of(model.device))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.engine.model_config import ModelConfig
-from baton.engine.prefill_cost import PrefillCost, half_context
+from baton.engine.prefill_cost import Pace, PrefillCost, half_context
 
 
 @given(start=st.integers(0, 200_000), count=st.integers(1, 20_000), half=st.floats(100, 1e6))
@@ -43,6 +43,31 @@ def test_a_step_of_few_rows_costs_as_much_as_the_least() -> None:
     assert cost.of_step([(0, 300)]) == pytest.approx(cost.of(0, 300))
     cost.took([(0, 10)], 0.2)  # nor does it make rows look dear
     assert cost.seconds_of(400) == pytest.approx(0.4, rel=1e-3)
+
+
+def test_small_prompts_first_do_not_make_steps_small() -> None:
+    """The host says any step in 20 ms; the device computes a row in 24 µs."""
+
+    def step_s(rows: int) -> float:
+        return max(0.020, 24e-6 * rows)
+
+    cost = PrefillCost(least_rows=224)
+    cost.begin(Pace(64, step_s(64)), Pace(2048, step_s(2048)))
+    rows = 256
+    for _ in range(50):
+        cost.took([(0, rows)], step_s(rows))
+        rows = cost.tokens_within(0, cost.units_within(0.025))
+    assert rows == pytest.approx(0.025 / 24e-6, rel=0.01)
+    assert cost.seconds_of(cost.of_step([(0, 10)])) == pytest.approx(0.020, rel=0.01)
+
+
+def test_a_least_step_is_no_larger_than_the_largest() -> None:
+    cost = PrefillCost(least_rows=224)
+    cost.begin(Pace(64, 0.2), Pace(2048, 0.1))  # a slow moment
+    assert cost.of_step([(0, 1)]) == 2048
+    cost = PrefillCost(least_rows=224)
+    cost.begin(Pace(64, 0.001), Pace(2048, 0.1))
+    assert cost.of_step([(0, 1)]) == 224
 
 
 @given(pace=st.floats(1e-6, 1e-3), slowness=st.floats(0.5, 8), seed=st.integers(0, 100))

@@ -66,6 +66,7 @@ class NumberedPass:
     grain: int = 1
     refused: int = 0
     uncaptured: str = ""
+    paces: None = None
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         positions = [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.count)]

@@ -11,7 +11,7 @@ import baton.engine
 from baton.engine import product_table
 from baton.engine.kernels.gpu.gemv import GemvTuning
 from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
-from baton.engine.kernels.gpu.wide_swiglu import WideTuning
+from baton.engine.kernels.gpu.wide_product import WideTuning
 from baton.engine.product_table import EXACT, ProductTable, entry_of, file_stem
 from baton.engine.products import PRODUCTS, Choice, Library
 
@@ -19,7 +19,8 @@ KEY = ("qkv", 32, 6144, 4096, "bfloat16")
 
 
 @pytest.mark.parametrize(
-    "choice", [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6), Library()]
+    "choice",
+    [GemvTuning(4, 256, 8, 3), SkinnyTuning(32, 128, 64, 2, 3, 8), WideTuning(96, 4, 6, 2), Library()],
 )
 def test_a_choice_survives_its_file(choice: Choice) -> None:
     table = ProductTable(json.loads(json.dumps([entry_of(KEY, choice, 12.345)])))
@@ -40,7 +41,8 @@ def test_what_the_chip_here_cannot_run_is_not_chosen(monkeypatch: pytest.MonkeyP
 
 
 def test_exact_is_one_choice_whatever_the_rows() -> None:
-    table = ProductTable([entry_of(KEY, Library(), 1.0)], exact=True)
+    wide = entry_of(("qkv", 256, *KEY[2:]), WideTuning(), 1.0)
+    table = ProductTable([entry_of(KEY, Library(), 1.0), wide], exact=True)
     assert {table.choice(("qkv", rows, *KEY[2:])) for rows in (1, 7, 32, 256)} == {EXACT}
 
 

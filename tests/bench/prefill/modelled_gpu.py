@@ -106,6 +106,7 @@ class ModelledPass:
     grain: int = 256
     refused: int = 0
     uncaptured: str = ""
+    paces: None = None
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         took = self.gpu.seconds([(chunk.start, chunk.count) for chunk in chunks])

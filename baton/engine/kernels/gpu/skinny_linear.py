@@ -21,6 +21,7 @@ from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
 from baton.engine.kernels.gpu.gemv import Epilogue, silu_times
+from baton.engine.kernels.gpu.split_space import SplitSpace
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -133,21 +134,6 @@ class SkinnyTuning:
     warps: int = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SplitSpace:
-    """Where parts of split products meet: `partial` float32, `arrived` int32 zeros, left as zeros."""
-
-    partial: Tensor
-    arrived: Tensor
-
-    @classmethod
-    def empty(cls, elements: int, tiles: int, device: torch.device) -> SplitSpace:
-        return cls(
-            torch.empty(elements, dtype=torch.float32, device=device),
-            torch.zeros(tiles, dtype=torch.int32, device=device),
-        )
-
-
 def split_space_needed(m: int, n: int, tuning: SkinnyTuning, epilogue: Epilogue) -> tuple[int, int]:
     """Elements and tiles that `skinny_linear` takes of a SplitSpace for out [m, n]; (0, 0) without splits."""
     if tuning.splits == 1:
@@ -177,7 +163,7 @@ def skinny_linear(
     if not (x.is_contiguous() and weight.is_contiguous() and out.is_contiguous()):
         raise ValueError("x, weight and out must be contiguous")
     elements, tiles = split_space_needed(m, n, tuning, epilogue)
-    if tiles and (space is None or space.partial.numel() < elements or space.arrived.numel() < tiles):
+    if tiles and (space is None or not space.holds(elements, tiles)):
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
     _skinny[(triton.cdiv(n, tuning.columns), tuning.splits, triton.cdiv(m, tuning.rows))](
         x,
