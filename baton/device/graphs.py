@@ -39,12 +39,13 @@ class Recorder:
         if not self._on_chip:
             return _Rerun(launch)
         torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        # Around both: a capture that fails leaves its stream the current one.
         with torch.cuda.stream(self._stream):
             launch()
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            launch()
+            torch.cuda.synchronize(self._device)
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                launch()
         return graph
 
 

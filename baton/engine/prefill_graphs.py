@@ -39,7 +39,8 @@ class GraphBounds:
 
 
 class PrefillGraphs:
-    """Owns the inputs that graphs read, and the graphs; all of them run one after the other."""
+    """Owns the inputs that graphs read, and the graphs. All of them run one after the other, on one stream: in
+    its order the inputs of a step are put when the one before has read its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -69,9 +70,10 @@ class PrefillGraphs:
 
     def replay(self, step: StepInputs) -> bool:
         """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""
-        layout, graph = self._graphs.get(step.rows, (None, None))
-        if layout is None or graph is None or any(p.attention.by_library for p in step.plans):
+        found = self._graphs.get(step.rows)
+        if found is None or any(plan.attention.by_library for plan in step.plans):
             return False
+        layout, graph = found
         if not step.fits(layout):
             return False
         put_ints(step.values(layout), self._inputs)

@@ -104,7 +104,7 @@ class PrefillPass:
         bounds, plans = bounds or GraphBounds(), {}
         most = min(bounds.rows, self.most_rows)
         layouts = []
-        for rows in sorted({product_rows(rows) for rows in range(1, most + 1)}):
+        for rows in sorted({product_rows(rows) for rows in range(1, most + 1)}, reverse=True):
             plans[rows] = self._attention.graph_plans(rows, self._tuning)
             chunks = bounds.chunks(rows)
             layouts.append(self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows]))

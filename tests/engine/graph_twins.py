@@ -94,6 +94,7 @@ class GraphTwins:
         assert torch.equal(found, expected), f"{pieces}: {(found - expected).abs().max()}"
         for theirs, ours in zip(*(cache.groups for cache in self.caches), strict=True):
             assert torch.equal(ours[1:], theirs[1:]), pieces
+            assert bool(ours[0].isfinite().all()), "what padding writes to scratch"
         for number, start, count in pieces:
             self.done[number] = start + count
         self.steps += 1

@@ -36,15 +36,14 @@ def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
     made = twins(tmp_path, family, layers=2 if family == "windows" else 1)
     made.check([(0, 0, 60), (1, 0, 3)])
     made.check([(1, 3, 7), (0, 60, 5), (2, 0, 3)])  # keys are shared among programs
-    made.check([(3, 0, 1)])
     made.check([(0, 65, 63)])
     assert made.replayed == made.steps
 
 
 def test_random_packings(tmp_path: Path) -> None:
     draw = random.Random(6)
-    made = twins(tmp_path, "windows", lengths=(90, 90, 128, 128), most_rows=128)
-    for rows in (2, 65, 64, 88):
+    made = twins(tmp_path, "windows", lengths=(70, 70, 100, 100), layers=2)
+    for rows in (63, 2, 64):
         made.check(made.packing(draw, rows, draw.randint(1, 4)))
     assert made.replayed == made.steps
 
