@@ -1,7 +1,7 @@
 """The checksum every piece carries, over its bytes and over its place.
 
     words   w[0..n)   the piece as little-endian 32-bit words, the last one padded with zero bytes
-    odd     m[i]    = splitmix64(i) | 1
+    odd     m[i]    = (splitmix64(i mod 4096) | 1) * (splitmix64(2^32 + i div 4096) | 1)    mod 2^64
     place   a       = 0, then a = splitmix64(a ^ field) for each of transfer, group, ordinal, offset, length
     sum             = (a + w[0] * m[0] + ... + w[n-1] * m[n-1])  mod 2^64
 
@@ -13,9 +13,10 @@
 Any change of a single word is detected for certain: it adds d * m[i] with 0 < |d| < 2^32, and an odd
 m[i] is invertible mod 2^64, so the product is not 0. The same holds for the place: splitmix64 is a
 bijection, so two places that differ in one field never have the same `a`. Any other change escapes
-with a chance of about 2^-64 (it guards against faults, not against forgers: tickets do that).
+with a chance of about 2^-60 (it guards against faults, not against forgers: tickets do that).
 Padding is unambiguous, since the length is part of the place. A sum of independent products suits
-numpy, and a GPU kernel may add them in any order.
+numpy, and a GPU kernel may add them in any order. There the first factors of a tile's words stay in
+registers, and the second is one for all of them: a word costs it one product.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
+# Words with a first factor each; so many in a row share their second.
+TILE_WORDS = 4096
+TILE_SEED = 1 << 32
 _PAIR_BYTES = 8
 # Pairs summed at a time: what is computed of them stays in the second-level cache.
 _CHUNK_PAIRS = 16384
@@ -41,7 +45,14 @@ def splitmix64(x: int) -> int:
 
 def multipliers(count: int) -> NDArray[np.uint64]:
     """m[0..count), shape `(count,)`, uint64."""
-    z = np.arange(count, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    within = _odd(np.arange(TILE_WORDS, dtype=np.uint64))
+    tiles = _odd(np.arange(-(-count // TILE_WORDS), dtype=np.uint64) + np.uint64(TILE_SEED))
+    return np.multiply.outer(tiles, within).reshape(-1)[:count]
+
+
+def _odd(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64(x) | 1."""
+    z = x + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (z ^ (z >> np.uint64(31))) | np.uint64(1)

@@ -1,11 +1,11 @@
 """Copies runs of words, converts them on the way, and sums what travels: one pass, one kernel.
 
-Some programs share the words of a run, each a tile of `_WORDS` at a time. Sums are of products modulo 2^64,
+Some programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64,
 so programs may add theirs to a piece's in any order (`kvtransfer.checksum`). bfloat16 is taken for the upper
 half of a float32, by its bits.
 
 A move is a guest: its programs are few (`programs`), so that whoever else has work for the GPU finds
-multiprocessors free at any moment, and each has several loads under way.
+multiprocessors free at any moment, and each has two tiles of loads under way.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError, cuda_runtime
 from baton.device.link_device import Kernel
+from kvtransfer.checksum import TILE_SEED, TILE_WORDS
 
 _LOG = logging.getLogger(__name__)
 
-_WORDS = 4096
 _WARPS = 8
+# Of a tile's words, those that lie this far from each other are one thread's.
+_ACROSS = 1024
+_TILE = {"DOWN": TILE_WORDS // _ACROSS, "ACROSS": _ACROSS, "TILE_SEED": TILE_SEED}
 # Of all runs together, unless there are more runs: less than half of an H100's multiprocessors.
 _PROGRAMS = 64
 
@@ -50,19 +53,34 @@ def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
 
 
 @triton.jit
+def _inside(tile, lane, place, length):
+    """Where a tile's words are in their run, and which of them are."""
+    at = lane + tile * (lane.shape[0] * lane.shape[1]) - place
+    return at, (at >= 0) & (at < length)
+
+
+@triton.jit
 def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
-               SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, ROW: tl.constexpr,
-               WORDS: tl.constexpr):  # fmt: skip
+               SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, ROW: tl.constexpr, DOWN: tl.constexpr,
+               ACROSS: tl.constexpr, TILE_SEED: tl.constexpr):  # fmt: skip
     run = runs + tl.program_id(0) * ROW
     begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
-    if ALIGNED:  # accesses of 16 bytes
-        begins, goes_to, length = begins // 4 * 4, goes_to // 4 * 4, length // 4 * 4
     piece, place = tl.load(run + 3), tl.load(run + 4)
-    total = tl.zeros([WORDS], dtype=tl.int64)
-    for tile in range(tl.program_id(1), tl.cdiv(length, WORDS).to(tl.int32), tl.num_programs(1)):
-        at = (tile * WORDS + tl.arange(0, WORDS)).to(tl.int64)
-        inside = at < length
-        words = tl.load(source + begins + at, mask=inside, other=0)
+    if ALIGNED:  # accesses of 16 bytes
+        begins, goes_to = begins // 4 * 4, goes_to // 4 * 4
+        length, place = length // 4 * 4, place // 4 * 4
+    lane = (tl.arange(0, DOWN)[:, None] * ACROSS + tl.arange(0, ACROSS)[None, :]).to(tl.int64)
+    within = _splitmix64(lane.to(tl.uint64)) | 1
+    total = tl.zeros([ACROSS], dtype=tl.uint64)
+    # Tiles begin at multiples of their size in the piece, so their words' factors are the same in each.
+    first = (place // (DOWN * ACROSS)).to(tl.int32) + tl.program_id(1)
+    last = tl.cdiv(place + length, DOWN * ACROSS).to(tl.int32)
+    at, inside = _inside(first, lane, place, length)
+    words = tl.load(source + begins + at, mask=inside, other=0)
+    for tile in range(first, last, tl.num_programs(1)):
+        # The next tile's words are on their way while these are dealt with.
+        next_at, next_inside = _inside(tile + tl.num_programs(1), lane, place, length)
+        next_words = tl.load(source + begins + next_at, mask=next_inside, other=0)
         moved = words
         if CONVERT:
             low = _half_to_half(words & 0xFFFF, FROM_BFLOAT)
@@ -71,15 +89,16 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
         tl.store(destination + goes_to + at, moved, mask=inside)
         travels = words if SUM_SOURCE else moved
         travels = tl.where(inside, travels, 0)
-        weights = _splitmix64((at + place).to(tl.uint64)) | 1
-        products = travels.to(tl.uint32, bitcast=True).to(tl.uint64) * weights
-        total += products.to(tl.int64, bitcast=True)
-    tl.atomic_add(sums + piece, tl.sum(total, axis=0))
+        products = travels.to(tl.uint32, bitcast=True).to(tl.uint64) * within
+        of_tile = _splitmix64(tl.full((), TILE_SEED, tl.uint64) + tile) | 1
+        total += tl.sum(products, axis=0) * of_tile
+        words, at, inside = next_words, next_at, next_inside
+    tl.atomic_add(sums + piece, tl.sum(total, axis=0).to(tl.int64, bitcast=True))
 
 
 def programs(runs: int, longest: int) -> int:
     """How many programs share each of so many runs, of at most so many words."""
-    return max(1, min(_PROGRAMS // runs, -(-longest // _WORDS)))
+    return max(1, min(_PROGRAMS // runs, -(-longest // TILE_WORDS)))
 
 
 def move_runs(
@@ -100,7 +119,7 @@ def move_runs(
     _move_runs[grid](
         source, destination, runs, sums,
         CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=aligned,
-        ROW=runs.shape[1], WORDS=_WORDS, num_warps=_WARPS,
+        ROW=runs.shape[1], **_TILE, num_warps=_WARPS,
     )  # fmt: skip
 
 
@@ -117,7 +136,7 @@ def prepared(device: torch.device, sum_source: bool, aligned: bool) -> Kernel | 
         rows = torch.tensor([[0, 4, 4, 5, 0, 0]], dtype=torch.int64, device=device)
         compiled = _move_runs[(1, 1)](
             source, destination, rows, rows.view(-1),
-            CONVERT=False, FROM_BFLOAT=False, SUM_SOURCE=sum_source, ALIGNED=aligned, ROW=6, WORDS=_WORDS,
+            CONVERT=False, FROM_BFLOAT=False, SUM_SOURCE=sum_source, ALIGNED=aligned, ROW=6, **_TILE,
             num_warps=_WARPS,
         )  # fmt: skip
         wanted = destination.tolist(), int(rows[0, 5])
