@@ -24,7 +24,7 @@ class GraphBounds:
     """Which steps are graphs: those of up to `rows` rows, of `least_chunks` chunks and one more for every
     `rows_a_chunk` rows, with up to `entries` of block tables in all their cache groups together.
 
-    A graph's attention has programs for all items that such a step may have; those that one has not end at
+    A graph's attention has programs for the items that such a step may have; those that one has not end at
     once, but thousands of them would be felt.
     """
 
@@ -39,8 +39,8 @@ class GraphBounds:
 
 
 class PrefillGraphs:
-    """Owns the inputs that graphs read, and the graphs. All of them run one after the other, on one stream: in
-    its order the inputs of a step are put when the one before has read its own."""
+    """Owns the inputs that graphs read, and the graphs. All of them run one after the other, on one stream:
+    in its order the inputs of a step are put when the one before has read its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

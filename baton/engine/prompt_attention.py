@@ -102,14 +102,15 @@ class PromptAttention:
         return [GroupPlan(AttentionPlan(), tuning or self._tuning(h, rows), nothing) for h in self.heads]
 
     def graph_layout(self, rows: int, chunks: int, entries: int, plans: Sequence[GroupPlan]) -> InputLayout:
-        """What such a pass of up to `chunks` chunks needs, with `entries` of block tables."""
-        cut = list(zip(plans, self.heads, strict=True))
-        split = [heads.window is None for _, heads in cut]
-        items = [
-            rows // plan.tuning.rows(heads) + chunks + may * self._split.more_items(heads.kv_heads)
-            for (plan, heads), may in zip(cut, split, strict=True)
-        ]
-        return InputLayout(rows, tuple(items), tuple(split), entries)
+        """What such a pass of up to `chunks` chunks needs, with `entries` of block tables. Beside the items
+        of its rows there is room for either as many as chunks may add, or as splitting keys: a pass with
+        most of both is rare."""
+        items, joins = [], []
+        for plan, heads in zip(plans, self.heads, strict=True):
+            split = self._split.more_items(heads.kv_heads) if heads.window is None else 0
+            items.append(rows // plan.tuning.rows(heads) + max(chunks, split))
+            joins.append(heads.window is None)
+        return InputLayout(rows, tuple(items), tuple(joins), entries)
 
     def _tuning(self, heads: Heads, rows: int) -> PromptTuning:
         """By the rows that products have: a graph's is as that of the steps that it may be."""
