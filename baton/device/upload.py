@@ -34,21 +34,12 @@ class UploadBuffer:
             self._stream.synchronize()
 
 
-def put_ints(arrays: Sequence[npt.NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, by one copy that is enqueued on the current stream; returns at once. Each
-    begins on 16 bytes, so that kernels find it aligned however long the others are."""
-    starts, size = [], 0
-    for array in arrays:
-        starts.append(size)
-        size += -(-array.size // 4) * 4
-    host = torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-    for start, array in zip(starts, arrays, strict=True):
-        host.numpy()[start : start + array.size] = array.reshape(-1)
-    there = host.to(device, non_blocking=True)
-    return [
-        there[start : start + array.size].view(array.shape)
-        for start, array in zip(starts, arrays, strict=True)
-    ]
+def put_ints(values: npt.NDArray[np.int32], target: Tensor) -> None:
+    """Copies the values to the front of `target` (1-D int32); enqueued on the current stream, returns at
+    once, and the array may be changed then."""
+    host = torch.empty(values.size, dtype=torch.int32, pin_memory=target.device.type == "cuda")
+    host.numpy()[:] = values
+    target[: values.size].copy_(host, non_blocking=True)
 
 
 def put_values(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -69,9 +69,12 @@ def graph_loop(
     )
 
 
-def prompt_pass(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool) -> PromptPass:
+def prompt_pass(
+    decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool, graphs: bool = True
+) -> PromptPass:
     """The prefill pass for this decoder's device and dtype, of up to `most_rows` rows. On a GPU this compiles
-    kernels and lets the attention library build its plans: seconds."""
+    kernels, lets the attention library build its plans and captures graphs: seconds. `graphs`: False to
+    measure what they save."""
     if decoder.device.type != "cuda" or decoder.dtype == torch.float64 or exact:
         return PlainPass(decoder, cache)
     from baton.engine.prefill_pass import PrefillPass
@@ -79,6 +82,9 @@ def prompt_pass(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool
 
     made = PrefillPass(decoder, cache, most_rows, library_rule(decoder, most_rows))
     made.warm()
+    if graphs:
+        made.capture()
+    made.take_paces()
     torch.cuda.synchronize(decoder.device)
     torch.cuda.empty_cache()  # of another stream than the steps'
     return made

@@ -18,6 +18,7 @@ class PlainPass:
 
     grain = 1
     refused = 0
+    uncaptured = ""
     paces = None
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:

@@ -39,13 +39,14 @@ _POLL_S = 0.0002
 class PromptPass(Protocol):
     """A model's forward pass over chunks of prompts. Those that end at multiples of `grain` cost it least.
 
-    `refused`: shapes of attention that the vendor's library would not take; passes are right without, but
-    slower. `paces`: of a pass of few rows and of one of the most, tried before any prompt came; None where
-    nothing was tried.
+    `refused`: shapes of attention that the vendor's library would not take, `uncaptured`: why steps that
+    should be graphs are none, or empty; passes are right without, but slower. `paces`: of a pass of few rows
+    and of one of the most, tried before any prompt came; None where nothing was tried.
     """
 
     grain: int
     refused: int
+    uncaptured: str
 
     @property
     def paces(self) -> tuple[Pace, Pace] | None: ...
@@ -112,6 +113,7 @@ class PrefillLoop:
         self.tokens_run = 0
         self.steps_ended = 0
         self.device_s = 0.0  # what steps took of the device's time
+        self.host_s = 0.0  # and the host to say them; on a CPU, to do them
         self._under_way: deque[_Step] = deque()
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
@@ -161,6 +163,7 @@ class PrefillLoop:
                 self.scheduler.begun(chunk)
             self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
         self._looked_at = self._clock()
+        self.host_s += self._looked_at - now
         self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
         return True
 

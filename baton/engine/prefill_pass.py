@@ -4,31 +4,30 @@
                norm ─ gate, up ─ silu · ─ down + residual ) a layer ─▶ norm
 
 Products are the vendor library's, with the residual added within. All that the host knows of the rows goes
-to the device in one copy, and nothing waits for the device.
+to the device in one copy, and nothing waits for the device. Steps of few rows are graphs of the same launches
+(`prefill_graphs`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Run
-from itertools import chain
 from statistics import median
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from baton.device.lane import lane_of
+from baton.device.lane import Lane, lane_of
 from baton.device.upload import put_ints
 from baton.engine.cache import KVCache
 from baton.engine.decoder import Decoder, Layer, Linear
 from baton.engine.kernels.gpu.gemv import Norm
-from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
+from baton.engine.kernels.gpu.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.row_ops import embed, norm_rows
 from baton.engine.prefill_cost import Pace
+from baton.engine.prefill_graphs import GraphBounds, PrefillGraphs
+from baton.engine.prefill_inputs import GroupPlan, Places, StepInputs
 from baton.engine.prefill_scheduler import Chunk
 from baton.engine.products import EPILOGUES, Library, Scratch, run_product
 from baton.engine.prompt_attention import PlannedRows, PromptAttention, product_rows
@@ -36,13 +35,10 @@ from baton.engine.prompt_plan import LibraryRule
 from baton.engine.prompt_split import KeySplit
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
-# Kernels are compiled anew where a stride is a multiple of 16 in one call and not in the next.
-_TABLE_WIDTH = 16
 # Prompts that end in one step and whose head is warmed up.
 _HEAD_ROWS = 8
 # Rows of the small pass whose pace is taken, tries of each pass, and how often its end is looked for.
 _FEW_ROWS, _TRIES, _POLL_S = 64, 3, 0.0002
-_Ints = npt.NDArray[np.int32]
 
 
 class PrefillPass:
@@ -86,11 +82,12 @@ class PrefillPass:
         )
         self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule, self._split)
         self.refused = self._attention.refused
+        self._graphs = PrefillGraphs(device)
+        self.uncaptured = ""
         self.paces: tuple[Pace, Pace] | None = None
 
     def warm(self) -> None:
-        """Compiles every kernel that passes will need, by running a few that write to scratch alone; then
-        takes the pace of a small pass and of the largest."""
+        """Compiles every kernel that passes will need, by running a few that write to scratch alone."""
         rule, most = self._attention.rule, self.most_rows
         runs = [(0, 1), (1, most)]
         if rule is not None and most >= rule.least_rows:
@@ -100,7 +97,25 @@ class PrefillPass:
         self._warm_products()
         for start, rows in runs:
             self.logits(self.forward([self._scratch_chunk(start, rows)])[-1:])
-        self.paces = self._pace(min(_FEW_ROWS, most)), self._pace(most)
+
+    def capture(self, bounds: GraphBounds | None = None) -> None:
+        """Makes graphs of steps within `bounds`, which run instead of the same launches from then on. A graph
+        is captured in some 100 ms; they share all their memory with passes that are none."""
+        bounds, plans = bounds or GraphBounds(), {}
+        most = min(bounds.rows, self.most_rows)
+        layouts = []
+        for rows in sorted({product_rows(rows) for rows in range(1, most + 1)}, reverse=True):
+            plans[rows] = self._attention.graph_plans(rows, self._tuning)
+            chunks = bounds.chunks(rows)
+            layouts.append(self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows]))
+        nowhere: list[Run[int]] = [()] * len(self._attention.heads)
+        self._graphs.capture(layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere))
+        self.uncaptured = self._graphs.failure
+
+    def take_paces(self) -> None:
+        """Of a small pass and of the largest, once all is there that they will run by."""
+        lane = lane_of(self._decoder.device)
+        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
 
     def _scratch_chunk(self, start: int, rows: int) -> Chunk:
         """All of it is written to the block that is nobody's."""
@@ -110,9 +125,9 @@ class PrefillPass:
         )
         return Chunk(sequence, start, rows)
 
-    def _pace(self, rows: int) -> Pace:
+    def _pace(self, rows: int, lane: Lane) -> Pace:
         """The middle one of a few passes, each said when the one before has ended, as to an idle device."""
-        lane, chunk, took = lane_of(self._decoder.device), self._scratch_chunk(0, rows), []
+        chunk, took = self._scratch_chunk(0, rows), []
         for _ in range(_TRIES):
             with lane.work():
                 begun = lane.moment()
@@ -142,35 +157,56 @@ class PrefillPass:
         rows = sum(chunk.count for chunk in chunks)
         if not 0 < rows <= self.most_rows:
             raise ValueError(f"a pass of {rows} rows, made for {self.most_rows}")
-        (token, position, sequence), groups = self._put(chunks, rows)
+        runs, attention = [(chunk.start, chunk.count) for chunk in chunks], self._attention
+        plans = [attention.plan(runs, heads, self._tuning) for heads in attention.heads]
+        step = StepInputs(chunks, product_rows(rows), plans)
+        if not self._graphs.replay(step):
+            self._run_eagerly(step)
+        return self._normed(step.rows)[:rows]
+
+    def _run_eagerly(self, step: StepInputs) -> None:
+        """Says the step launch by launch."""
+        if any(plan.attention.by_library for plan in step.plans):
+            # Its calls read on behind the rows, and a NaN of an earlier pass would spread.
+            self._qkv[step.rows : step.rows + self._padding].zero_()
+        layout = step.layout
+        there = torch.empty(layout.size, dtype=torch.int32, device=self._decoder.device)
+        put_ints(step.values(layout), there)
+        self._launch(layout.places(there), step.plans, step.lines)
+
+    def _launch(self, there: Places[Tensor], plans: Run[GroupPlan], lines: Run[Run[int]]) -> None:
+        """All of a pass, over inputs on the device; a graph is what this launches. Rows without a token are
+        padding for the products: zeros, or what layers make of zeros."""
+        rows = there.token.shape[0]
+        groups = [
+            PlannedRows(plan.attention, plan.tuning, places, there.tables, line)
+            for plan, places, line in zip(plans, there.groups, lines, strict=True)
+        ]
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        wide = product_rows(rows)
-        hidden, qkv, inner = self._hidden[:wide], self._qkv[:wide], self._inner[:wide]
+        hidden, qkv, inner = self._hidden[:rows], self._qkv[:rows], self._inner[:rows]
         rotary = self._rotary[0][:rows], self._rotary[1][:rows]
-        # What stands behind the rows is padding that others' keys must not be.
-        self._qkv[rows : rows + self._padding].zero_()
-        # And what products have behind them stays zeros, or what a row of zeros becomes.
-        hidden[rows:].zero_()
-        self._attention.begin(rows, wide)
+        self._attention.begin(rows)
         embed(
-            hidden[:rows], rotary, token, position,
+            hidden, rotary, there.token, there.position,
             decoder.embedding, decoder.rope.frequencies, decoder.rope.scale,
         )  # fmt: skip
         for layer in decoder.layers:
             planned, heads = groups[layer.group], self._attention.heads[layer.group]
             self._product("qkv", qkv, hidden, layer.qkv, Norm(layer.attention_norm, eps))
             prompt_qkv(
-                qkv[:rows], self._cache.groups[layer.group], layer.index, planned.tables, sequence, position,
-                rotary, heads, _norms(layer),
+                qkv, self._cache.groups[layer.group], layer.index, there.tables, planned.places.line,
+                there.position, rotary, heads, _norms(layer),
             )  # fmt: skip
-            attended = self._attention.run(layer, rows, planned, wide)
+            attended = self._attention.run(layer, rows, planned)
             self._product("output", hidden, attended, layer.output)
             self._product("gate_up", inner, hidden, layer.gate_up, Norm(layer.mlp_norm, eps))
             self._product("down", hidden, inner, layer.down)
-        hidden = hidden[:rows]
-        normed = self._scratch.normed[: hidden.numel()].view(hidden.shape)
-        norm_rows(normed, hidden, decoder.norm, eps)
-        return normed
+        norm_rows(self._normed(rows), hidden, decoder.norm, eps)
+
+    def _normed(self, rows: int) -> Tensor:
+        """[rows, hidden]: where a pass leaves what it yields."""
+        width = self._hidden.shape[1]
+        return self._scratch.normed[: rows * width].view(rows, width)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype."""
@@ -178,42 +214,6 @@ class PrefillPass:
 
     def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
         run_product(out, x, linear, EPILOGUES[name], norm, Library(), self._scratch)
-
-    def _put(self, chunks: Run[Chunk], rows: int) -> tuple[list[Tensor], list[PlannedRows]]:
-        """Tokens, positions and sequences of the rows, and each cache group's plan, on the device."""
-        runs = [(chunk.start, chunk.count) for chunk in chunks]
-        lines = [
-            np.fromiter(_tokens(chunks), dtype=np.int32, count=rows),
-            np.concatenate([np.arange(start, start + count, dtype=np.int32) for start, count in runs]),
-            np.repeat(np.arange(len(chunks), dtype=np.int32), [count for _, count in runs]),
-        ]
-        plans, tunings = [], []
-        for number, heads in enumerate(self._attention.heads):
-            plan, tuning = self._attention.plan(runs, heads, self._tuning)
-            lines += [block_lines(chunks, number), item_lines(plan.spans, tuning.rows(heads), heads.window)]
-            plans.append(plan)
-            tunings.append(tuning)
-        put = put_ints(lines, self._decoder.device)
-        tables, items = put[3::2], put[4::2]
-        planned = map(PlannedRows, plans, items, tables, tunings)
-        return put[:3], list(planned)
-
-
-def _tokens(chunks: Run[Chunk]) -> Iterator[int]:
-    runs = (chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count] for chunk in chunks)
-    return chain.from_iterable(runs)
-
-
-def block_lines(chunks: Run[Chunk], group: int) -> _Ints:
-    """The block tables, a line a chunk. Entries that no row needs are 0."""
-    tables = [chunk.sequence.blocks[group] for chunk in chunks if chunk.sequence.blocks is not None]
-    if len(tables) != len(chunks):
-        raise ValueError("a chunk's sequence has no blocks")
-    width = max(map(len, tables))
-    lines = np.zeros((len(tables), -(-width // _TABLE_WIDTH) * _TABLE_WIDTH), dtype=np.int32)
-    for line, table in zip(lines, tables, strict=True):
-        line[: len(table)] = table
-    return lines
 
 
 def _norms(layer: Layer) -> tuple[Tensor, Tensor] | None:

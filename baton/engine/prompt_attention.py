@@ -17,19 +17,25 @@ from baton.engine.kernels.gpu.attention_items import Heads
 from baton.engine.kernels.gpu.gather_prefix import gather_prefix
 from baton.engine.kernels.gpu.join_parts import join_parts
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
-from baton.engine.kernels.gpu.prompt_items import PromptTuning
+from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
+from baton.engine.prefill_inputs import GroupPlaces, GroupPlan, InputLayout
 from baton.engine.prompt_plan import AttentionPlan, CallShape, CausalCall, LibraryRule, Run, plan_attention
 from baton.engine.prompt_split import KeySplit
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRows:
-    """A pass's attention in a cache group: its plan, and on the device the spans' items and block tables."""
+    """A pass's attention in a cache group: its plan, and on the device what kernels read of it.
+
+    `lines`: where in `tables` [entries, 1] each chunk's begins, and where the last ends; only calls of the
+    library need them.
+    """
 
     plan: AttentionPlan
-    items: Tensor
-    tables: Tensor
     tuning: PromptTuning
+    places: GroupPlaces[Tensor]
+    tables: Tensor
+    lines: Sequence[int]
 
 
 class PromptAttention:
@@ -80,54 +86,71 @@ class PromptAttention:
         """Whether the library may be called with it."""
         return shape in self._ready
 
-    def plan(
-        self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None
-    ) -> tuple[AttentionPlan, PromptTuning]:
+    def plan(self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None) -> GroupPlan:
         """Who computes what of chunks `runs` as they are packed, and how the paged kernel is cut for its
         part: by `tuning`, or by its rows."""
         plan = plan_attention(runs, self.rule if heads.window is None else None, self.has)
-        if tuning is None:
-            tuning = PromptTuning.of(heads, self._qkv.dtype, sum(span.rows for span in plan.spans))
+        tuning = tuning or self._tuning(heads, sum(span.rows for span in plan.spans))
         if heads.window is None:
             plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)
-        return plan, tuning
+        return GroupPlan(plan, tuning, item_lines(plan.spans, tuning.rows(heads), heads.window))
+
+    def graph_plans(self, rows: int, tuning: PromptTuning | None) -> list[GroupPlan]:
+        """Of any pass of so many rows (a multiple that products have) that the library has no part in: its
+        spans are not known yet."""
+        nothing = item_lines([], 1, None)
+        return [GroupPlan(AttentionPlan(), tuning or self._tuning(h, rows), nothing) for h in self.heads]
+
+    def graph_layout(self, rows: int, chunks: int, entries: int, plans: Sequence[GroupPlan]) -> InputLayout:
+        """What such a pass of up to `chunks` chunks needs, with `entries` of block tables. Beside the items
+        of its rows there is room for either as many as chunks may add, or as splitting keys: a pass with
+        most of both is rare."""
+        items, joins = [], []
+        for plan, heads in zip(plans, self.heads, strict=True):
+            split = self._split.more_items(heads.kv_heads) if heads.window is None else 0
+            items.append(rows // plan.tuning.rows(heads) + max(chunks, split))
+            joins.append(heads.window is None)
+        return InputLayout(rows, tuple(items), tuple(joins), entries)
+
+    def _tuning(self, heads: Heads, rows: int) -> PromptTuning:
+        """By the rows that products have: a graph's is as that of the steps that it may be."""
+        return PromptTuning.of(heads, self._qkv.dtype, product_rows(rows))
 
     def attended(self, rows: int) -> Tensor:
         """What `run` yields into."""
         return self._attended[:rows]
 
-    def begin(self, rows: int, wide: int) -> None:
-        """Before a pass: what stands behind its rows is zeros, so that `run` may yield `wide` of them."""
-        self._attended[rows:wide].zero_()
+    def begin(self, rows: int) -> None:
+        """Before a pass: those of the rows that `run` does not yield are zeros."""
+        self._attended[:rows].zero_()
 
-    def run(self, layer: Layer, rows: int, planned: PlannedRows, wide: int | None = None) -> Tensor:
-        """→ [wide, heads · dim], by default `rows`; those behind `rows` are nobody's. The rows' q and k must
-        be rotated, and k and v in the cache."""
-        wide = wide or rows
+    def run(self, layer: Layer, rows: int, planned: PlannedRows) -> Tensor:
+        """→ [rows, heads · dim]; what padding among them yields is nobody's. The rows' q and k must be
+        rotated, and k and v in the cache."""
         group, plan = self._cache.groups[layer.group], planned.plan
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
             found = found.transpose(1, 2).reshape(-1, out.shape[1])
-            if found.shape[0] >= wide:
-                return found[:wide]
-            out.copy_(found[:rows])
-            return self._attended[:wide]
-        heads = self.heads[layer.group]
+            if found.shape[0] >= rows:
+                return found[:rows]
+            out[: found.shape[0]].copy_(found)
+            return out
+        heads, places = self.heads[layer.group], planned.places
         prompt_attention(
-            self._attended, self._qkv[:rows], group, layer.index, planned.tables, planned.items,
-            heads, planned.tuning, self._sums if plan.prefix or plan.parted else None,
+            self._attended, self._qkv[:rows], group, layer.index, planned.tables, places.items,
+            heads, planned.tuning, self._sums if plan.prefix or places.joins is not None else None,
         )  # fmt: skip
-        for run in plan.parted:
-            join_parts(self._attended, self._sums, run.row, run.rows, run.first, run.count, heads.dim)
+        if places.joins is not None:
+            join_parts(self._attended, self._sums, places.joins, heads.dim)
         for causal in plan.causal:
             self._take(causal, out, sums)
         for call in plan.prefix:
-            table = planned.tables[call.table]
+            table = planned.tables[planned.lines[call.table] : planned.lines[call.table + 1], 0]
             gather_prefix(self._gathered, group, layer.index, table, call.first, call.keys)
             found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
             self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
-        return self._attended[:wide]
+        return out
 
     def _take(self, call: CausalCall, out: Tensor, sums: Tensor) -> None:
         """Writes a causal call's rows, or joins them to what a span has written."""

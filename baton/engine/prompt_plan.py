@@ -154,6 +154,11 @@ class AttentionPlan:
     prefix: list[PrefixCall] = field(default_factory=list)
 
     @property
+    def by_library(self) -> bool:
+        """Whether the library does any of it."""
+        return bool(self.causal or self.prefix)
+
+    @property
     def alone(self) -> CausalCall | None:
         """The call that yields all rows of the pass, if one does."""
         return self.causal[0] if len(self.causal) == 1 and not (self.spans or self.prefix) else None

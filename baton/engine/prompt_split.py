@@ -23,6 +23,10 @@ class KeySplit:
     rows: int = 1024
     grain: int = 256
 
+    def more_items(self, kv_heads: int) -> int:
+        """How many items more than its spans' own a split plan has at most."""
+        return self.programs // kv_heads
+
     def split(self, plan: AttentionPlan, item_rows: int, kv_heads: int, buffer: int) -> AttentionPlan:
         """The plan with its spans cut where that is worth it. `item_rows`: of a program; `buffer`: where the
         rows for parts begin."""

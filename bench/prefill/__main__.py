@@ -2,15 +2,17 @@
 
     python -m bench.prefill --shape llama-3.1-8b --dtype bf16 --prompts 1x1024,1x8192,8x1024,8x8192
         [--chunk-tokens 8192] [--cached 0,50,90] [--tier device,host,disk] [--numerics exact|fast]
-        [--repeats 5] [--profile] [--device cuda|cpu] [--json]
+        [--no-graphs] [--repeats 5] [--profile] [--device cuda|cpu] [--json]
 
 Random weights, every prompt a new one. A case is timed from its prompts' coming to the last first token on
-the host, the median of --repeats after one more; `device_ms` is what the steps took by the device's events.
+the host, the median of --repeats after one more; `device_ms` is what the steps took by the device's events,
+`step_device_ms` and `step_host_ms` what one took of them, and of the host to say it.
 
     --prompts NxT    N prompts of T tokens that come at once; steps of up to --chunk-tokens rows, unbounded in
                      time (a worker's are bounded by prefill_step_ms)
     --cached P       the first P percent of each prompt's blocks are cached: in blocks of the device, or only
                      behind it (--tier), so that they are loaded first
+    --no-graphs      steps of few rows launch by launch, as longer ones are
     --profile        what one more run's time goes to, by kinds of kernels; `idle` is the device's
     --fairness       instead: how long short prompts (--short) wait for their first token, at 30 % of the rate
                      that is sustained of them (Poisson), alone and beside a long one (--long), by a worker's
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cached", default="0", help="percent of a prompt; with --tier")
     parser.add_argument("--tier", default="device", help=f"of {','.join(TIERS)}")
     parser.add_argument("--numerics", default="fast", choices=("exact", "fast"))
+    parser.add_argument("--no-graphs", action="store_true", help="all steps launch by launch")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--profile", action="store_true", help="what the time goes to")
     parser.add_argument("--fairness", action="store_true", help="short prompts beside a long one")
@@ -103,12 +106,13 @@ def run_all(cases: list[Case], arguments: argparse.Namespace, folder: Path) -> N
 
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
-    engine = PrefillEngine(cases, arguments.device, folder, exact=arguments.numerics == "exact")
-    refused = f", {engine.prompt_pass.refused} shapes refused" if engine.prompt_pass.refused else ""
-    print(f"bench.prefill: kernels and plans ready in {engine.ready_s:.1f} s{refused}", file=sys.stderr)
+    exact, graphs = arguments.numerics == "exact", not arguments.no_graphs
+    engine = PrefillEngine(cases, arguments.device, folder, exact=exact, graphs=graphs)
+    engine.tell_ready()
     on_gpu = arguments.device == "cuda"
     around: dict[str, object] = {
         "numerics": arguments.numerics,
+        "graphs": graphs,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
     }

@@ -112,9 +112,10 @@ class Bench:
 
     def launch(self, rule: LibraryRule | None, tuning: PromptTuning) -> tuple[Callable[[], None], float]:
         """The run's attention, and the seconds that making it ready took."""
+        import torch
+
         from baton.device.upload import put_ints
-        from baton.engine.kernels.gpu.prompt_items import item_lines
-        from baton.engine.prefill_pass import block_lines
+        from baton.engine.prefill_inputs import StepInputs
         from baton.engine.prefill_scheduler import Chunk
         from baton.engine.prompt_attention import PlannedRows, PromptAttention
         from baton.engine.prompt_split import KeySplit
@@ -122,16 +123,15 @@ class Bench:
         begun = time.perf_counter()
         attention = PromptAttention(self.decoder, self.cache, self.qkv, self.rows, rule, KeySplit())
         ready = time.perf_counter() - begun
-        heads = attention.heads[0]
-        plan, _ = attention.plan([(self.start, self.rows)], heads, tuning)
-        if rule is not None and not plan.causal and not plan.prefix:
+        plan = attention.plan([(self.start, self.rows)], attention.heads[0], tuning)
+        if rule is not None and not plan.attention.by_library:
             print(f"{self.start}+{self.rows}: the library takes nothing of it", file=sys.stderr)
-        lines = [
-            block_lines([Chunk(self.sequence, self.start, self.rows)], 0),
-            item_lines(plan.spans, tuning.rows(heads), None),
-        ]
-        tables, items = put_ints(lines, self.decoder.device)
-        planned, layer = PlannedRows(plan, items, tables, tuning), self.decoder.layers[0]
+        step = StepInputs([Chunk(self.sequence, self.start, self.rows)], self.rows, [plan])
+        there = torch.empty(step.layout.size, dtype=torch.int32, device=self.decoder.device)
+        put_ints(step.values(step.layout), there)
+        places = step.layout.places(there)
+        planned = PlannedRows(plan.attention, tuning, places.groups[0], places.tables, step.lines[0])
+        layer = self.decoder.layers[0]
 
         def run() -> None:
             attention.run(layer, self.rows, planned)

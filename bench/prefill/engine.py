@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,10 +39,12 @@ _KEY = bytes(32)
 @dataclass(frozen=True, slots=True)
 class Run:
     """Of all prompts of a case: seconds from their coming to the last first token, those that the device's
-    steps took, and tokens that were found."""
+    `steps` took and those that the host took to say them, and tokens that were found."""
 
     s: float
     device_s: float
+    host_s: float
+    steps: int
     hit_tokens: int
 
 
@@ -55,6 +58,7 @@ class PrefillEngine:
         folder: Path,
         *,
         exact: bool = False,
+        graphs: bool = True,
         make_pass: Callable[[Decoder, KVCache, int], Any] | None = None,
     ) -> None:
         """`folder`: the disk tier's. `make_pass`: instead of the back end's own choice, for tests."""
@@ -69,10 +73,17 @@ class PrefillEngine:
         begun = time.perf_counter()
         most = max(case.chunk_tokens for case in cases)
         if make_pass is None:
-            self.prompt_pass = prompt_pass(self.decoder, self.cache, most, exact=exact)
+            self.prompt_pass = prompt_pass(self.decoder, self.cache, most, exact=exact, graphs=graphs)
         else:
             self.prompt_pass = make_pass(self.decoder, self.cache, most)
         self.ready_s = time.perf_counter() - begun
+
+    def tell_ready(self) -> None:
+        """One line of how long that took, and what is slower than it should be."""
+        made = self.prompt_pass
+        more = f", {made.refused} shapes refused" if made.refused else ""
+        more += f", no graphs: {made.uncaptured}" if made.uncaptured else ""
+        print(f"bench.prefill: kernels, plans, graphs ready in {self.ready_s:.1f} s{more}", file=sys.stderr)
 
     def measure(self, case: Case, repeats: int) -> dict[str, Any]:
         """The median run of `repeats`, after one that is not counted."""
@@ -144,18 +155,20 @@ class _CaseRun:
         hits = self._prefixes.hit_tokens if self._prefixes is not None else 0
         self._settle()
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
+        loop = self._loop
+        device_s, host_s, steps = loop.device_s, loop.host_s, loop.steps_ended
         begun = time.perf_counter()
-        busy = self._compute(sequences)
+        self._compute(sequences)
         took = time.perf_counter() - begun
         found = (self._prefixes.hit_tokens if self._prefixes is not None else 0) - hits
-        return Run(took, busy, found)
+        return Run(took, loop.device_s - device_s, loop.host_s - host_s, loop.steps_ended - steps, found)
 
-    def _compute(self, sequences: list[Sequence]) -> float:
-        """Runs them to their first tokens; seconds that the device's steps took."""
+    def _compute(self, sequences: list[Sequence]) -> None:
+        """Runs them to their first tokens."""
         loop = self._loop
         for sequence in sequences:
             loop.scheduler.add(sequence)
-        left, before = len(sequences), loop.device_s
+        left = len(sequences)
         until = time.perf_counter() + DEADLINE_S
         while left:
             if not loop.begin() and self._prefixes is not None:
@@ -165,7 +178,6 @@ class _CaseRun:
                 raise TimeoutError(f"{left} prompts are not done after {DEADLINE_S} s")
         for sequence in sequences:
             loop.scheduler.remove(sequence)
-        return loop.device_s - before
 
     def _sequence(self, number: int) -> Sequence:
         case = self._case
@@ -249,6 +261,9 @@ def told(case: Case, run: Run) -> dict[str, Any]:
     return {
         "ms": round(run.s * 1e3, 2),
         "device_ms": round(run.device_s * 1e3, 2),
+        "steps": run.steps,
+        "step_device_ms": round(run.device_s * 1e3 / run.steps, 3),
+        "step_host_ms": round(run.host_s * 1e3 / run.steps, 3),
         "s": round(run.s, 5),
         "tok_s": round(case.prompts * case.tokens / run.s),
         "mfu": round(case.flops / run.s / peak, 3) if peak and on_gpu else None,

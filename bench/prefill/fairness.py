@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -61,7 +60,8 @@ class WatchedPass:
 
     def __init__(self, inner: Any, log: StepLog, now: Callable[[], float]) -> None:
         self._inner, self._log, self._now = inner, log, now
-        self.grain, self.refused, self.paces = inner.grain, inner.refused, inner.paces
+        self.grain, self.refused = inner.grain, inner.refused
+        self.uncaptured, self.paces = inner.uncaptured, inner.paces
 
     def forward(self, chunks: Any) -> Any:
         self._log.said(chunks)
@@ -83,8 +83,8 @@ def run_fairness(arguments: argparse.Namespace, folder: Path) -> None:
     config = EngineConfig()
     chunk_tokens = arguments.chunk_tokens or config.chunk_tokens_on(arguments.device)
     case = Case(arguments.shape, arguments.dtype, 1, arguments.long, chunk_tokens)
-    engine = PrefillEngine([case], arguments.device, folder)
-    print(f"bench.prefill: kernels and plans ready in {engine.ready_s:.1f} s", file=sys.stderr)
+    engine = PrefillEngine([case], arguments.device, folder, graphs=not arguments.no_graphs)
+    engine.tell_ready()
     age_cap_s = config.prefill_age_cap_ms / 1e3
     alone: dict[str, Any] = {}
     budgets = [float(ms) for ms in arguments.step_ms.split(",")] if arguments.step_ms else [None]

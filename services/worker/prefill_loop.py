@@ -24,6 +24,8 @@ def prefill_loop(
     prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact)
     if prompts.refused:
         log.warning("attention_library_refuses", shapes=prompts.refused)
+    if prompts.uncaptured:
+        log.warning("prefill_without_graphs", why=prompts.uncaptured)
     bounds = StepBounds(
         chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
     )

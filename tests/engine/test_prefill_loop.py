@@ -65,6 +65,7 @@ class NumberedPass:
     lane: SlowLane
     grain: int = 1
     refused: int = 0
+    uncaptured: str = ""
     paces: None = None
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:

@@ -18,6 +18,7 @@ from baton.engine.kernels.gpu.join_parts import join_parts
 from baton.engine.kernels.gpu.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
 from baton.engine.kernels.gpu.prompt_qkv import prompt_qkv
+from baton.engine.kernels.gpu.row_ops import embed
 from baton.engine.kernels.rms_norm import rms_norm
 from baton.engine.kernels.rotary import apply_rope
 from baton.engine.prompt_plan import Span
@@ -77,6 +78,32 @@ def test_items_cover_each_row_once_and_the_longest_come_first() -> None:
     lengths = [line[4] - line[3] for line in lines]
     assert lengths == sorted(lengths, reverse=True)
     assert item_lines([], 32, None).shape == (0, 8)
+
+
+def test_items_of_zeros_do_nothing() -> None:
+    case = PromptCase.random(LLAMA, [(130, 9), (0, 3)], device=DEVICE)
+    tuning = PromptTuning(queries=64, tile=64, warps=4, stages=2)
+    lines = item_lines(case.spans()[:1], tuning.rows(LLAMA), None)
+    items = torch.zeros(len(lines) + 5, lines.shape[1], dtype=torch.int32)
+    items[2 : 2 + len(lines)] = torch.from_numpy(lines)
+    out = torch.full((12, 64), torch.nan, device=DEVICE)
+    lse = torch.full((4, 12), torch.nan, device=DEVICE)
+    prompt_attention(out, case.qkv, case.cache, 1, case.tables, items.to(DEVICE), LLAMA, tuning, lse)
+    expected, sums = case.expected(1, case.spans()[:1])
+    torch.testing.assert_close(out.double().cpu(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    torch.testing.assert_close(lse.double().cpu(), sums, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_rows_without_a_token_are_zeros() -> None:
+    embedding = torch.randn(9, 20, device=DEVICE)
+    token = torch.tensor([3, -1, 0, -1], dtype=torch.int32, device=DEVICE)
+    hidden = torch.full((4, 20), torch.nan, device=DEVICE)
+    rotary = torch.zeros(4, 3, device=DEVICE), torch.zeros(4, 3, device=DEVICE)
+    embed(hidden, rotary, token, torch.zeros_like(token), embedding, torch.ones(3, device=DEVICE), 1.0)
+    expected = torch.stack(
+        (embedding[3], torch.zeros_like(embedding[0]), embedding[0], torch.zeros_like(embedding[0]))
+    )
+    torch.testing.assert_close(hidden, expected)
 
 
 def test_attention_refuses_what_does_not_fit() -> None:
@@ -174,14 +201,18 @@ def test_parts_that_stand_below_one_another_are_joined() -> None:
     out = torch.full((25, 64), torch.nan, device=DEVICE)
     lse = torch.full((4, 26), torch.nan, device=DEVICE)
     prompt_attention(out, case.qkv, case.cache, 1, case.tables, items, LLAMA, tuning, lse)
-    join_parts(out, lse, 2, 5, 9, 3, 16)
+    joins = torch.zeros(8, 4, dtype=torch.int32)
+    for row in range(2, 7):
+        joins[row, :3] = torch.tensor((7 + row, 5, 3))
+    joins = joins.to(DEVICE)
+    join_parts(out, lse, joins, 16)
     expected, sums = case.expected(1, [Span(2, 5, 140, 0, 145, 1)])
     torch.testing.assert_close(out[:8].double().cpu(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
     torch.testing.assert_close(lse[:, :8].double().cpu(), sums, rtol=1e-5, atol=1e-5, equal_nan=True)
-    with pytest.raises(ValueError, match="4 parts of 5 rows"):
-        join_parts(out, lse, 2, 5, 9, 4, 16)
+    with pytest.raises(ValueError, match="27 rows are more"):
+        join_parts(out, lse, joins.new_zeros(27, 4), 16)
     with pytest.raises(ValueError, match="do not fit"):
-        join_parts(out, lse, 2, 5, 9, 3, 8)
+        join_parts(out, lse, joins, 8)
 
 
 def test_the_plain_library_is_torchs_own_attention() -> None:

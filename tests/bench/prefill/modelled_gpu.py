@@ -105,6 +105,7 @@ class ModelledPass:
     host_s: float = 4.5e-3
     grain: int = 256
     refused: int = 0
+    uncaptured: str = ""
     paces: None = None
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:

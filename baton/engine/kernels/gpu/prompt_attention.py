@@ -5,7 +5,8 @@
 A program does one item for one KV head: a run of one sequence's rows, the heads of the group beside one
 another, so that K and V are read once for all of them. Tiles of keys that every row sees come first, in a
 loop without masks; then those at the edges. Each is one flat loop: in one around another no loads would be
-kept in flight. The keys are all read from the cache, so the rows' own must be there already.
+kept in flight. The keys are all read from the cache, so the rows' own must be there already. An item of
+zeros has no rows and no keys: its program does nothing, so that a graph may have more of them than a step.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _prompt_attention(
     seen_by_last = tl.maximum(begin, position + count - window)
     full_begin = tl.minimum(tl.cdiv(seen_by_last, TILE) * TILE, behind)
     full_end = tl.maximum(tl.minimum(position + 1, end) // TILE * TILE, full_begin)
-    last_block = (end - 1) // BLOCK_TOKENS
+    last_block = tl.maximum(end - 1, 0) // BLOCK_TOKENS
 
     highest = tl.full((QUERIES,), float("-inf"), tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -156,11 +157,11 @@ def _prompt_attention(
         highest, total, attended = softmax_step(scores, v, highest, total, attended)
 
     out_rows = (into + r).to(tl.int64) * (HEADS * DIM) + (head * GROUP + g) * DIM
-    result = (attended / total[:, None]).to(dtype)
+    result = (attended / tl.where(real, total, 1.0)[:, None]).to(dtype)
     tl.store(out + out_rows[:, None] + d[None, :], result, mask=real[:, None] & in_dim[None, :])
     if WITH_LSE:
         place = lse + (head * GROUP + g).to(tl.int64) * lse_stride + into + r
-        tl.store(place, (highest + tl.log2(total)) * _LN2, mask=real)
+        tl.store(place, (highest + tl.log2(tl.where(real, total, 1.0))) * _LN2, mask=real)
 
 
 def prompt_attention(

@@ -28,7 +28,7 @@ def _embed(
     row = tl.program_id(0)
     source = tl.load(token + row).to(tl.int64)
     i = tl.arange(0, WIDTH_POWER)
-    values = tl.load(embedding + source * WIDTH + i, mask=i < WIDTH, other=0.0)
+    values = tl.load(embedding + source * WIDTH + i, mask=i < tl.where(source >= 0, WIDTH, 0), other=0.0)
     tl.store(hidden + row * WIDTH + i, values, mask=i < WIDTH)
     j = tl.arange(0, HALF_POWER)
     angle = tl.load(position + row).to(tl.float32) * tl.load(frequencies + j, mask=j < HALF, other=0.0)
@@ -47,7 +47,7 @@ def embed(
 ) -> None:
     """token, position [R] int32 → hidden [R, W] rows of embedding [V, W], and cos, sin [R, dim / 2].
 
-    frequencies [dim / 2] float32, radians a position.
+    A token of -1 is padding: a row of zeros. frequencies [dim / 2] float32, radians a position.
     """
     rows, width = hidden.shape
     half = frequencies.shape[0]

@@ -1,0 +1,113 @@
+"""The same steps said launch by launch and replayed as graphs, each over a cache of its own."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence as Run
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.engine.cache import KVCache
+from baton.engine.decoder import Decoder
+from baton.engine.kernels.gpu.prompt_items import PromptTuning
+from baton.engine.model_config import ModelConfig
+from baton.engine.prefill_graphs import GraphBounds
+from baton.engine.prefill_inputs import StepInputs
+from baton.engine.prefill_pass import PrefillPass
+from baton.engine.prefill_scheduler import Chunk
+from baton.engine.prompt_plan import LibraryRule
+from baton.engine.prompt_split import KeySplit
+from baton.engine.sequence import Limits, SamplingParams, Sequence
+from baton.engine.weights import random_weights
+from tests.engine.local_engine import CONFIG
+from tests.engine.prompt_passes import FAMILIES
+
+# (sequence, first position, rows).
+Pieces = Run[tuple[int, int, int]]
+
+
+class GraphTwins:
+    """Two passes of the same weights, one of which has graphs; of `steps`, `replayed` were its graphs."""
+
+    def __init__(
+        self,
+        folder: Path,
+        family: str,
+        *,
+        lengths: Run[int],
+        most_rows: int,
+        block_tokens: int,
+        layers: int = 2,
+        settings: dict[str, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        rule: LibraryRule | None = None,
+        tuning: PromptTuning | None = None,
+        split: KeySplit | None = None,
+        bounds: GraphBounds | None = None,
+        device: str = "cpu",
+    ) -> None:
+        (folder / "config.json").write_text(
+            json.dumps({**CONFIG, "num_hidden_layers": layers, **FAMILIES[family], **(settings or {})})
+        )
+        config = ModelConfig.load(folder)
+        layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
+        weights = random_weights(config, 3, torch.device(device), dtype)
+        decoder = Decoder(config, weights, layout, device, dtype)
+        blocks = [-(-length // block_tokens) for length in lengths]
+        self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
+        self.eager, self.graphed = (
+            PrefillPass(decoder, cache, most_rows, rule, tuning, split) for cache in self.caches
+        )
+        self.graphed.capture(bounds)
+        assert self.graphed.uncaptured == ""
+        generator = torch.Generator().manual_seed(1)
+        shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in layout.groups]
+        self.sequences = []
+        for number, length in enumerate(lengths):
+            tokens = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
+            sequence = Sequence(tuple(tokens), length, SamplingParams(), Limits(1))
+            first = sum(blocks[:number])
+            sequence.blocks = tuple(tuple(group[first : first + blocks[number]]) for group in shuffled)
+            self.sequences.append(sequence)
+        self.done = [0] * len(lengths)
+        self.steps = self.replayed = 0
+        replay = self.graphed._graphs.replay
+
+        def counted(step: StepInputs) -> bool:
+            found = replay(step)
+            self.replayed += found
+            return found
+
+        self.graphed._graphs.replay = counted  # type: ignore[method-assign]
+
+    def check(self, pieces: Pieces) -> None:
+        """Runs a step both ways: rows and caches are the same, bit for bit, whatever an earlier one left."""
+        chunks = [Chunk(self.sequences[number], start, count) for number, start, count in pieces]
+        expected = self.eager.forward(chunks).clone()
+        for left in (self.graphed._hidden, self.graphed._attention._attended, self.graphed._attention._sums):
+            left.fill_(torch.nan)
+        found = self.graphed.forward(chunks)
+        assert bool(found.isfinite().all())
+        assert torch.equal(found, expected), f"{pieces}: {(found - expected).abs().max()}"
+        for theirs, ours in zip(*(cache.groups for cache in self.caches), strict=True):
+            assert torch.equal(ours[1:], theirs[1:]), pieces
+            assert bool(ours[0].isfinite().all()), "what padding writes to scratch"
+        for number, start, count in pieces:
+            self.done[number] = start + count
+        self.steps += 1
+
+    def packing(self, draw: random.Random, rows: int, most_chunks: int) -> Pieces:
+        """So many rows of up to so many sequences, each from where it stands, or from its start again."""
+        numbers = draw.sample(range(len(self.sequences)), min(most_chunks, len(self.sequences)))
+        cuts = sorted(draw.sample(range(1, rows), min(len(numbers), rows) - 1))
+        counts = [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+        pieces = []
+        for number, count in zip(numbers, counts, strict=False):
+            length = self.sequences[number].length
+            assert count <= length
+            start = self.done[number] if self.done[number] + count <= length else 0
+            pieces.append((number, start, count))
+        return pieces
