@@ -33,6 +33,8 @@ AGED_SHARE, AGED_PASSES = 1 / 2, 3
 # end in that step, since they wait for all of it, or have come lately, since more may come while it runs.
 BESIDE_SHARE = 1 / 2
 LATELY_S = 1.0
+# How much longer a step may be for a prompt to end in it: what it would leave behind is a step of its own.
+SLACK = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,8 +229,11 @@ class _Step:
         start = sequence.reached + has
         left = sequence.length - start
         units = max(0.0, self._whole - self._used) * share
-        if (self._ends or crowded) and self._cost.of(start, left) > self._whole:
+        longest, needed = self._whole * (1 + SLACK), self._cost.of(start, left)
+        if (self._ends or crowded) and needed > longest:
             units = min(units, max(LEAST_UNITS, self._whole * BESIDE_SHARE) - self._used)
+        elif needed <= longest - self._used:
+            units = max(units, needed)
         most = min(left, math.ceil(self._tokens * share))
         count = min(most, self._cost.tokens_within(start, max(0.0, units)))
         if not self.given:

@@ -90,6 +90,9 @@ class EngineConfig(StrictModel):
     prefill_age_cap_ms: float = Field(
         2000.0, ge=0, description="a prompt that is here so long gets an eighth of all steps, at least"
     )
+    prefill_graphs: bool = Field(
+        False, description="on a GPU, short prefill steps as CUDA graphs; off: not measured yet"
+    )
     max_context_tokens: int | None = Field(None, ge=2, description="unset: the model's own")
     max_logprobs: int = Field(
         20, ge=0, le=20, description="likeliest tokens whose logprobs a request may ask for; 0: no logprobs"

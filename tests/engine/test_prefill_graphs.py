@@ -31,7 +31,15 @@ def twins(folder: Path, family: str = "llama", **options: Any) -> GraphTwins:
     return GraphTwins(folder, family, **{**given, **options})
 
 
-@pytest.mark.parametrize("family", ["llama", "biases and a tied head", "query and key norm", "windows"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("llama", marks=pytest.mark.slow),
+        pytest.param("biases and a tied head", marks=pytest.mark.slow),
+        pytest.param("query and key norm", marks=pytest.mark.slow),
+        "windows",
+    ],
+)
 def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
     made = twins(tmp_path, family, layers=2 if family == "windows" else 1)
     made.check([(0, 0, 60), (1, 0, 3)])
@@ -40,6 +48,7 @@ def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
     assert made.replayed == made.steps
 
 
+@pytest.mark.slow
 def test_random_packings(tmp_path: Path) -> None:
     draw = random.Random(6)
     made = twins(tmp_path, "windows", lengths=(70, 70, 100, 100), layers=2)
