@@ -11,7 +11,8 @@ from baton.device.cuda_runtime import cuda_runtime
 from baton.device.nccl import Communicator, Nccl
 from baton.device.nccl_line import Moment, NcclLine
 
-# Multiprocessors that a line's kernels take at most. Not measured yet: `python -m bench.nccl_faults`.
+# Multiprocessors that a line's kernels take at most: between two H200s 339 GB/s, with half as many 262, with
+# twice as many 354 (docs/decisions/0015).
 MAX_CTAS = 16
 
 

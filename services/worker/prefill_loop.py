@@ -21,9 +21,7 @@ def prefill_loop(
     """`serves`: False where no prompt will ever come, and nothing need be compiled."""
     chunk_tokens = engine.chunk_tokens_on(model.device.type)
     exact = model.exact or not serves
-    prompts = prompt_pass(
-        model.decoder, model.cache, chunk_tokens, exact=exact, graphs=engine.prefill_graphs
-    )
+    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact, graphs=engine.prefill_graphs)
     if prompts.refused:
         log.warning("attention_library_refuses", shapes=prompts.refused)
     if prompts.uncaptured:
