@@ -61,7 +61,7 @@ class SendingEnd:
 
             source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
             nccl = nccl_links_for(transport, source.blocks)
-            if nccl is not None:  # its lines are threads, which a loop that never waits keeps from Python's lock
+            if nccl is not None:  # a loop that never waits keeps Python's lock from its lines
                 self._patience = _NCCL_WAIT_S
             which = transport if nccl is not None else "auto"
             connectors = connectors_of(which, self._woken.set, source.blocks, nccl)

@@ -137,7 +137,7 @@ OVER_NCCL = [
 
 @cache
 def nccl_has_begun() -> None:
-    """A process's first communicator takes NCCL a second or more: it is not one of a test's that counts them."""
+    """A process's first communicator takes NCCL a second or more: not one of a test's that counts them."""
     made = LinkPeers("nccl-peer")
     peers = made(Shape(timeout_s=20.0))
     peers.send(1, [[1]], [[1]])
