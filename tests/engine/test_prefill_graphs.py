@@ -57,6 +57,7 @@ def test_random_packings(tmp_path: Path) -> None:
     assert made.replayed == made.steps
 
 
+@pytest.mark.slow
 def test_what_a_graph_has_no_place_for_is_said_as_ever(tmp_path: Path) -> None:
     few = GraphBounds(rows=64, least_chunks=1, rows_a_chunk=64, entries=60)
     split = KeySplit(programs=3, least_keys=1000)

@@ -87,7 +87,7 @@ def test_the_tokens_are_the_same_by_the_kernels_too(
     request.getfixturevalue("late")
     assert run(tmp_path / "late") == expected
 
-    def by_kernels(decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool) -> PrefillPass:
+    def by_kernels(decoder: Decoder, cache: KVCache, most_rows: int, **_: bool) -> PrefillPass:
         return PrefillPass(decoder, cache, most_rows, SMALL_RULE, SMALL_TUNING)
 
     monkeypatch.setattr("services.worker.prefill_loop.prompt_pass", by_kernels)
