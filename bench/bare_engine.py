@@ -63,13 +63,15 @@ class BareDecode:
     def _admit(self, model: LoadedModel, pool: SlotPool, sequence: Sequence) -> None:
         blocks = model.pools.allocate(sequence.end - 1)
         self._loop.admit(
-            Grant(*pool.grant(), blocks, sequence.end - 1),
-            token_ids=sequence.token_ids,
-            prompt_length=sequence.length,
-            last_token=0,
-            end=sequence.end,
-            sampling=sequence.sampling,
-            limits=sequence.limits,
+            self._loop.admission(
+                Grant(*pool.grant(), blocks, sequence.end - 1),
+                token_ids=sequence.token_ids,
+                prompt_length=sequence.length,
+                last_token=0,
+                end=sequence.end,
+                sampling=sequence.sampling,
+                limits=sequence.limits,
+            )
         )
 
     def tpot(self, steps: int) -> float:

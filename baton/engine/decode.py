@@ -40,27 +40,6 @@ class DecodeLoop(ABC):
         """Its counters say how many steps ran, and how many could not."""
         return self._ring
 
-    def admit(
-        self,
-        grant: Grant,
-        *,
-        token_ids: Sequence[int],
-        prompt_length: int,
-        last_token: int,
-        last_logprobs: Logprobs | None = None,
-        end: int,
-        sampling: SamplingParams,
-        limits: Limits,
-        masked: bool = False,
-    ) -> None:
-        """Gives a prefilled sequence its slot, from the next step on: `admission` and `post_admission`."""
-        self.post_admission(
-            self.admission(
-                grant, token_ids=token_ids, prompt_length=prompt_length, last_token=last_token,
-                last_logprobs=last_logprobs, end=end, sampling=sampling, limits=limits, masked=masked,
-            )
-        )  # fmt: skip
-
     def admission(
         self,
         grant: Grant,
@@ -74,8 +53,8 @@ class DecodeLoop(ABC):
         limits: Limits,
         masked: bool = False,
     ) -> Entry:
-        """What gives a sequence its slot once it is posted; the slot's tables are written now. While its KV
-        is still on its way this may be done, and left at that.
+        """What gives a prefilled sequence its slot once it is told (`admit`). The slot's tables are written
+        now: while its KV is still on its way this may be done, and left at that.
 
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted;
         `last_token` is the next, without KV. The slot's first word in the ring repeats it with
@@ -103,10 +82,10 @@ class DecodeLoop(ABC):
         _write_sampling(entry, sampling)
         return entry
 
-    def post_admission(self, entry: Entry) -> None:
+    def admit(self, admission: Entry) -> None:
         """From the next step on the sequence decodes: all its KV is in its blocks."""
-        entry["from_step"] = self._ring.steps
-        self._post(entry)
+        admission["from_step"] = self._ring.steps
+        self._post(admission)
 
     def grow(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int

@@ -101,14 +101,16 @@ class DecodeEngine:
         self.holds[slot, generation] = grant
         sampling = SamplingParams(seed=index, **SAMPLINGS[case.sampling])
         self.loop.admit(
-            grant,
-            token_ids=self._prompt(case.context),
-            prompt_length=case.context,
-            last_token=(index * 977) % self.model.config.vocab_size,
-            last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
-            end=end,
-            sampling=sampling,
-            limits=Limits(output),
+            self.loop.admission(
+                grant,
+                token_ids=self._prompt(case.context),
+                prompt_length=case.context,
+                last_token=(index * 977) % self.model.config.vocab_size,
+                last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
+                end=end,
+                sampling=sampling,
+                limits=Limits(output),
+            )
         )
         return slot, generation
 

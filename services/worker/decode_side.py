@@ -283,7 +283,7 @@ class DecodeSide:
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
-        self._loop.post_admission(admission.entry)
+        self._loop.admit(admission.entry)
         reservation.prepared, reservation.token_ids = None, tuple(record.token_ids)
         self._keep(reservation, admission.names)
         self.growth.watch(reservation)

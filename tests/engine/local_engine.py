@@ -178,15 +178,17 @@ class LocalEngine:
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
         key = self.slots.grant()
         self.decode.admit(
-            Grant(*key, blocks, start.first_capacity),
-            token_ids=sequence.token_ids,
-            prompt_length=sequence.prompt_length,
-            last_token=last.token if start.forced is None else start.forced,
-            last_logprobs=last.logprobs,
-            end=sequence.end,
-            sampling=sequence.sampling,
-            limits=sequence.limits,
-            masked=start.masked,
+            self.decode.admission(
+                Grant(*key, blocks, start.first_capacity),
+                token_ids=sequence.token_ids,
+                prompt_length=sequence.prompt_length,
+                last_token=last.token if start.forced is None else start.forced,
+                last_logprobs=last.logprobs,
+                end=sequence.end,
+                sampling=sequence.sampling,
+                limits=sequence.limits,
+                masked=start.masked,
+            )
         )
         self.tables[key] = sequence.blocks
         self.output[key] = []

@@ -77,15 +77,17 @@ class SampledBatch:
         loop = _Admitting(self.state, mailbox, self._rings.writer(memory))
         for slot, request in enumerate(requests):
             loop.admit(
-                Grant(slot, GENERATION, ((0,),), 100),
-                token_ids=(*request.prompt, *request.output[:-1]),
-                prompt_length=len(request.prompt),
-                last_token=request.output[-1],
-                last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
-                end=len(request.prompt) + request.limits.max_tokens,
-                sampling=request.params,
-                limits=request.limits,
-                masked=request.mask is not None,
+                loop.admission(
+                    Grant(slot, GENERATION, ((0,),), 100),
+                    token_ids=(*request.prompt, *request.output[:-1]),
+                    prompt_length=len(request.prompt),
+                    last_token=request.output[-1],
+                    last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
+                    end=len(request.prompt) + request.limits.max_tokens,
+                    sampling=request.params,
+                    limits=request.limits,
+                    masked=request.mask is not None,
+                )
             )
             if request.mask is not None:
                 position = request.position + request.late

@@ -31,15 +31,8 @@ def twins(folder: Path, family: str = "llama", **options: Any) -> GraphTwins:
     return GraphTwins(folder, family, **{**given, **options})
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param("llama", marks=pytest.mark.slow),
-        pytest.param("biases and a tied head", marks=pytest.mark.slow),
-        pytest.param("query and key norm", marks=pytest.mark.slow),
-        "windows",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "biases and a tied head", "query and key norm", "windows"])
 def test_a_graph_is_what_it_would_launch(tmp_path: Path, family: str) -> None:
     made = twins(tmp_path, family, layers=2 if family == "windows" else 1)
     made.check([(0, 0, 60), (1, 0, 3)])

@@ -81,7 +81,7 @@ class PlayedSteps:
         key, text = (grant.slot, grant.generation), Text(tenant, token_ids)
         return Slot(key, attempt, text, last_token, end, table, grant.capacity, [last_token])
 
-    def post_admission(self, slot: Slot) -> None:
+    def admit(self, slot: Slot) -> None:
         self.slots[slot.key] = slot
         self._post("admit", slot.key)
 

@@ -76,6 +76,7 @@ def test_attention_alone_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert paged["us"] > 0
 
 
+@pytest.mark.slow
 def test_the_kernels_run_in_it(tmp_path: Path) -> None:
     case = Case("tiny", "fp32", 1, 90, 64)
     engine = PrefillEngine([case], "cpu", tmp_path, make_pass=partial(PrefillPass, rule=None))
