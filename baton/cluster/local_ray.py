@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import secrets
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
@@ -25,6 +26,17 @@ _STARTED = "Ray runtime started"
 _START_S = 120.0
 _POLL_S = 0.05
 _STOP_S = 10.0
+# What Ray would choose itself long before it is used, and end where somebody else has it by then: its first,
+# then the door for clients, and those of its agents.
+_PORTS = (
+    "port",
+    "ray-client-server-port",
+    "dashboard-agent-grpc-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT, _PORTS_TRIED = 10_000, 200
 # Socket paths end at 107 bytes, and Ray appends up to 65.
 _LONGEST_FOLDER = 40
 
@@ -51,8 +63,8 @@ class LocalRay:
         token.write_text(secrets.token_hex(32))
         environment = {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_packages(), os.environ.get("PYTHONPATH"))))
-        port, client_port = _free_ports(2)
-        head = _head(folder, port, client_port, prestarted, gpus)
+        ports = free_ports(len(_PORTS))
+        head = _head(folder, ports, prestarted, gpus)
         with (folder / "start.log").open("wb") as log:
             warden = subprocess.Popen(
                 (sys.executable, "-m", "baton.cluster.warden", str(folder), *head),
@@ -62,7 +74,7 @@ class LocalRay:
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
-        return cls(folder, port, environment, warden)
+        return cls(folder, ports[0], environment, warden)
 
     async def address(self) -> str:
         """Where drivers join, once they can. BatonError(UNAVAILABLE) if it does not come up."""
@@ -92,11 +104,10 @@ class LocalRay:
         return ""
 
 
-def _head(folder: Path, port: int, client_port: int, prestarted: int, gpus: int) -> tuple[str, ...]:
+def _head(folder: Path, ports: Sequence[int], prestarted: int, gpus: int) -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-        f"--port={port}",
-        f"--ray-client-server-port={client_port}",
+        *(f"--{name}={port}" for name, port in zip(_PORTS, ports, strict=True)),
         f"--temp-dir={folder}",
         f"--num-cpus={prestarted}",
         f"--num-gpus={gpus}",
@@ -117,10 +128,21 @@ def _short_folder() -> Path:
     return Path(folder)
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [taken.getsockname()[1] for taken in sockets]
+def free_ports(count: int) -> list[int]:
+    """Below those that the kernel gives to whoever asks for any: between our look and their use nobody else
+    is given one. OSError where there are none."""
+    first_given = _first_given()
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(_LOWEST_PORT, first_given), k=_PORTS_TRIED):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"of {_PORTS_TRIED} ports below {first_given} no {count} are free")
+
+
+def _first_given() -> int:
+    return int(_GIVEN_PORTS.read_text().split()[0])
 
 
 def _packages() -> str:
