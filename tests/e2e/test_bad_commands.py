@@ -115,11 +115,11 @@ def _unknown_family(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "ray"),
     [
-        (_lose_a_shard, "none"),
+        pytest.param(_lose_a_shard, "none", marks=pytest.mark.slow),
         (_cut_a_shard, "none"),
         pytest.param(_cut_a_shard, "local", marks=pytest.mark.slow),
         (_break_config, "none"),
-        (_unknown_family, "none"),
+        pytest.param(_unknown_family, "none", marks=pytest.mark.slow),
     ],
 )
 def test_damage_that_a_worker_finds(damage: Break, ray: str, model: Path, tmp_path: Path) -> None:

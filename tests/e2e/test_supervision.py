@@ -181,6 +181,7 @@ async def test_whoever_is_killed_with_it_nothing_stays(model: Path) -> None:
         await eventually(lambda: not any(alive(pid) for pid in left), 10)
 
 
+@pytest.mark.slow
 async def test_it_comes_to_a_running_ray_as_a_guest(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to stop, or killed, it takes its workers along and leaves the Ray as it was."""
     theirs = LocalRay.start({}, prestarted=1, gpus=0)

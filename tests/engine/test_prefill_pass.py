@@ -19,7 +19,10 @@ from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [name if name == "windows" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+)
 def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) -> None:
     layers = 2 if family in ("llama", "windows") else 1
     both = BothPasses(tmp_path, family, lengths=(20, 20, 20, 60), most_rows=48, layers=layers, device=DEVICE)
@@ -30,13 +33,17 @@ def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) ->
     )
 
 
-@pytest.mark.parametrize("start", [15, 16, 17, 33, 48, 49])
+@pytest.mark.parametrize(
+    "start", [15, 16, 17, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (33, 48, 49))]
+)
 def test_prefixes_around_every_edge(tmp_path: Path, start: int) -> None:
     both = BothPasses(tmp_path, lengths=(80, 80), device=DEVICE)
     both.check([(0, 0, start)], [(0, start, 8), (1, 0, 7)], [(0, start + 8, 15)])
 
 
-@pytest.mark.parametrize("rows", [1, 6, 7, 8, 9, 17, 64])
+@pytest.mark.parametrize(
+    "rows", [7, 8, 9, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (1, 6, 17, 64))]
+)
 def test_chunks_around_every_edge(tmp_path: Path, rows: int) -> None:
     both = BothPasses(tmp_path, lengths=(rows + 30, 80), device=DEVICE)
     both.check([(1, 0, 3), (0, 0, rows)], [(0, rows, 1), (1, 3, 20)])
