@@ -121,6 +121,7 @@ def test_one_after_the_other_they_say_the_same(known: Known, cluster: Cluster) -
     assert alone == known.answers[: len(EVERY)]
 
 
+@pytest.mark.slow
 def test_other_workers_say_the_same(known: Known, model: Path, judge: Judge) -> None:
     with baton_up(model, *EXACT, *OTHERS) as cluster:
         answers, audits = answered(cluster, judge, known.asks)

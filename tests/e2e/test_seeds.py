@@ -101,6 +101,7 @@ def tokens(answers: Iterable[Answer]) -> list[list[int]]:
     return [answer.token_ids for answer in answers]
 
 
+@pytest.mark.slow
 async def test_neither_neighbours_nor_workers_nor_cuts_change_what_a_seed_draws(model: Path) -> None:
     """Each request by itself, then among many; there, and where blocks and chunks are cut otherwise and some
     sequences are handed over."""

@@ -99,7 +99,7 @@ async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, mod
         (("prefill-0 engine",), signal.SIGKILL),
         (("decode-0 front",), signal.SIGKILL),
         (("decode-0 actor",), signal.SIGKILL),
-        (("decode-0 engine", "prefill-0 front"), signal.SIGSTOP),
+        pytest.param(("decode-0 engine", "prefill-0 front"), signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
 async def test_serves_again(
@@ -149,6 +149,7 @@ async def test_workers_go_on_without_the_supervisor_which_adopts_them(cluster: C
         await serves_again(cluster, stub, PROMPT, again_s())
 
 
+@pytest.mark.slow
 async def test_two_side_by_side_and_a_killed_one_leaves_nothing(cluster: Cluster, model: Path) -> None:
     async with cluster.stub() as stub:
         await whole_again(cluster, stub, again_s())

@@ -173,6 +173,7 @@ def test_a_process_of_the_generator_that_dies_is_told(serve: Serve, tmp_path: Pa
     assert part.read_text().count('"outcome":"OK"') > 0
 
 
+@pytest.mark.slow
 def test_a_search(serve: Serve, tmp_path: Path) -> None:
     """The whole command on a queue in real time; how near it comes is the slow proof's business."""
     with serve(Behaviour(service_s=(0.02,), gap_s=0.0)) as served:
