@@ -48,7 +48,6 @@ class DeviceGather:
             self._let_go = undo.pop_all()
         self._reads = BlockReads()
         self._published: Moment | None = None
-        self._copied = False  # something, since what was told last
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
         """Says to the device what is to be done with a piece, whose checksum is its place's alone.
@@ -65,14 +64,11 @@ class DeviceGather:
         there = self._registered.address + SUMS + piece.staging * SUM_BYTES
         self._telling.after(read)
         self._telling.copy(there, found, SUM_BYTES)
-        self._copied = True
+        self._telling.after(self._wire.moment())
         self._reads.read_by(read)
 
     def publish(self, position: int) -> None:
         """Moves the ring's tail, behind all that was said before."""
-        if self._copied:
-            self._telling.after(self._wire.moment())
-            self._copied = False
         self._telling.publish(self._registered.address + TO_RECEIVER, position)
         self._published = self._telling.moment()
 

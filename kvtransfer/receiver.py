@@ -132,20 +132,26 @@ class Receiver:
 
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
-        for link in self._links:
-            self._take_moved(link)
+        self._take_all_moved()
         if any(isinstance(event, Committed) for event in self._events):
             self._wake()  # an admission goes before all else that there is to do
         else:
-            self.land(max_pieces)
+            self._hear(max_pieces)
         events, self._events = self._events, []
         return events
 
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
-        self._links.take_calls()
+        self._take_all_moved()
+        self._hear(max_pieces)
+
+    def _take_all_moved(self) -> None:
         for link in self._links:
             self._take_moved(link)
+
+    def _hear(self, max_pieces: int) -> None:
+        """What senders say: at most so many frames of it."""
+        self._links.take_calls()
         budget = max_pieces
         speaking = deque(self._links)
         while speaking and budget > 0:

@@ -36,7 +36,7 @@ _PORTS = (
     "metrics-export-port",
 )
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_LOWEST_PORT, _PORTS_TRIED = 10_000, 200
+_LOWEST_PORT, _PORTS_END, _PORTS_TRIED = 10_000, 65_536, 200
 # Socket paths end at 107 bytes, and Ray appends up to 65.
 _LONGEST_FOLDER = 40
 
@@ -130,15 +130,17 @@ def _short_folder() -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Below those that the kernel gives to whoever asks for any: between our look and their use nobody else
-    is given one. OSError where there are none."""
-    first_given = _first_given()
+    is given one. Where it gives almost all, any. OSError where there are none."""
+    places = range(_LOWEST_PORT, _first_given())
+    if len(places) < _PORTS_TRIED:
+        places = range(_LOWEST_PORT, _PORTS_END)
     found: list[int] = []
-    for port in random.SystemRandom().sample(range(_LOWEST_PORT, first_given), k=_PORTS_TRIED):
+    for port in random.SystemRandom().sample(places, k=_PORTS_TRIED):
         with contextlib.suppress(OSError), socket.create_server(("", port)):
             found.append(port)
         if len(found) == count:
             return found
-    raise OSError(f"of {_PORTS_TRIED} ports below {first_given} no {count} are free")
+    raise OSError(f"of {_PORTS_TRIED} ports below {places.stop} no {count} are free")
 
 
 def _first_given() -> int:

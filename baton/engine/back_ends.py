@@ -73,8 +73,8 @@ def prompt_pass(
     decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool, graphs: bool = True
 ) -> PromptPass:
     """The prefill pass for this decoder's device and dtype, of up to `most_rows` rows. On a GPU this compiles
-    kernels, lets the attention library build its plans and captures graphs: seconds. `graphs`: False to
-    measure what they save."""
+    kernels, lets the attention library build its plans and captures graphs: seconds. `graphs`: whether
+    short steps are."""
     if decoder.device.type != "cuda" or decoder.dtype == torch.float64 or exact:
         return PlainPass(decoder, cache)
     from baton.engine.prefill_pass import PrefillPass

@@ -232,7 +232,7 @@ class _Step:
         longest, needed = self._whole * (1 + SLACK), self._cost.of(start, left)
         if (self._ends or crowded) and needed > longest:
             units = min(units, max(LEAST_UNITS, self._whole * BESIDE_SHARE) - self._used)
-        elif needed <= longest - self._used:
+        elif needed <= (longest - self._used) * share:
             units = max(units, needed)
         most = min(left, math.ceil(self._tokens * share))
         count = min(most, self._cost.tokens_within(start, max(0.0, units)))

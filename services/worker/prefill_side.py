@@ -230,16 +230,18 @@ class PrefillSide:
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
         False where none were begun."""
-        finished = self._loop.take()
-        self._ship(finished)
-        self._take(finished)  # nobody waits for a token until the next step is said
-        if finished and self._ships_first:
+        if self._end_steps() and self._ships_first:  # nobody waits for a token until the next step is said
             self.poll(self._ships_first)
         begun = self._loop.begin()
+        self._end_steps()
+        return begun
+
+    def _end_steps(self) -> bool:
+        """Ships and tells the results of all that have ended; False where none has."""
         finished = self._loop.take()
         self._ship(finished)
         self._take(finished)
-        return begun
+        return bool(finished)
 
     def _ship(self, results: list[ChunkResult]) -> None:
         """Pushes what is finished; where a device moves it, it is on its way before anything is told."""

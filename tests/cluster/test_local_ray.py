@@ -21,6 +21,12 @@ def test_ports_are_free_and_nobody_is_given_them() -> None:
             stack.enter_context(socket.create_server(("", port)))
 
 
+@pytest.mark.parametrize("first_given", [1024, 10_003])
+def test_where_the_kernel_gives_almost_all_of_them(monkeypatch: pytest.MonkeyPatch, first_given: int) -> None:
+    monkeypatch.setattr(local_ray, "_first_given", lambda: first_given)
+    assert len(set(free_ports(5))) == 5
+
+
 def test_one_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
     monkeypatch.setattr(local_ray, "_PORTS_TRIED", 1)

@@ -20,10 +20,9 @@ from baton.engine.prefill_pass import PrefillPass
 from baton.engine.prefill_scheduler import Chunk
 from baton.engine.prompt_plan import LibraryRule
 from baton.engine.prompt_split import KeySplit
-from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG
-from tests.engine.prompt_passes import FAMILIES
+from tests.engine.prompt_passes import FAMILIES, scattered_sequences
 
 # (sequence, first position, rows).
 Pieces = Run[tuple[int, int, int]]
@@ -63,15 +62,7 @@ class GraphTwins:
         )
         self.graphed.capture(bounds)
         assert self.graphed.uncaptured == ""
-        generator = torch.Generator().manual_seed(1)
-        shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in layout.groups]
-        self.sequences = []
-        for number, length in enumerate(lengths):
-            tokens = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
-            sequence = Sequence(tuple(tokens), length, SamplingParams(), Limits(1))
-            first = sum(blocks[:number])
-            sequence.blocks = tuple(tuple(group[first : first + blocks[number]]) for group in shuffled)
-            self.sequences.append(sequence)
+        self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
         self.done = [0] * len(lengths)
         self.steps = self.replayed = 0
         replay = self.graphed._graphs.replay

@@ -44,6 +44,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
+def scattered_sequences(lengths: Run[int], blocks: Run[int], groups: int, vocab_size: int) -> list[Sequence]:
+    """Of random tokens, so long each; their blocks, so many each, lie at random in every cache group."""
+    generator = torch.Generator().manual_seed(1)
+    shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in range(groups)]
+    sequences = []
+    for number, length in enumerate(lengths):
+        tokens = torch.randint(vocab_size, (length,), generator=generator).tolist()
+        sequence = Sequence(tuple(tokens), length, SamplingParams(), Limits(1))
+        first = sum(blocks[:number])
+        sequence.blocks = tuple(tuple(group[first : first + blocks[number]]) for group in shuffled)
+        sequences.append(sequence)
+    return sequences
+
+
 class BothPasses:
     """`chunks` are given as (sequence, first position, rows), of sequences numbered from 0."""
 
@@ -70,15 +84,7 @@ class BothPasses:
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
         self.plain = PlainPass(decoder, self.caches[0])
         self.kernels = PrefillPass(decoder, self.caches[1], most_rows, rule, SMALL_TUNING, split)
-        generator = torch.Generator().manual_seed(1)
-        self.sequences = []
-        shuffled = [(1 + torch.randperm(sum(blocks), generator=generator)).tolist() for _ in layout.groups]
-        for number, length in enumerate(lengths):
-            tokens = torch.randint(config.vocab_size, (length,), generator=generator).tolist()
-            sequence = Sequence(tuple(tokens), length, SamplingParams(), Limits(1))
-            first = sum(blocks[:number])
-            sequence.blocks = tuple(tuple(group[first : first + blocks[number]]) for group in shuffled)
-            self.sequences.append(sequence)
+        self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
 
     def run(self, chunks: Run[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
         """→ logits [N, vocab] of the plain pass and of the kernels."""
