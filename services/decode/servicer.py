@@ -72,6 +72,7 @@ class DecodeServicer(DecodeServiceServicer):
         # How much later than it meant to the ring was read, in seconds.
         self.poll_lag = Histogram()
         self._news: dict[bytes, asyncio.Event] = {}  # by router that follows
+        self._over = False
 
     @property
     def live(self) -> int:
@@ -89,6 +90,11 @@ class DecodeServicer(DecodeServiceServicer):
         if event.WhichOneof("event") == "ticket_ended":
             self._streams.end_unused(event.ticket_ended.attempt)
             self._wake()
+
+    def end(self) -> None:
+        """Nothing more will come: routers hear what is left, and that this start of the worker is over."""
+        self._over = True
+        self._wake()
 
     async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # noqa: N802
         try:
@@ -125,6 +131,8 @@ class DecodeServicer(DecodeServiceServicer):
                 if message is not None:
                     await context.write(message)
                     continue
+                if self._over:  # without this word routers would wait whether the stream comes back
+                    await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker is over"))
                 news.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_FOLLOW_IDLE_S):

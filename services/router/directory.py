@@ -7,6 +7,7 @@ no new work; what runs there goes on as long as its token stream does.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -118,27 +119,28 @@ class Directory:
         while True:
             worker = self._workers.get(peer.address)
             claimed = worker.claimed_slots if worker is not None else 0
+            asked_at = time.monotonic()
             try:
                 described = await peer.worker.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
             except grpc.aio.AioRpcError as error:
                 self._missed(peer, error)
             else:
-                self._heard(peer, described, claimed)
+                self._heard(peer, described, claimed, asked_at)
             await asyncio.sleep(HEARTBEAT_S)
 
     def _missed(self, peer: Peer, error: grpc.aio.AioRpcError) -> None:
         worker = self._workers.get(peer.address)
-        if worker is not None and worker.reachable:
+        if worker is not None and worker.reachable and not worker.lost:
             _log.warning("worker_silent", worker=worker.name, status=error.code().name)
             worker.unreachable()
         if peer.address in self._lapsed and not (worker is not None and worker.following):
             self.remove(peer.address)
 
-    def _heard(self, peer: Peer, described: DescribeResponse, claimed: int) -> None:
+    def _heard(self, peer: Peer, described: DescribeResponse, claimed: int, asked_at: float) -> None:
         worker = self._workers.get(peer.address)
         if worker is not None and not worker.lost:
             if worker.identity.incarnation == described.identity.incarnation:
-                worker.update(described, claimed)
+                worker.update(described, claimed, asked_at)
                 return
             worker.lose("it was started again")
         self._welcome(peer, described)

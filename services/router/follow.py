@@ -1,8 +1,8 @@
 """Holds open the stream on which a decode worker sends its tokens: one task a worker.
 
 When it breaks it is opened again, and each sequence asks to have its output again from the
-next number on (Attach). A worker whose stream stays away for `FOLLOW_GRACE_S` is lost: that is
-how long its tickets live without us.
+next number on (Attach). A worker that says that it ends is lost at once, one whose stream stays away
+after `FOLLOW_GRACE_S`: that is how long its tickets live without us.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ AT_ONCE = 16
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
+# How a worker says that this start of it ends, or has ended.
+_OVER = grpc.StatusCode.FAILED_PRECONDITION
+
 _log = get_log("follow")
 
 
@@ -45,9 +48,8 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
         try:
             await _follow_once(worker)
         except (grpc.RpcError, TimeoutError) as error:
-            code = error.code() if isinstance(error, grpc.aio.AioRpcError) else None
-            if code is grpc.StatusCode.FAILED_PRECONDITION:
-                worker.lose("it was started again")
+            if isinstance(error, grpc.aio.AioRpcError) and error.code() is _OVER:
+                worker.lose(error.details() or "it was started again")
             _log.warning("follow_broke", worker=worker.name, error=type(error).__name__)
         finally:
             if worker.following:

@@ -57,6 +57,7 @@ class Worker:
         # it still runs under the old one has no router any more and ends by decode's own grace.
         self.router_id = secrets.token_bytes(16)
         self.reachable = True
+        self._failed_at = -math.inf
         # Its Follow stream of ours is open.
         self.following = False
         self.lost = False
@@ -71,7 +72,7 @@ class Worker:
         self.foreign_slots = 0
         # By request id: whose tokens this worker may send us.
         self.sequences: dict[bytes, Sequence] = {}
-        self.update(described, claimed_before=0)
+        self.update(described, claimed_before=0, asked_at=time.monotonic())
 
     @property
     def name(self) -> str:
@@ -115,10 +116,11 @@ class Worker:
         doubted = time.monotonic() - self._refused_at < _DOUBTED_FOR_S
         return self.foreign_slots == 0 and not doubted
 
-    def update(self, described: DescribeResponse, claimed_before: int) -> None:
-        """Takes a heartbeat; `claimed_before` is `claimed_slots` when it was asked for."""
+    def update(self, described: DescribeResponse, claimed_before: int, asked_at: float) -> None:
+        """Takes a heartbeat; `claimed_before` is `claimed_slots` when it was asked for. One asked for before
+        a call failed, by `time.monotonic`, says nothing of whether the worker answers again."""
         self.described = described
-        self.reachable = True
+        self.reachable = self.reachable or asked_at > self._failed_at
         used = described.load.slots - described.load.free_slots
         self.foreign_slots = max(0, used - max(claimed_before, self.claimed_slots))
         self.changed()
@@ -126,6 +128,7 @@ class Worker:
     def unreachable(self) -> None:
         """A call failed: no new work until the next heartbeat."""
         self.reachable = False
+        self._failed_at = time.monotonic()
         self.changed()
 
     def set_following(self, following: bool) -> None:

@@ -121,6 +121,7 @@ class _Front:
             if not stopping.done():
                 raise ousted.result() if ousted.done() else StartAnewError(self._unfit.result())
         finally:
+            self._decode.end()
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
             if self._registration is not None:

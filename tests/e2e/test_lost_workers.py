@@ -128,12 +128,13 @@ async def run_through(
     loose: Loose, stub: RouterServiceAsyncStub, asked: list[list[int]], max_tokens: int, victim: Worker
 ) -> list[Answer]:
     """Starts all prompts, kills the victim's engine when it is in the middle of some, awaits the answers."""
+    busy = "tokens_decoded" if victim.name.startswith("decode") else "prompt_tokens_run"
+    before = getattr(await victim.audit(), busy)
     runs = [
         asyncio.create_task(loose.cluster.generate(stub, prompt, max_tokens=max_tokens, **GREEDY))
         for prompt in asked
     ]
-    busy = "tokens_decoded" if victim.name.startswith("decode") else "prompt_tokens_run"
-    audit = await victim.until(lambda audit: getattr(audit, busy) > 100)
+    audit = await victim.until(lambda audit: getattr(audit, busy) > before + 100)
     os.kill(audit.engine_pid, signal.SIGKILL)
     assert not any(run.done() for run in runs), "it died too late"
     answers = await asyncio.gather(*runs)
@@ -166,10 +167,14 @@ async def test_one_of_two_engines_of_each_role_dies(model: Path) -> None:
             of_decode = await run_through(loose, stub, short, 300, second)
             await all_free((prefill, decode), 3.0)
             more = await run_more(loose, stub)
+        log = loose.cluster.log.read_text()
     all_right(model, [*long, *prompts(20, 8)], of_prefill, 20)
     assert attempts(of_prefill)[0] == 1
     assert attempts(of_prefill)[-1] == 2
     assert first.name not in {answer.last.trace.prefill_worker for answer in of_prefill[-8:] if answer.last}
+    # Its front said so: nobody waited whether its tokens come again.
+    assert "this start of the worker is over" in log
+    assert "its token stream stayed away" not in log
     all_right(model, short, of_decode, 300)
     all_right(model, prompts(20, 8), more, 20)
     assert attempts(of_decode) == [1, 1, 1, 1, 2, 2, 2, 2]

@@ -55,6 +55,8 @@ class Behaviour:
     # Drops a Follow stream after so many messages, `follow_drops` times; what was sent last is lost.
     follow_drops: int = 0
     drop_after: int = 3
+    # Its engine has died: it answers no call, and says so to who follows.
+    over: bool = False
     # Sends everything from the start again with each message.
     repeat_all: bool = False
     # Leaves out the token with this number.
@@ -173,6 +175,8 @@ class FakeWorker(
     async def Describe(
         self, request: worker_pb2.DescribeRequest, context: Any
     ) -> worker_pb2.DescribeResponse:
+        if self.behaviour.over:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "no engine")
         return worker_pb2.DescribeResponse(
             identity=self.identity,
             fingerprint=self.fingerprint,
@@ -228,6 +232,8 @@ class FakeWorker(
             await context.send_initial_metadata(())
         sent = 0
         while self._followers[request.router_id] == mine:
+            if self.behaviour.over:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no engine")
             outputs = self._outputs(request.router_id)
             if outputs:
                 sent += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import grpc
@@ -11,7 +12,7 @@ import grpc.aio
 import pytest
 
 from baton.v1.types_pb2 import WorkerRole
-from services.router import attempt_calls
+from services.router import attempt_calls, follow
 from services.router.output_text import OutputText
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
@@ -223,6 +224,36 @@ async def test_a_killed_decode_worker_costs_an_attempt(site: SiteMaker) -> None:
         del here.cluster.workers["decode-9"]
         assert await call == 3  # the refused one included
         await here.quiet()
+
+
+async def test_a_decode_worker_that_says_it_ends_is_waited_for_by_nobody(
+    site: SiteMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "FOLLOW_GRACE_S", 60.0)
+    async with site() as here, dying(here, "decode-9") as (worker, _):
+        await _add_worker(here, worker)
+        here.worker("decode-0").behaviour.foreign_slots = 8
+        await until(lambda: here.router.directory.workers[1].free_slots == 0)
+        worker.behaviour.step_s = 0.02
+        call = asyncio.create_task(served(here))
+        await until(lambda: any(ticket.emitted for ticket in worker.tickets.values()))
+        here.worker("decode-0").behaviour.foreign_slots = 0
+        worker.behaviour.over = True
+        assert await call == 2
+        assert here.worker("decode-0").reserves[0].first_number > 0
+        del here.cluster.workers["decode-9"]
+        await here.quiet()
+
+
+async def test_a_heartbeat_asked_for_before_a_call_failed_says_nothing(site: SiteMaker) -> None:
+    async with site() as here:
+        worker = here.router.directory.workers[0]
+        described, asked_at = worker.described, time.monotonic()
+        worker.unreachable()
+        worker.update(described, claimed_before=0, asked_at=asked_at)
+        assert not worker.alive
+        worker.update(described, claimed_before=0, asked_at=time.monotonic())
+        assert worker.alive
 
 
 async def test_a_restarted_worker_is_another_one(site: SiteMaker) -> None:
