@@ -105,7 +105,7 @@ PAIR, BOTH = ("--prefill", "1", "--decode", "1"), ("--both", "1")
     [
         pytest.param(PAIR, 0, id="1+1-moved"),
         pytest.param(PAIR, 16, id="1+1-paused", marks=pytest.mark.slow),
-        pytest.param(BOTH, 0, id="both-moved"),
+        pytest.param(BOTH, 0, id="both-moved", marks=pytest.mark.slow),
         pytest.param(BOTH, 16, id="both-paused", marks=pytest.mark.slow),
     ],
 )

@@ -60,7 +60,9 @@ async def test_tokens_are_the_same_from_every_tier_in_any_cut(setting: Setting, 
 
 
 @pytest.mark.parametrize(
-    "workers", [ONE_AND_ONE, pytest.param(TWO_AND_TWO, marks=pytest.mark.slow), ("--both", "2")], ids=str
+    "workers",
+    [ONE_AND_ONE, *(pytest.param(more, marks=pytest.mark.slow) for more in (TWO_AND_TWO, ("--both", "2")))],
+    ids=str,
 )
 async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
     workers: tuple[str, ...], tmp_path: Path

@@ -197,8 +197,13 @@ DRAWS: dict[str, list[dict[str, Any]]] = {
 OF_THE_OUTPUT = {"presence_penalty", "frequency_penalty"}
 
 
-@pytest.mark.parametrize("draws", [300, pytest.param(3000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize(
+    ("name", "draws"),
+    [
+        *((name, 300) for name in ("min-p", "repetition", "everything")),
+        *(pytest.param(name, 3000, marks=pytest.mark.slow) for name in DRAWS),
+    ],
+)
 async def test_frequencies_are_those_of_the_reference(
     model: Path, cluster: Cluster, name: str, draws: int
 ) -> None:

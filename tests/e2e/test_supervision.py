@@ -97,7 +97,7 @@ async def ends_well_or_typed(cluster: Cluster, stub: RouterServiceAsyncStub, mod
     ("victims", "number"),
     [
         (("prefill-0 engine",), signal.SIGKILL),
-        (("decode-0 front",), signal.SIGKILL),
+        pytest.param(("decode-0 front",), signal.SIGKILL, marks=pytest.mark.slow),
         (("decode-0 actor",), signal.SIGKILL),
         pytest.param(("decode-0 engine", "prefill-0 front"), signal.SIGSTOP, marks=pytest.mark.slow),
     ],

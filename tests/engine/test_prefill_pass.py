@@ -34,7 +34,7 @@ def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) ->
 
 
 @pytest.mark.parametrize(
-    "start", [15, 16, 17, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (33, 48, 49))]
+    "start", [16, 17, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (15, 33, 48, 49))]
 )
 def test_prefixes_around_every_edge(tmp_path: Path, start: int) -> None:
     both = BothPasses(tmp_path, lengths=(80, 80), device=DEVICE)
@@ -42,14 +42,14 @@ def test_prefixes_around_every_edge(tmp_path: Path, start: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [7, 8, 9, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (1, 6, 17, 64))]
+    "rows", [8, 9, *(pytest.param(edge, marks=pytest.mark.slow) for edge in (1, 6, 7, 17, 64))]
 )
 def test_chunks_around_every_edge(tmp_path: Path, rows: int) -> None:
     both = BothPasses(tmp_path, lengths=(rows + 30, 80), device=DEVICE)
     both.check([(1, 0, 3), (0, 0, rows)], [(0, rows, 1), (1, 3, 20)])
 
 
-@pytest.mark.parametrize("rows", [1, 5, 16])
+@pytest.mark.parametrize("rows", [5, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (1, 16))])
 def test_few_rows_keys_are_shared_by_several_programs(
     tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +67,7 @@ def test_few_rows_keys_are_shared_by_several_programs(
     assert counts == [rows + 3]
 
 
-@pytest.mark.parametrize("block_tokens", [32, 5])
+@pytest.mark.parametrize("block_tokens", [pytest.param(32, marks=pytest.mark.slow), 5])
 def test_blocks_of_any_size_without_a_library(tmp_path: Path, block_tokens: int) -> None:
     both = BothPasses(tmp_path, rule=None, block_tokens=block_tokens, lengths=(80, 80), device=DEVICE)
     both.check([(0, 0, 33), (1, 0, 1)], [(0, 33, 31), (1, 1, 20)])

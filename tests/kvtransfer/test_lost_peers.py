@@ -174,7 +174,7 @@ class ReceivingSurvivor(Survivor):
 @pytest.mark.parametrize(
     ("how", "over"),
     [
-        pytest.param(signal.SIGKILL, "grpc", id="killed"),
+        pytest.param(signal.SIGKILL, "grpc", id="killed", marks=pytest.mark.slow),
         pytest.param(signal.SIGSTOP, "grpc", id="frozen"),
         pytest.param(signal.SIGKILL, "ipc", id="killed-ipc", marks=pytest.mark.slow),
         pytest.param(signal.SIGSTOP, "ipc", id="frozen-ipc"),

@@ -32,7 +32,7 @@ def test_times_are_those_of_the_server(serve: Serve, door: str, tmp_path: Path) 
         assert truth.errors[metric]["50"] < 50
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
+@pytest.mark.parametrize("door", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_several_servers_behind_one_address(door: str, tmp_path: Path) -> None:
     """What measures more than one server's worth of load: every answer is in one of their logs."""
     flags = ("--rate", "40", "--num-requests", "60", *MAY_LAG, "--processes", "2")
