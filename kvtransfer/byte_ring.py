@@ -10,9 +10,8 @@ A record is padded to a multiple of 16 bytes.
 `tail` counts the bytes ever published, `head` those ever read, so `tail - head` lie there. A record is
 written behind `tail` and published by moving it, which is one store of 8 bytes: whoever sees the new tail
 sees the record, and whatever was written before it. That holds for stores of a processor that makes them
-visible in their order (`STORES_IN_ORDER`), and for a copy engine that writes `tail` on the stream of the
-copies before it. Nothing that is read is believed: a record that lies beyond the tail, is not the next
-one, or whose CRC differs is a `FrameError`.
+visible in their order (`STORES_IN_ORDER`). Nothing that is read is believed: a record that lies beyond the
+tail, is not the next one, or whose CRC differs is a `FrameError`.
 
 A reader that finds nothing sets `idle`, and a writer that finds no room sets `stuck`: then the other has
 to ring a bell. Both flags only save bells; one that is missed costs the poll's own interval.
@@ -24,7 +23,6 @@ import platform
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable
 
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.frames import HEADER_BYTES, MAX_COMMIT_BYTES, FrameError
@@ -63,14 +61,9 @@ class _Ring:
 class RingWriter(_Ring):
     """What finds no room waits here, `bound` messages at most."""
 
-    def __init__(
-        self, memory: SharedMemory, offset: int, bound: int, publish: Callable[[int], None] | None = None
-    ) -> None:
-        """`publish`: moves the tail in our stead, in the order it is called, now or later; it lies at
-        `offset`."""
+    def __init__(self, memory: SharedMemory, offset: int, bound: int) -> None:
         super().__init__(memory, offset)
         self._bound = bound
-        self._publish = publish
         self._waiting: deque[memoryview] = deque()
 
     def add(self, message: bytes) -> bool:
@@ -116,10 +109,7 @@ class RingWriter(_Ring):
         self._bytes[: len(record) - first] = record[first:]
         self._number += 1
         self._position += _padded(len(fragment))
-        if self._publish is None:
-            self._words[_TAIL] = self._position
-        else:
-            self._publish(self._position)
+        self._words[_TAIL] = self._position
 
 
 class RingReader(_Ring):

@@ -1,13 +1,13 @@
 """The sender's half of a link between devices: blocks into staging, staging into the receiver's window.
 
     the gathering line    blocks ──kernel, sum──▶ staging of ours
+                                                  sum ──────copy──▶ sums of the link's memory
     the wire                                      staging ──copy──▶ window
-    the telling line                              sum ──────copy──▶ sums of the link's memory
-                                                  n ──────────────▶ the ring's tail
+    the telling line                              how many ───────▶ `landed` of the link's memory
 
-The wire has copies alone, so each begins as the one before ends. What is told waits for the copies that were
-said before it. Index n of staging is copied to index n of the window. It is free when its credit is: the
-receiver had the bytes by then. Nothing waits here but `close`.
+The wire has copies alone, so each begins as the one before ends. A piece is counted when its copy is done.
+Index n of staging is copied to index n of the window. It is free when its credit is: the receiver had the
+bytes by then. Nothing waits here but `close`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from baton.device.link_device import Moment
 from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
-from kvtransfer.ipc_memory import SUM_BYTES, SUMS, TO_RECEIVER, LinkMemory
+from kvtransfer.ipc_memory import LANDED, SUM_BYTES, SUMS, LinkMemory
 from kvtransfer.move_plan import Travels
 from kvtransfer.row_mover import RowMover
 
@@ -47,41 +46,29 @@ class DeviceGather:
             self._telling = device.line(first=True)
             self._let_go = undo.pop_all()
         self._reads = BlockReads()
-        self._published: Moment | None = None
+        self._sent = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
-        """Says to the device what is to be done with a piece, whose checksum is its place's alone.
-        RuntimeError where it refuses: then nobody reads the piece."""
+        """Says to the device what is to be done with the piece that was announced last, whose checksum is its
+        place's alone. RuntimeError where it refuses: then nobody reads the piece."""
         self._reads.put()
-        if piece.staging >= self._pieces:  # what the window does not have is written nowhere
-            self._reads.read_by(self._gathering.moment())
-            return
-        found = self._mover.move(self._gathering, piece, blocks)
+        self._sent += 1
+        if piece.staging < self._pieces:  # what the window does not have is written nowhere
+            found = self._mover.move(self._gathering, self._mover.prepare(self._gathering, piece, blocks))
+            there = self._registered.address + SUMS + piece.staging * SUM_BYTES
+            self._gathering.copy(there, found, SUM_BYTES)
         read = self._gathering.moment()
-        self._wire.after(read)
-        place = piece.staging * self._piece_bytes
-        self._wire.copy(self._window.address + place, self._staging.address + place, piece.length)
-        there = self._registered.address + SUMS + piece.staging * SUM_BYTES
-        self._telling.after(read)
-        self._telling.copy(there, found, SUM_BYTES)
-        self._telling.after(self._wire.moment())
         self._reads.read_by(read)
-
-    def publish(self, position: int) -> None:
-        """Moves the ring's tail, behind all that was said before."""
-        self._telling.publish(self._registered.address + TO_RECEIVER, position)
-        self._published = self._telling.moment()
-
-    def arrived(self) -> bool:
-        """True once, when all is there that was published."""
-        if self._published is None or not self._published.ended():
-            return False
-        self._published = None
-        return True
+        self._wire.after(read)
+        if piece.staging < self._pieces:
+            place = piece.staging * self._piece_bytes
+            self._wire.copy(self._window.address + place, self._staging.address + place, piece.length)
+        self._telling.after(self._wire.moment())
+        self._telling.publish(self._registered.address + LANDED, self._sent)
 
     @property
     def busy(self) -> bool:
-        return self._published is not None or self._reads.under_way
+        return self._reads.under_way
 
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning."""
@@ -96,4 +83,3 @@ class DeviceGather:
             self._let_go.close()
         finally:
             self._reads.end()
-            self._published = None

@@ -1,15 +1,21 @@
 """The receiver's half of a link between devices: out of the window into blocks, summed on the way.
 
-    begin: a kernel for a piece ─▶ ended: which were moved, and whether their sums are right
+    begin, hold, drop: a piece is announced ─▶ land: its bytes are there, a kernel ─▶ ended: what became of it
+
+Announcements come before bytes, so that all that the host has to do for a piece, but the kernel's launch, is
+done while they travel. Pieces land in the order in which they were announced.
 
 A piece that turns out wrong has been written by then, into blocks which its ticket reserved and no slot has
-seen (`kvtransfer.moving`). So only a piece whose place is expected comes here, and whoever takes the blocks
-away waits (`finish`) first.
+seen (`kvtransfer.moving`). So only a piece whose place is expected is moved, and whoever takes the blocks
+away gives up its pieces first (`give_up`).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 from baton.device.link_device import Memory, Moment
@@ -17,17 +23,37 @@ from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.frames import Piece
 from kvtransfer.move_plan import Travels
-from kvtransfer.row_mover import RowMover
+from kvtransfer.row_mover import Prepared, RowMover
 
 _MASK = (1 << 64) - 1
 
 
-class Moving(NamedTuple):
-    """A piece on its way into its blocks, of which so many are whole with it."""
+class Outcome(Enum):
+    """What became of a piece that was announced."""
+
+    RIGHT = auto()
+    WRONG = auto()
+    HELD = auto()  # it is where it landed
+    DROPPED = auto()
+
+
+class Ended(NamedTuple):
+    """A piece that nobody writes or reads any more, but who has held it; so many blocks are whole with it."""
 
     piece: Piece
     whole_blocks: int
-    end: Moment
+    outcome: Outcome
+
+
+@dataclass(slots=True)
+class _Announced:
+    """`rows`: of a piece that is to be moved. `outcome`: of one that is not, or is no more."""
+
+    piece: Piece
+    whole_blocks: int = 0
+    rows: Prepared | None = None
+    outcome: Outcome | None = None
+    end: Moment | None = None
 
 
 class DeviceScatter:
@@ -42,33 +68,68 @@ class DeviceScatter:
         self._found = device.on_host(pieces, 1)
         self._found_view, self._found_at = self._found.numpy(), self._found.data_ptr()
         self._line = device.line()
-        self._moving: deque[Moving] = deque()
+        self._announced: deque[_Announced] = deque()
+        self._landed: deque[_Announced] = deque()
+        self._count = 0
 
     @property
     def under_way(self) -> bool:
-        return bool(self._moving)
+        return bool(self._landed or self._announced)
 
     def begin(self, piece: Piece, blocks: int, whole_blocks: int) -> None:
-        """Of so many blocks, whose places are expected, and no other piece has them."""
+        """Will be moved: into so many blocks, whose places are expected, and no other piece has them."""
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         begins = place_sum(transfer, group, ordinal, piece.offset, piece.length)
-        found = self._mover.move(self._line, piece, places, begins)
-        self._line.copy(self._found_at + 8 * piece.staging, found, 8)
-        self._moving.append(Moving(piece, whole_blocks, self._line.moment()))
+        rows = self._mover.prepare(self._line, piece, places, begins)
+        self._announced.append(_Announced(piece, whole_blocks, rows))
 
-    def ended(self) -> list[tuple[Moving, bool]]:
-        """What has been moved since the last call, in its order, and whether each is what was sent."""
-        done: list[tuple[Moving, bool]] = []
-        while self._moving and self._moving[0].end.ended():
-            moved = self._moving.popleft()
-            found = int(self._found_view[moved.piece.staging, 0]) & _MASK
-            done.append((moved, found == moved.piece.checksum))
+    def hold(self, piece: Piece) -> None:
+        """Stays where it lands, for somebody to look at."""
+        self._announced.append(_Announced(piece, outcome=Outcome.HELD))
+
+    def drop(self, piece: Piece) -> None:
+        """Is nobody's."""
+        self._announced.append(_Announced(piece, outcome=Outcome.DROPPED))
+
+    def land(self, count: int) -> None:
+        """So many of the pieces that were ever announced have their bytes here."""
+        while self._announced and self._count < count:
+            self._count += 1
+            announced = self._announced.popleft()
+            if announced.outcome is None and announced.rows is not None:
+                found = self._mover.move(self._line, announced.rows)
+                self._line.copy(self._found_at + 8 * announced.piece.staging, found, 8)
+                announced.end = self._line.moment()
+            self._landed.append(announced)
+
+    def ended(self, said: Callable[[Piece], int]) -> list[Ended]:
+        """What has ended since the last call, in its order. `said`: the checksum that its sender's device
+        found in a piece that has landed."""
+        done: list[Ended] = []
+        while self._landed and ((end := self._landed[0].end) is None or end.ended()):
+            announced = self._landed.popleft()
+            piece, outcome = announced.piece, announced.outcome
+            if outcome is None:
+                right = int(self._found_view[piece.staging, 0]) & _MASK == said(piece)
+                outcome = Outcome.RIGHT if right else Outcome.WRONG
+            done.append(Ended(piece, announced.whole_blocks, outcome))
         return done
 
-    def finish(self) -> None:
-        """Waits until all has been moved."""
+    def give_up(self, transfer: int) -> None:
+        """No byte of this transfer is written any more; waits for what is being written at this moment."""
+        for announced in (*self._announced, *self._landed):
+            if announced.piece.transfer == transfer and announced.outcome is None:
+                announced.outcome = Outcome.DROPPED
+                if announced.end is not None:
+                    self._line.finish()
+
+    def break_off(self) -> list[Piece]:
+        """No more will land: waits until what has landed has been moved. The pieces that have not."""
         self._line.finish()
+        lost = [announced.piece for announced in self._announced]
+        self._announced.clear()
+        return lost
 
     def release(self) -> None:
         """The link is fenced, and nothing is under way: the window goes back to the device."""

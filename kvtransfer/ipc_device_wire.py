@@ -1,5 +1,5 @@
-"""The sender's end of an ipc link between devices: everything it says goes through the device's line, in
-order."""
+"""The sender's end of an ipc link between devices: the host announces pieces, the device counts those whose
+bytes are there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class IpcDeviceWire(IpcSenderWire):
         wake: Callable[[], None],
         gather: DeviceGather,
     ) -> None:
-        super().__init__(sock, memory, response, wake, gather.publish)
+        super().__init__(sock, memory, response, wake, between_devices=True)
         self._gather = gather
 
     @property
@@ -38,12 +38,11 @@ class IpcDeviceWire(IpcSenderWire):
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         if self._closed:
             return
-        self._ring()  # the other end wakes while we speak to the device
+        self._add(self.header(piece))  # first: the other end makes ready while we speak to the device
         try:
             self._gather.gather(piece, blocks)
         except RuntimeError as error:  # CUDA's, torch's
             self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
-        self._add(self.header(piece))
 
     def header(self, piece: Piece) -> bytes:
         """What announces a piece."""
@@ -53,8 +52,6 @@ class IpcDeviceWire(IpcSenderWire):
         return self._gather.busy or super().restless()
 
     def gathered(self) -> int:
-        if self._gather.arrived() and not self._closed:
-            self._ring()  # should the other end have looked for it in vain
         return self._gather.gathered()
 
     def _let_go(self) -> None:

@@ -1,17 +1,16 @@
 """What the two ends of an ipc link both map: a ring each way, and behind them the window of staging, or,
 where the window is a device's memory, what a device writes beside it.
 
-    ring to the receiver | ring to the sender | window                                  blocks on the host
-                                              | handle of the window | sum 0 | sum 1 …  blocks on a device
+    ring to the receiver | ring to the sender | window                                           on the host
+                                              | handle of the window | landed | sum 0 | sum 1 …  on a device
 
-A sum belongs to a staging index. The sender's device writes it after the index's bytes: the checksum that the
-gather found.
+A sum belongs to a staging index: the checksum that the gather found. `landed` counts the pieces whose bytes
+and sum are there, in the order in which they were announced. The sender's device writes them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +20,13 @@ from baton.device.shared_memory import SharedMemory
 from kvtransfer.byte_ring import RING_BYTES, RingReader, RingWriter
 from kvtransfer.inbox import CONTROL_FRAMES
 
-TO_RECEIVER = 0
+_TO_RECEIVER = 0
 _TO_SENDER = RING_BYTES
 # A page's multiple for every page size in use.
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
-SUMS = _WINDOW + HANDLE_ROOM
+LANDED = _WINDOW + HANDLE_ROOM
 SUM_BYTES = 8
+SUMS = LANDED + SUM_BYTES
 
 
 class LinkMemory:
@@ -84,6 +84,10 @@ class LinkMemory:
         """Of the window that lies elsewhere."""
         return self.window[:HANDLE_ROOM].tobytes()
 
+    def landed(self) -> memoryview:
+        """Of one word; to be released before `unmap`."""
+        return self.shared.bytes[LANDED:SUMS].data.cast("Q")
+
     def sums(self, window_pieces: int) -> NDArray[np.uint64]:
         """[window_pieces]."""
         sums: NDArray[np.uint64] = self.shared.region(SUMS, window_pieces, "<u8")
@@ -92,13 +96,11 @@ class LinkMemory:
     def receiver_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
         """What comes from the sender, what goes to it."""
         out = RingWriter(self.shared, _TO_SENDER, 2 * window_pieces + CONTROL_FRAMES)
-        return RingReader(self.shared, TO_RECEIVER), out
+        return RingReader(self.shared, _TO_RECEIVER), out
 
-    def sender_rings(
-        self, window_pieces: int, publish: Callable[[int], None] | None = None
-    ) -> tuple[RingReader, RingWriter]:
-        """`publish`: `RingWriter`'s; the tail is the first word of the memory."""
-        out = RingWriter(self.shared, TO_RECEIVER, window_pieces + CONTROL_FRAMES, publish)
+    def sender_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
+        """What comes from the receiver, what goes to it."""
+        out = RingWriter(self.shared, _TO_RECEIVER, window_pieces + CONTROL_FRAMES)
         return RingReader(self.shared, _TO_SENDER), out
 
     def unmap(self) -> None:

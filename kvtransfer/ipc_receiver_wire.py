@@ -36,7 +36,8 @@ class IpcReceiverWire(IpcWire):
         self._attached = False
         self._fenced = False
         self._abandoned = False
-        # Of a window on a device: what the sender's device found, by staging index.
+        # Of a window on a device: how many pieces are there, and what the sender's device found, by index.
+        self._landed = memory.landed() if on_device else None
         self._sums = memory.sums(staging.pieces) if on_device else None
         self._announced: deque[SenderFrame] = deque()
 
@@ -48,20 +49,20 @@ class IpcReceiverWire(IpcWire):
             return None
         try:
             for frame in decode_announced(message):
-                self._announced.append(self._landed(frame) if isinstance(frame, Piece) else frame)
+                if isinstance(frame, Piece):
+                    self._staging.take(frame)
+                self._announced.append(frame)
         except FrameError as malformed:
             self._garbled(malformed)
         return self._announced.popleft() if self._announced else None
 
-    def _landed(self, piece: Piece) -> Piece:
-        """It is the receiver's now. `FrameError`."""
-        self._staging.take(piece)
-        if self._sums is None:
-            return piece
-        checksum = int(self._sums[piece.staging])
-        return Piece(
-            piece.transfer, piece.group, piece.ordinal, piece.offset, piece.length, piece.staging, checksum
-        )
+    def landed(self) -> int:
+        assert self._landed is not None, "on the host a piece that is heard is there"
+        return self._landed[0]
+
+    def checksum(self, piece: Piece) -> int:
+        assert self._sums is not None, "on the host a piece's checksum is its header's"
+        return int(self._sums[piece.staging])
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))

@@ -38,10 +38,11 @@ class IpcSenderWire(IpcWire):
         memory: LinkMemory,
         response: OpenLinkResponse,
         wake: Callable[[], None],
-        publish: Callable[[int], None] | None = None,
+        *,
+        between_devices: bool = False,
     ) -> None:
-        rings = memory.sender_rings(response.window_pieces, publish)
-        super().__init__(rings, wake, "receiver", between_devices=publish is not None)
+        rings = memory.sender_rings(response.window_pieces)
+        super().__init__(rings, wake, "receiver", between_devices=between_devices)
         self._memory = memory
         self._pieces = response.window_pieces
         self._piece_bytes = response.piece_bytes

@@ -39,7 +39,7 @@ class NcclGather:
     def gather(self, piece: Piece, blocks: Sequence[int]) -> Moment:
         """When the piece is in staging and its checksum, which was of its place alone, is here."""
         self._reads.put()
-        found = self._mover.move(self._line, piece, blocks)
+        found = self._mover.move(self._line, self._mover.prepare(self._line, piece, blocks))
         self._line.copy(self._sums.data_ptr() + piece.staging * _SUM_BYTES, found, _SUM_BYTES)
         there = self._line.moment()
         self._reads.read_by(there)

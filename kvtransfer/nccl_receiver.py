@@ -120,10 +120,21 @@ class NcclReceiverWire:
         self._inbox = inbox
         self._greeting = greeting(link_id)
         self._broken_at: float | None = None
+        self._heard = 0
         line.add(Job(Way.IN, place.address, GREETING_BYTES, ended=self._compare))
 
     def hear(self) -> SenderFrame | None:
-        return self._control.hear()
+        frame = self._control.hear()
+        self._heard += isinstance(frame, Piece)
+        return frame
+
+    def landed(self) -> int:
+        """A piece that is heard is there."""
+        return self._heard
+
+    def checksum(self, piece: Piece) -> int:
+        """Announced with it."""
+        return piece.checksum
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._control.tell(frame)

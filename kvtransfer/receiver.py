@@ -12,9 +12,11 @@ a wrong piece has been written by then, and its transfer is withdrawn.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from baton.errors import BatonError, ErrorKind
@@ -26,6 +28,7 @@ from kvtransfer.answers import Answers
 from kvtransfer.commit_check import check_commit
 from kvtransfer.counters import ReceiverCounters
 from kvtransfer.device_blocks import DeviceSink
+from kvtransfer.device_scatter import DeviceScatter, Outcome
 from kvtransfer.events import Announced, Arrived, Committed, ReceiverEvent, Withdrawn
 from kvtransfer.frames import (
     Commit,
@@ -147,7 +150,10 @@ class Receiver:
 
     def _take_all_moved(self) -> None:
         for link in self._links:
-            self._take_moved(link)
+            try:
+                self._take_moved(link)
+            except FrameError as error:
+                self._links.break_off(link, error)
 
     def _hear(self, max_pieces: int) -> None:
         """What senders say: at most so many frames of it."""
@@ -160,6 +166,7 @@ class Receiver:
                 speaking.append(link)
                 budget -= 1
         for link in self._links:
+            link.land()
             link.flush()
         # Who has more to say is not judged yet: the answer may be among it.
         self._links.break_overdue([link for link in self._links if link not in speaking])
@@ -196,9 +203,12 @@ class Receiver:
 
     def _lose(self, link: ReceivingLink, error: BatonError) -> None:
         """The link breaks: its transfers are withdrawn, but for those that are committed."""
-        if link.scatter is not None:  # what was heard before the break still counts
-            link.scatter.finish()
-            self._take_moved(link)
+        if link.scatter is not None:  # what has landed before the break still counts
+            link.land()
+            for piece in link.scatter.break_off():
+                link.staging.give_back(piece.staging)  # its sender may still write it
+            with contextlib.suppress(FrameError):  # it breaks already
+                self._take_moved(link)
         for transfer_id in sorted(link.transfers):
             del self._incoming[transfer_id]
             self._events.append(Withdrawn(transfer_id, WithdrawReason.LINK_LOST, error.message))
@@ -227,13 +237,13 @@ class Receiver:
 
     def _handle(self, link: ReceivingLink, frame: SenderFrame) -> None:
         match frame:
+            case Piece() if link.scatter is not None:
+                self._announced(link, link.scatter, frame)
             case Piece():
-                moved = False
                 try:
-                    moved = self._piece(link, frame)
+                    self._piece(link, frame)
                 finally:
-                    if not moved:
-                        link.release(frame.staging)
+                    link.release(frame.staging)
             case Commit():
                 self._commit(link, frame)
             case Withdraw():
@@ -242,43 +252,67 @@ class Receiver:
                 self.counters.dropped_unknown += not link.quiet(frame)
 
     def _take_moved(self, link: ReceivingLink) -> None:
-        """What the device has done meanwhile: credits go home, commits that waited have their turn."""
-        if link.scatter is None:
-            return
-        for moved, right in link.scatter.ended():
-            piece = moved.piece
-            if right:
+        """What the device has done meanwhile: credits go home, commits that waited have their turn.
+        `FrameError`, when all else is taken."""
+        malformed: FrameError | None = None
+        for ended in link.ended():
+            piece = ended.piece
+            if ended.outcome is Outcome.RIGHT:
                 self.counters.bytes_received += piece.length
-                self.counters.blocks_received[piece.group] += moved.whole_blocks
-            self._moved(link, piece, right)
+                self.counters.blocks_received[piece.group] += ended.whole_blocks
+            try:
+                self._ended(link, piece, ended.outcome)
+            except FrameError as error:
+                malformed = error
             link.release(piece.staging)
+        if malformed is not None:
+            raise malformed
 
-    def _moved(self, link: ReceivingLink, piece: Piece, right: bool) -> None:
+    def _ended(self, link: ReceivingLink, piece: Piece, outcome: Outcome) -> None:
         incoming = self._incoming.get(piece.transfer)
-        if incoming is None or incoming.link is not link or incoming.committed:
-            return  # given up meanwhile
+        if outcome is Outcome.DROPPED or incoming is None or incoming.link is not link or incoming.committed:
+            return  # nobody's, or given up meanwhile
         incoming.under_way -= 1
-        if not right:
+        if outcome is Outcome.WRONG:
             self._corrupted(incoming)
-        elif incoming.postponed is not None and not incoming.under_way:
+        elif outcome is Outcome.HELD:
+            self._verify(link, incoming, replace(piece, checksum=link.checksum(piece)))
+        live = self._incoming.get(piece.transfer) is incoming
+        if live and incoming.postponed is not None and not incoming.under_way:
             self._accept(link, incoming, incoming.postponed)
 
-    def _piece(self, link: ReceivingLink, piece: Piece) -> bool:
-        """Whether a device has it from now on; else the piece is dealt with."""
+    def _announced(self, link: ReceivingLink, scatter: DeviceScatter, piece: Piece) -> None:
+        """A device will have it, if its place is expected and free; what is not as it should be is looked at
+        when it has landed."""
+        incoming = self._takes(link, piece)
+        if incoming is None:
+            scatter.drop(piece)
+        elif not incoming.expects(piece):
+            incoming.under_way += 1
+            scatter.hold(piece)
+        elif incoming.has(piece):
+            self.counters.dropped_unknown += 1
+            scatter.drop(piece)
+        else:
+            incoming.under_way += 1
+            scatter.begin(piece, incoming.blocks_of(piece), incoming.mark(piece))
+
+    def _piece(self, link: ReceivingLink, piece: Piece) -> None:
+        incoming = self._takes(link, piece)
+        if incoming is not None:
+            self._verify(link, incoming, piece)
+
+    def _takes(self, link: ReceivingLink, piece: Piece) -> Incoming | None:
+        """The transfer that takes it over this link, if any."""
         incoming = self._incoming.get(piece.transfer)
         if incoming is None or incoming.link not in (None, link) or incoming.closed:
             self.counters.dropped_unknown += 1
             if incoming is None and piece.transfer not in self._answers:
                 self._stop(link, piece.transfer, StopReason.FORGOTTEN)
-            return False
+            return None
         incoming.cut(link.cut.geometry)
         self._bind(incoming, link)
-        if link.scatter is not None and incoming.expects(piece) and not incoming.has(piece):
-            incoming.under_way += 1
-            link.scatter.begin(piece, incoming.blocks_of(piece), incoming.mark(piece))
-            return True
-        self._verify(link, incoming, piece)
-        return False
+        return incoming
 
     def _verify(self, link: ReceivingLink, incoming: Incoming, piece: Piece) -> None:
         """On the host; where a device moves blocks, only what is not as expected."""
@@ -390,4 +424,4 @@ class Receiver:
 def _finish(incoming: Incoming) -> None:
     """Before its blocks may be another's: no device writes them any more."""
     if incoming.under_way and incoming.link is not None and incoming.link.scatter is not None:
-        incoming.link.scatter.finish()
+        incoming.link.scatter.give_up(incoming.transfer_id)

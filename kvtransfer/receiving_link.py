@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from functools import cached_property
+from typing import cast
 
 from baton.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.checksum import PieceChecksum
-from kvtransfer.device_scatter import DeviceScatter
-from kvtransfer.frames import Credit, Quiet, ReceiverFrame, SenderFrame, Stop, StopReason
+from kvtransfer.device_scatter import DeviceScatter, Ended
+from kvtransfer.frames import Credit, Piece, Quiet, ReceiverFrame, SenderFrame, Stop, StopReason
 from kvtransfer.geometry import Geometry
 from kvtransfer.staging import Owner, Staging
-from kvtransfer.transport import ReceiverWire
+from kvtransfer.transport import LandingWire, ReceiverWire
 
 # Stopped transfers a link waits for; beyond it the oldest goes, and costs another STOP if it still sends.
 MAX_DRAINING = 1024
@@ -53,7 +54,7 @@ class ReceivingLink:
         cut: Cut,
         scatter: DeviceScatter | None = None,
     ) -> None:
-        """`scatter`: where staging is a device's memory."""
+        """`scatter`: where staging is a device's memory; then `wire` is a `LandingWire`."""
         self.link_id = link_id
         self.peer = peer
         self.staging = staging
@@ -74,6 +75,22 @@ class ReceivingLink:
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._wire.tell(frame)
+
+    def land(self) -> None:
+        """A device begins to move what is there by now."""
+        if self.scatter is not None:
+            self.scatter.land(cast(LandingWire, self._wire).landed())
+
+    def ended(self) -> list[Ended]:
+        """What has become of pieces that were announced; each is to be released."""
+        if self.scatter is None:
+            return []
+        self.land()
+        return self.scatter.ended(cast(LandingWire, self._wire).checksum)
+
+    def checksum(self, piece: Piece) -> int:
+        """Of a piece that has landed."""
+        return cast(LandingWire, self._wire).checksum(piece)
 
     def release(self, index: int) -> None:
         """The receiver is done with this staging index."""

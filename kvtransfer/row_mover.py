@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from baton.device.link_device import Kernel, Line
 from kvtransfer.device_blocks import DeviceBlocks
@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROW = struct.Struct("<5qQ")
+
+
+class Prepared(NamedTuple):
+    """A piece whose rows the device has: where they begin in the table, how many there are, the longest's
+    words."""
+
+    group: int
+    place: int
+    rows: int
+    longest: int
 
 
 class RowMover:
@@ -31,7 +41,7 @@ class RowMover:
 
         device = blocks.device
         self._blocks = blocks
-        self._staging = words_of(staging)
+        self._staging, self._staging_at = words_of(staging), staging.data_ptr()
         self._piece_words = piece_bytes // WORD_BYTES
         self._travels = travels
         self._aligned = blocks.aligned(piece_bytes)
@@ -49,22 +59,25 @@ class RowMover:
             self._programs = programs
             self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
 
-    def move(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> int:
-        """Says on a line that a piece of these blocks is to be moved; where on the device its sum will be,
-        which begins with `begins`, or the piece's checksum."""
+    def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> Prepared:
+        """Says on a line which rows a piece of these blocks has; its sum begins with `begins`, or the piece's
+        checksum."""
         longest = self._fill(piece, blocks, piece.checksum if begins is None else begins)
         place, size = piece.staging * self._index_bytes, len(blocks) * _ROW.size
+        line.copy(self._at_device + place, self._at_host + place, size)
+        return Prepared(piece.group, place, len(blocks), longest)
+
+    def move(self, line: Line, prepared: Prepared) -> int:
+        """Says on the same line that it is to be moved; where on the device its sum will be."""
+        group, place, count, longest = prepared
         rows = self._at_device + place
-        line.copy(rows, self._at_host + place, size)
         if self._kernel is not None:
-            pool, staging = self._pools[piece.group], self._staging.data_ptr()
+            pool, staging = self._pools[group], self._staging_at
             ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
-            line.launch(
-                self._kernel, (len(blocks), self._programs(len(blocks), longest)), (*ends, rows, rows)
-            )
+            line.launch(self._kernel, (count, self._programs(count, longest)), (*ends, rows, rows))
         else:
             first = place // _ROW.size
-            self._run(line, piece.group, self._there[first : first + len(blocks)], longest)
+            self._run(line, group, self._there[first : first + count], longest)
         return rows + _ROW.size - 8
 
     def _fill(self, piece: Piece, blocks: Sequence[int], begins: int) -> int:

@@ -10,9 +10,9 @@
     wire.tell(frame)                     ────▶   wire.hear()
 
 One-sided: granting a call exports the window of staging; `put` writes into one index of it, and the
-piece is heard only when its bytes are there. All methods but `open` return at once (`close` where a device
-writes waits until it has stopped); they are called by one thread, the engine's loop. A transport's own
-threads do no more than move frames through bounded queues and call `wake`.
+piece is heard only when its bytes are there (but see `LandingWire`). All methods but `open` return at once
+(`close` where a device writes waits until it has stopped); they are called by one thread, the engine's loop.
+A transport's own threads do no more than move frames through bounded queues and call `wake`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,16 @@ class ReceiverWire(Protocol):
 
     def close(self, error: BatonError) -> None:
         """Breaks the wire, telling the sender why if it still listens, and begins to fence it."""
+
+
+class LandingWire(ReceiverWire, Protocol):
+    """The receiver's end of a link between devices: a piece may be heard before its bytes are there."""
+
+    def landed(self) -> int:
+        """How many of the pieces that were heard, or are about to be, are there; they land in their order."""
+
+    def checksum(self, piece: Piece) -> int:
+        """What the sender's device found in a piece that has landed."""
 
 
 class SenderWire(Protocol):

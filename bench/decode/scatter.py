@@ -76,6 +76,7 @@ class StagedScatter:
         self._free = list(range(sink.window_pieces))
         self._waiting: deque[tuple[int, int, int, int]] = deque()  # transfer, group, first ordinal, blocks
         self._left: Counter[int] = Counter()
+        self._begun = 0
 
     def begin(self, body: TicketBody) -> int:
         total = 0
@@ -94,13 +95,15 @@ class StagedScatter:
     def step(self) -> None:
         from kvtransfer.frames import Piece
 
-        for moving, _ in self._scatter.ended():
-            self._left[moving.piece.transfer] -= 1
-            self._free.append(moving.piece.staging)
+        for ended in self._scatter.ended(lambda piece: piece.checksum):
+            self._left[ended.piece.transfer] -= 1
+            self._free.append(ended.piece.staging)
         while self._waiting and self._free:
             transfer, group, ordinal, blocks = self._waiting.popleft()
             length, index = blocks * self._block_bytes[group], self._free.pop()
             self._scatter.begin(Piece(transfer, group, ordinal, 0, length, index, 0), blocks, blocks)
+            self._begun += 1
+        self._scatter.land(self._begun)
 
     def ended(self, body: TicketBody) -> bool:
         return _ended(self._left, body)

@@ -55,8 +55,9 @@ class CancelContract:
         assert peers.withdrawn()[1].reason is reason
         assert not peers.sent
         peers.check_ledger()
-        counters = peers.sender.counters
-        assert counters.bytes_shipped + counters.bytes_abandoned == peers.receiver.counters.bytes_received
+        sent = peers.sender.counters.bytes_shipped + peers.sender.counters.bytes_abandoned
+        received = peers.receiver.counters.bytes_received
+        assert received == sent or (peers.on_device and received < sent)  # what had not landed never will
 
     def test_forgotten_while_its_commit_waits_for_an_answer(self, link_peers: LinkPeers) -> None:
         peers = link_peers()

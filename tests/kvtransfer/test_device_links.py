@@ -10,6 +10,8 @@ import pytest
 
 from baton.errors import ErrorKind
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+from kvtransfer.events import Announced, Arrived
+from kvtransfer.frames import WithdrawReason
 from kvtransfer.ipc_control import Word
 from kvtransfer.ipc_device_wire import IpcDeviceWire
 from kvtransfer.sending_link import SendingLink
@@ -179,32 +181,86 @@ def test_what_was_said_to_a_device_is_done_before_its_link_is_fenced(ends: Ends)
     assert bool((ends.rig.receiver.allocated[0].tensor == before).all())  # type: ignore[attr-defined]
 
 
-def test_a_receiver_that_slept_meanwhile_is_woken_when_the_device_is_done(ends: Ends) -> None:
+def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_until_they_are_there(
+    ends: Ends,
+) -> None:
     peers = ends()
     sent(peers, 1)
     wire = device_wire(peers)
     assert wire._control is not None
 
-    def falls_asleep() -> None:
-        """It has looked in vain for a while, and wants a bell from here on."""
-        time.sleep(0.01)
-        assert not peers.receiver.restless
-
-    falls_asleep()
+    time.sleep(0.01)
+    assert not peers.receiver.restless  # it has looked in vain for a while, and wants a bell from here on
     said: list[Word] = []
     wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
+    before = peers.receiver.counters.bytes_received
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
-    assert len(said) == 1  # something comes
-    falls_asleep()  # too early
-    while wire._gather.busy:
-        peers.sender.poll(4)
-    assert len(said) == 2
+    assert said == [Word.BELL]
+    peers.receiver.poll(4)  # the piece is announced
+    time.sleep(0.01)
+    assert peers.receiver.restless
+    assert peers.receiver.counters.bytes_received == before
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
     peers.check_ledger()
+
+
+def announced(peers: Peers) -> None:
+    """Transfer 2, of two blocks and its commit, is heard before any byte of it is there."""
+    sent(peers, 1)
+    peers.expect(2, [[11, 12], []])
+    transfer = peers.begin(2, [2, 0])
+    peers.push_all(transfer, [[4, 5]])
+    transfer.commit(peers.record(transfer))
+    peers.sender.poll(9)
+    events = peers.receiver.poll(9)
+    assert [type(event) for event in events] == [Arrived, Announced]
+    assert events[1].transfer_id == 2
+
+
+def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> None:
+    peers = ends()
+    announced(peers)
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert peers.equal([[4, 5], []], [[11, 12], []])
+    peers.check_ledger()
+
+
+def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> None:
+    """Its credits come home when nobody can write their places any more, and no sooner."""
+    peers = ends()
+    announced(peers)
+    before = peers.sink.groups[0].copy()
+    peers.forget(2)
+    peers.receiver.poll(9)
+    (link,) = peers.receiver.links
+    assert link.credited_pieces == link.window_pieces - 2
+    peers.run_until(lambda: 2 in peers.failures())
+    peers.check_ledger()
+    assert (peers.sink.groups[0] == before).all()
+    assert sent(peers, 3) == "ipc"
+
+
+def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends) -> None:
+    peers = ends()
+    announced(peers)
+    before = peers.sink.groups[0].copy()
+    wire = device_wire(peers)
+    assert wire._control is not None
+    wire._control.end()
+    deadline = time.monotonic() + 5
+    while not peers.withdrawn():  # the device does nothing meanwhile
+        peers.received += peers.receiver.poll(4)
+        assert time.monotonic() < deadline
+    assert peers.withdrawn()[2].reason is WithdrawReason.LINK_LOST
+    (link,) = peers.receiver.links
+    assert link.quarantined_pieces == link.window_pieces
+    for _ in range(200):
+        ends.rig.advance()
+    assert (peers.sink.groups[0] == before).all()
 
 
 def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:

@@ -46,6 +46,7 @@ class Pair:
     def __init__(self, folder: Path, *, source: dict[str, Any] | None = None, **target: Any) -> None:
         self.source = Turned(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
         self.target = Turned(folder, "decode", prefix_secret=SECRET, **target)
+        self.meanwhile: Callable[[], None] = lambda: None  # what else goes on, once a turn
         self._numbers = itertools.count(1)
         self._model = self.target.engine._parts.model
 
@@ -104,6 +105,7 @@ class Pair:
         while not until():
             assert time.monotonic() < deadline, self.source.events[-3:]
             busy = [self.source.play(), self.target.play()]
+            self.meanwhile()
             if not any(busy):
                 time.sleep(0.0005)
 

@@ -40,6 +40,7 @@ def pump(monkeypatch: pytest.MonkeyPatch) -> Pump:
 def pair(tmp_path: Path, truth: Turned, pump: Pump) -> Iterator[Pair]:
     """`truth` was made before: its blocks are the host's."""
     made = Pair(tmp_path)
+    made.meanwhile = pump.some
     yield made
     made.close()
 
@@ -98,6 +99,7 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
 ) -> None:
     monkeypatch.setattr("services.worker.prefill_loop.lane_of", lambda device: LateLane())
     pair = Pair(tmp_path)
+    pair.meanwhile = pump.some
     parts = pair.source.engine._parts
     pair.say(words(4, 1))  # a link is there
     shipped: list[int] = []
