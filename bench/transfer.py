@@ -12,8 +12,8 @@ stream, in the same rounds; over ipc, as many pieces copied into a window of sha
 median of the rounds', in 10^9 bytes a second.
 
 On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to the one that `--peer` names
-(0: to itself); raw is one copy of as many bytes between the two. What arrived last is compared with what was
-sent.
+(0: to itself); raw is one copy of as many bytes between the two, over nccl one send (`bench/raw_nccl.py`).
+What arrived last is compared with what was sent.
 
 With streams: a router, a prefill and a decode worker with fake engines (`bench/fake_engine.py`) serve so
 many closed-loop clients in this process, and a sender in another keeps transferring to that decode worker,
@@ -40,6 +40,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from statistics import median
 
@@ -49,6 +50,7 @@ from bench.case_output import show
 from bench.shapes import SHAPES
 from bench.transfer_ends import (
     TRANSFER,
+    ReceiverProcess,
     block_bytes_on,
     blocks_for,
     receiver_process,
@@ -63,29 +65,43 @@ def two_processes(
     """One case; a first round, which opens the link and touches the memory, is not counted."""
     blocks = blocks_for(megabytes, device)
     size = blocks * block_bytes_on(device) / 1e9
-    with receiver_process(blocks, transport, peer) as receiver:
+    with receiver_process(blocks, transport, peer) as receiver, ExitStack() as ends:
         sending = SendingEnd(blocks, device=device, transport=transport)
-        raw_seconds: Callable[[], float] = partial(receiver.raw_seconds, megabytes)
-        if device != "cpu":
-            from bench.transfer_devices import RawCopies
-
-            raw_seconds = RawCopies(blocks * block_bytes_on(device), device, peer).seconds
+        raw = _raw(ends, receiver, megabytes, transport, device, peer)
         seconds: list[float] = []
-        raw: list[float] = []
+        raw_seconds: list[float] = []
         for number in range(1, rounds + 2):
             receiver.expect(number, blocks)
             transfer = sending.begin(*ticket_for(receiver.said["address"], number, blocks))
             seconds.append(sending.commit(transfer))
-            raw.append(raw_seconds())
+            raw_seconds.append(raw())
         receiver.compare(blocks)
         if sending.transport != transport:
             raise RuntimeError(f"the link went over {sending.transport}")
         sending.close()
     return {
         "gb_s": size / median(seconds[1:]),
-        "raw_gb_s": size / median(raw[1:]),
+        "raw_gb_s": size / median(raw_seconds[1:]),
         "best_gb_s": size / min(seconds[1:]),
     }
+
+
+def _raw(
+    ends: ExitStack, receiver: ReceiverProcess, megabytes: int, transport: str, device: str, peer: str
+) -> Callable[[], float]:
+    """Seconds of as many bytes over the transport alone; what that needs goes with `ends`."""
+    if device == "cpu":
+        return partial(receiver.raw_seconds, megabytes)
+    size = blocks_for(megabytes, device) * block_bytes_on(device)
+    if transport == "nccl":
+        from bench.raw_nccl import RawNccl
+
+        alone = RawNccl(receiver, size, device)
+        ends.callback(alone.close)
+        return alone.seconds
+    from bench.transfer_devices import RawCopies
+
+    return RawCopies(size, device, peer).seconds
 
 
 def report(arguments: argparse.Namespace, megabytes: int, figures: dict[str, float]) -> dict[str, object]:

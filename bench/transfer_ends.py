@@ -3,7 +3,8 @@
     python -m bench.transfer_ends BLOCKS TRANSPORT DEVICE
                                       a receiver; says {"address", "raw_address"}, then for each line
                                       {"transfer", "blocks"} on stdin expects that transfer and says {}, for
-                                      {"compare": blocks} says whether what came last is what was sent
+                                      {"compare": blocks} says whether what came last is what was sent;
+                                      {"raw_id", "size"}, then {"raw_receive"}: `bench/raw_nccl.py`
 
 Blocks lie in plain memory or a GPU's, in random order on both sides. Raw bytes go over grpc as pieces do, in
 messages of the same size on one stream, to a server that drops them: what is left out is all that is ours.
@@ -20,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -41,6 +42,7 @@ from kvtransfer.ticket import TicketSigner
 from services.common.config import TransferConfig
 
 if TYPE_CHECKING:
+    from bench.raw_nccl import RawEnd
     from bench.transfer_devices import GpuBlocks
 
 BLOCK_BYTES = 1 << 20
@@ -204,6 +206,7 @@ def main() -> None:
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
+    raw: RawEnd | None = None
     while True:
         patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else WAIT_S
         ready = [key.fileobj for key, _ in selector.select(patience)]
@@ -213,16 +216,29 @@ def main() -> None:
             if not line:
                 break
             job = json.loads(line)
-            if "compare" in job:
-                _say({"equal": sink.equal(job["compare"])})
-                continue
-            receiver.expect(job["transfer"], [job["blocks"]])
-            _say({})
+            answer: dict[str, bool] = {}
+            if "transfer" in job:
+                receiver.expect(job["transfer"], [job["blocks"]])
+            elif "compare" in job:
+                answer["equal"] = sink.equal(job["compare"])
+            elif "raw_id" in job:
+                raw = _raw_end(job, where)
+            elif raw is not None:
+                raw.receive()
+            _say(answer)
         for event in receiver.poll(PIECES_A_POLL if device is None else PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
                 receiver.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
+    if raw is not None:
+        raw.close()
+
+
+def _raw_end(job: dict[str, Any], device: str) -> RawEnd:
+    from bench.raw_nccl import RawEnd
+
+    return RawEnd(bytes.fromhex(job["raw_id"]), job["size"], device, sends=False)
 
 
 def receiver_of(
