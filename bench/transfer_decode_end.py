@@ -30,6 +30,7 @@ from baton.device.heap import keep_freed_memory
 from baton.device.matrix_library import ENVIRONMENT
 from baton.device.wakeup import Wakeup
 from baton.parent_death import die_with_parent
+from baton.timer_slack import sharpen_timers
 from bench.decode.case import BLOCK_TOKENS, SPARE, Case, Room
 from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
@@ -247,6 +248,7 @@ def main() -> None:
     die_with_parent()
     os.environ.update(ENVIRONMENT)  # as an engine is started
     keep_freed_memory()
+    sharpen_timers()
     setting = Setting(**json.loads(sys.argv[1]))
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     end = DecodingEnd(setting, engine_of(setting), link_device_of(setting), selector.select)

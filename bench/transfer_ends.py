@@ -29,6 +29,7 @@ import numpy as np
 from baton.device.heap import keep_freed_memory
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
+from baton.timer_slack import sharpen_timers
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.asked_process import AskedProcess
@@ -195,6 +196,7 @@ def _raw_server() -> tuple[grpc.Server, str]:
 def main() -> None:
     """A receiver that takes what stdin announces; ends with its stdin."""
     keep_freed_memory()
+    sharpen_timers()
     wakeup = Wakeup()
     blocks, transport, where = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     sink, device = _sink(blocks, where)

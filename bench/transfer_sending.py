@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from baton.device.heap import keep_freed_memory
+from baton.timer_slack import sharpen_timers
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
@@ -50,6 +51,7 @@ class SendingEnd:
         block_bytes: int | None = None,
     ) -> None:
         keep_freed_memory()
+        sharpen_timers()
         self._woken = threading.Event()
         self._patience = WAIT_S
         self._block_bytes = block_bytes or block_bytes_on(device)

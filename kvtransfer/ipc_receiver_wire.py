@@ -56,6 +56,10 @@ class IpcReceiverWire(IpcWire):
             self._garbled(malformed)
         return self._announced.popleft() if self._announced else None
 
+    @property
+    def threaded(self) -> bool:
+        return False
+
     def landed(self) -> int:
         assert self._landed is not None, "on the host a piece that is heard is there"
         return self._landed[0]

@@ -112,8 +112,8 @@ class NcclDeviceWire(NcclSenderWire):
         self._line.add(Job(Way.OUT, address, piece.length, there, issued=lambda: self._announce(piece)))
 
     def restless(self) -> bool:
-        """Whoever reads credits and answers is woken; nobody is when blocks have been read."""
-        return self._gather.busy
+        """Threads carry it: a loop that never waits would keep Python's lock from them."""
+        return False
 
     def gathered(self) -> int:
         return self._gather.gathered()
@@ -135,3 +135,4 @@ class NcclDeviceWire(NcclSenderWire):
 
     def _announce(self, piece: Piece) -> None:
         self._control.announce(self.header(piece))
+        self._wake()  # its blocks have been read

@@ -128,6 +128,10 @@ class NcclReceiverWire:
         self._heard += isinstance(frame, Piece)
         return frame
 
+    @property
+    def threaded(self) -> bool:
+        return True
+
     def landed(self) -> int:
         """A piece that is heard is there."""
         return self._heard

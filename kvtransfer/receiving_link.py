@@ -146,8 +146,11 @@ class ReceivingLink:
             self.scatter.release()
 
     def restless(self) -> bool:
-        """Whether a device has something under way whose end wakes nobody."""
-        return self._wire.restless() or (self.scatter is not None and self.scatter.under_way)
+        """Whether a device has something under way whose end wakes nobody, and for which a loop need not
+        wait a moment either."""
+        if self.scatter is not None and self.scatter.under_way:
+            return not cast(LandingWire, self._wire).threaded
+        return self._wire.restless()
 
     def audit(self) -> LinkAudit:
         return LinkAudit(

@@ -34,6 +34,7 @@ from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.slots import SlotPool
 from baton.errors import BatonError, ErrorKind
+from baton.timer_slack import sharpen_timers
 from baton.v1.engine_pb2 import (
     DoneEvent,
     EngineCommand,
@@ -351,6 +352,7 @@ def main(load_model: Callable[[str, EngineConfig], LoadedModel] = load) -> int:
     """Runs an engine until its front stops it; the exit code is for the front's log only."""
     launch = EngineLaunch.model_validate_json(sys.stdin.read())
     keep_freed_memory()
+    sharpen_timers()
     # A signal to the whole process group is the front's to answer: it drains, then tells us to stop.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
