@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -12,7 +11,7 @@ from baton.device.nccl_line import Job, NcclLine, Way
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.frames import Piece, encode_piece_header
+from kvtransfer.frames import Commit, Piece, Quiet, Summed, Withdraw, encode, encode_piece_header
 from kvtransfer.grpc_connector import GrpcSenderWire
 from kvtransfer.move_plan import Travels
 from kvtransfer.nccl_links import NcclLinks, Place
@@ -99,9 +98,9 @@ class NcclDeviceWire(NcclSenderWire):
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         if self._closed:
             return
+        self._control.announce(self.header(piece))  # first: the other end's receive is to be there in time
         if piece.staging >= self._pieces:
             self._gather.skip()
-            self._line.add(Job(Way.OUT, issued=lambda: self._announce(piece)))
             return
         try:
             there = self._gather.gather(piece, blocks)
@@ -109,7 +108,11 @@ class NcclDeviceWire(NcclSenderWire):
             self._line.abort(f"the device refuses: {error}")
             return
         address = self._place.address + piece.staging * self._piece_bytes
-        self._line.add(Job(Way.OUT, address, piece.length, there, issued=lambda: self._announce(piece)))
+        self._line.add(Job(Way.OUT, address, piece.length, there, issued=lambda: self._say_sum(piece)))
+
+    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+        """Behind what was announced, whose bytes may come later."""
+        self._control.tell(frame)
 
     def restless(self) -> bool:
         """Threads carry it: a loop that never waits would keep Python's lock from them."""
@@ -119,9 +122,7 @@ class NcclDeviceWire(NcclSenderWire):
         return self._gather.gathered()
 
     def header(self, piece: Piece) -> bytes:
-        """What announces a piece that is in staging, or that the window has no place for."""
-        if piece.staging < self._pieces:
-            piece = dataclasses.replace(piece, checksum=self._gather.checksum(piece))
+        """What announces a piece."""
         return encode_piece_header(piece)
 
     def close(self) -> None:
@@ -133,6 +134,7 @@ class NcclDeviceWire(NcclSenderWire):
             _LOG.exception("the device of a link has failed")
         super().close()
 
-    def _announce(self, piece: Piece) -> None:
-        self._control.announce(self.header(piece))
-        self._wake()  # its blocks have been read
+    def _say_sum(self, piece: Piece) -> None:
+        """When its blocks have been read."""
+        self._control.announce(encode(Summed(piece.staging, self._gather.checksum(piece))))
+        self._wake()

@@ -4,14 +4,16 @@ Over such a link frames go by a grpc stream of its own (`nccl_sender`, `nccl_rec
 from the sender's staging to the same index of the receiver's, by a line between the two processes:
 
     sender                                       receiver
-    staging[i…j] ── send issued ───────────────▶           its kernel waits on the sender's GPU
-                 ── announce(i…j) ─────────────▶ receive issued: both kernels run, for as long as bytes flow
-                    commit, behind it            heard when the receive has ended
+    announce(i) ───────────────────────────────▶ heard; receive issued, whose kernel waits for the sender's
+    gathered into staging[i], send issued ─────▶ both kernels run, for as long as bytes flow
+    sum(i) ────────────────────────────────────▶ landed, when the receive has ended and the sum is here
+    commit, behind what was announced            heard at once
 
-So nothing waits on the receiver's GPU but for bytes that are on their way; no receive is posted in advance.
-NCCL's kernels write nothing but what a receive of this process was given, so a window is the receiver's alone
-again as soon as its own line is over, whatever the sender does. How far that is known, and what NCCL does
-otherwise: docs/decisions/0015.
+So a receive waits on its GPU for as long as the sender takes to gather one piece; none is posted per credit.
+Where pieces lie in the host's memory, a run of them is announced when its send has been issued, and heard
+when it is there. NCCL's kernels write nothing but what a receive of this process was given, so a window is
+the receiver's alone again as soon as its own line is over, whatever the sender does. How far that is known,
+and what NCCL does otherwise: docs/decisions/0015.
 """
 
 from __future__ import annotations

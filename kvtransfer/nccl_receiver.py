@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from baton.device.nccl_line import Job, NcclLine, Way
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced
+from kvtransfer.frames import (
+    FrameError,
+    Piece,
+    ReceiverFrame,
+    SenderFrame,
+    Summed,
+    decode_announced,
+    decode_summed,
+)
 from kvtransfer.grpc_listener import GrpcListener, GrpcOpenCall, GrpcReceiverWire
 from kvtransfer.inbox import CONTROL_FRAMES, Inbox
 from kvtransfer.nccl_links import GREETING_BYTES, RECEIVER_RANK, TRANSPORT, NcclLinks, Place, greeting
@@ -26,23 +34,45 @@ _ON_ITS_WAY_S = 0.1
 
 @dataclass(slots=True)
 class _Run:
-    """Pieces whose bytes come together; those that have not been heard yet."""
+    """Pieces whose bytes come together; those that have not been heard yet. `unsummed`: staging indices whose
+    sums have not come, where they come apart."""
 
     pieces: deque[Piece]
+    count: int
+    unsummed: set[int]
     arrived: bool = False
 
 
 class RunInbox:
     """What comes over a link's stream: runs, for which a receive is posted at once, and frames between them.
 
+    Between devices a piece is heard when it is announced, and `landed` counts those whose bytes and sums are
+    here; else it is heard when they are.
+
     `accept` is called by the stream's thread, `arrived` of a run set by the line's, all else by the loop.
     """
 
-    def __init__(self, staging: Staging, line: NcclLine, address: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        staging: Staging,
+        line: NcclLine,
+        address: int,
+        wake: Callable[[], None],
+        *,
+        between_devices: bool = False,
+    ) -> None:
         self._staging = staging
         self._line = line
         self._address = address
         self._wake = wake
+        self._between_devices = between_devices
+        # Of the stream's thread: runs that wait for sums, by staging index. Sums are the loop's to read when
+        # their piece has landed.
+        self._unsummed: dict[int, _Run] = {}
+        self._sums = [0] * staging.pieces
+        # Of the loop: runs that have been heard and have not landed.
+        self._landing: deque[_Run] = deque()
+        self._landed = 0
         # Set when the line is known to carry the sender's bytes: until then none are posted.
         self.greeted = threading.Event()
         self._waiting: Inbox[SenderFrame | _Run] = Inbox(staging.pieces + CONTROL_FRAMES, wake)
@@ -51,6 +81,10 @@ class RunInbox:
 
     def accept(self, message: bytes) -> None:
         """Raises `FrameError` for what is no frame, no run, or a run of indices that are not the sender's."""
+        summed = decode_summed(message) if self._between_devices else None
+        if summed is not None:
+            self._take_sum(summed)
+            return
         frames = decode_announced(message)
         pieces = [frame for frame in frames if isinstance(frame, Piece)]
         if not pieces:
@@ -60,7 +94,9 @@ class RunInbox:
         if not self.greeted.wait(_GREETED_S):
             raise FrameError("a run before the greeting")
         self._expect_run(pieces)
-        run = _Run(deque(pieces))
+        indices = {piece.staging for piece in pieces} if self._between_devices else set[int]()
+        run = _Run(deque(pieces), len(pieces), indices)
+        self._unsummed.update(dict.fromkeys(indices, run))
 
         def ended() -> None:
             run.arrived = True
@@ -73,13 +109,26 @@ class RunInbox:
         self._line.add(Job(Way.IN, address, size, ended=ended))
 
     def take(self) -> SenderFrame | None:
-        """The next frame; a piece when its run has arrived, and nothing before it."""
+        """The next frame; where bytes are waited for, a piece when its run has arrived, and nothing before
+        it."""
         if self._run is None or not self._run.pieces:
             head = self._waiting.take()
             if not isinstance(head, _Run):
                 return head
             self._run = head
-        return self._run.pieces.popleft() if self._run.arrived else None
+            if self._between_devices:
+                self._landing.append(head)
+        return self._run.pieces.popleft() if self._between_devices or self._run.arrived else None
+
+    def landed(self) -> int:
+        """How many of the pieces that were heard have their bytes and sums here, in their order."""
+        while self._landing and self._landing[0].arrived and not self._landing[0].unsummed:
+            self._landed += self._landing.popleft().count
+        return self._landed
+
+    def checksum(self, piece: Piece) -> int:
+        """Of one that has landed."""
+        return self._sums[piece.staging]
 
     def expects(self) -> bool:
         """Whether a receive was posted that has not ended; they end in their order."""
@@ -90,6 +139,14 @@ class RunInbox:
 
     def closed(self) -> BatonError | None:
         return self._waiting.closed()
+
+    def _take_sum(self, summed: Summed) -> None:
+        run = self._unsummed.pop(summed.staging, None)
+        if run is None:
+            raise FrameError(f"a sum of staging index {summed.staging}, where none is awaited")
+        self._sums[summed.staging] = summed.checksum
+        run.unsummed.discard(summed.staging)
+        self._wake()
 
     def _expect_run(self, pieces: list[Piece]) -> None:
         """All are the sender's indices, one behind the other, and become the receiver's."""
@@ -120,25 +177,20 @@ class NcclReceiverWire:
         self._inbox = inbox
         self._greeting = greeting(link_id)
         self._broken_at: float | None = None
-        self._heard = 0
         line.add(Job(Way.IN, place.address, GREETING_BYTES, ended=self._compare))
 
     def hear(self) -> SenderFrame | None:
-        frame = self._control.hear()
-        self._heard += isinstance(frame, Piece)
-        return frame
+        return self._control.hear()
 
     @property
     def threaded(self) -> bool:
         return True
 
     def landed(self) -> int:
-        """A piece that is heard is there."""
-        return self._heard
+        return self._inbox.landed()
 
     def checksum(self, piece: Piece) -> int:
-        """Announced with it."""
-        return piece.checksum
+        return self._inbox.checksum(piece)
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._control.tell(frame)
@@ -199,7 +251,8 @@ class _NcclCall:
         assert place is not None, "staging lies in the window of its call"
         response.nccl_id = self._links.unique_id()
         line = self._links.line(response.nccl_id, RECEIVER_RANK, self._wake)
-        inbox = RunInbox(staging, line, place.address, self._wake)
+        between_devices = self.device is not None
+        inbox = RunInbox(staging, line, place.address, self._wake, between_devices=between_devices)
         control = self._call.grant(response, staging, inbox)
         return NcclReceiverWire(self._links, line, place, control, inbox, response.link_id)
 

@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 OVERDUE_S = 2.0
 # How often the thread looks: soon at first, seldom where nothing happens for long.
-_SOON_S, _SELDOM_S = 50e-6, 2e-3
+_SOON_S, _SELDOM_S = 20e-6, 2e-3
 _PATIENCE = 1.02
 
 
@@ -80,8 +80,8 @@ class Job:
     """`size` bytes at `address`, once `after` has ended (None: at once).
 
     `issued` is called when `after` has ended and the device will do it whatever becomes of this process,
-    `ended` when it is done; both by the line's thread, in the order of the jobs. One without bytes is only
-    issued.
+    `ended` when it is done; both by the line's thread, each in the order of the jobs. One without bytes is
+    only issued.
     """
 
     way: Way
@@ -107,6 +107,7 @@ class NcclLine:
         self._connect_s = connect_s
         self._jobs: deque[Job] = deque()
         self._running: deque[tuple[Moment, Job]] = deque()
+        self._unsaid: deque[Job] = deque()  # handed over, and not called issued yet
         self._changed = threading.Condition()
         self._ends: Ends | None = None
         self._begun = threading.Event()  # set once there is a communicator, or never will be
@@ -193,7 +194,7 @@ class NcclLine:
     def _issue(self, ends: Ends) -> None:
         """Hands the next job to the device; waits for one where nothing runs either."""
         with self._changed:
-            if not self._jobs and not self._running:
+            if not (self._jobs or self._running or self._unsaid):
                 # Ends with a job or `_break`: a line without work has no peer to wait for.
                 self._changed.wait_for(lambda: self._jobs or self._broken is not None)
             if not self._jobs or self._broken is not None:
@@ -206,22 +207,15 @@ class NcclLine:
             move(job.address, job.size, self._peer, self._stream.handle)
             # Before this NCCL may not have told the device: an event would come too soon.
             self._settle(ends, self._connect_s)
-        while job.after is not None and self._broken is None and not job.after.ended():
-            time.sleep(_SOON_S)
-        if self._broken is None and job.issued is not None:
-            job.issued()
-        if job.size:
             self._running.append((self._stream.moment(), job))
+        if job.issued is not None:
+            self._unsaid.append(job)
 
     def _see_ended(self, ends: Ends) -> None:
-        """Waits until the oldest job has ended, or there is another to hand over."""
+        """Waits until all that was handed over has ended, or there is another job to hand over."""
         pause = _SOON_S
-        while self._running and self._broken is None:
-            moment, job = self._running[0]
-            if moment.ended():
-                self._running.popleft()
-                if job.ended is not None:
-                    job.ended()
+        while (self._running or self._unsaid) and self._broken is None:
+            if self._call_issued() or self._call_ended():
                 pause = _SOON_S
             elif self._jobs:
                 return
@@ -229,6 +223,24 @@ class NcclLine:
                 self._look(ends)
                 time.sleep(pause)
                 pause = min(pause * _PATIENCE, _SELDOM_S)
+
+    def _call_issued(self) -> bool:
+        """Of the oldest whose turn it is, if any."""
+        if not self._unsaid or not ((after := self._unsaid[0].after) is None or after.ended()):
+            return False
+        issued = self._unsaid.popleft().issued
+        assert issued is not None
+        issued()
+        return True
+
+    def _call_ended(self) -> bool:
+        """The same of the oldest that runs."""
+        if not self._running or not self._running[0][0].ended():
+            return False
+        _, job = self._running.popleft()
+        if job.ended is not None:
+            job.ended()
+        return True
 
     def _settle(self, ends: Ends, within_s: float) -> None:
         """Until NCCL is done with the last call, or the line breaks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -75,6 +76,34 @@ def test_what_is_issued_needs_nobody_any_more(pair: Pair) -> None:
     receiver.add(_in(got, lambda: said.append("arrived")))
     until(lambda: said[-1] == "arrived")
     assert (got == 7).all()
+
+
+def test_a_job_that_waits_for_its_moment_holds_up_no_other(pair: Pair) -> None:
+    """Both sends are handed over; each is called issued when its own moment has ended, in their order."""
+
+    class Late:
+        there = False
+
+        def ended(self) -> bool:
+            return self.there
+
+    _, sender, receiver = pair
+    said: list[str] = []
+    moments = Late(), Late()
+    arrays = [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
+    got = [np.zeros_like(array) for array in arrays]
+    for number, array in enumerate(arrays):
+        issued, arrived = partial(said.append, f"issued {number}"), partial(said.append, f"arrived {number}")
+        sender.add(Job(Way.OUT, array.ctypes.data, array.size, moments[number], issued))
+        receiver.add(_in(got[number], arrived))
+    until(lambda: not sender._jobs)
+    moments[1].there = True
+    time.sleep(0.05)
+    assert said == []
+    moments[0].there = True
+    until(lambda: len(said) == 4)
+    assert said.index("issued 0") < said.index("issued 1")
+    assert [int(array[0]) for array in got] == [1, 2]
 
 
 def test_a_receive_without_a_sender_ends_with_the_abort(pair: Pair) -> None:

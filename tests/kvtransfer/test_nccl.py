@@ -14,7 +14,7 @@ from baton.device.nccl import Result
 from baton.device.nccl_line import Job, Way
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.events import Acknowledged
-from kvtransfer.frames import FrameError, Piece, Quiet, encode, encode_piece_header
+from kvtransfer.frames import FrameError, Piece, Quiet, Summed, encode, encode_piece_header
 from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.grpc_listener import GrpcListener
 from kvtransfer.nccl_links import GREETING_BYTES, RECEIVER_RANK, SENDER_RANK
@@ -155,12 +155,12 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
     assert linked.peers.receiver.counters.links_refused == 1
 
 
-def _run_inbox() -> tuple[RunInbox, Staging, WatchedLibrary]:
+def _run_inbox(*, between_devices: bool = False) -> tuple[RunInbox, Staging, WatchedLibrary]:
     library = WatchedLibrary()
     place = library.place(8 * 4096)
     line = library.line(library.unique_id(), RECEIVER_RANK, lambda: None, 1.0)
     staging = Staging(8, 4096, place.window)
-    inbox = RunInbox(staging, line, place.address, lambda: None)
+    inbox = RunInbox(staging, line, place.address, lambda: None, between_devices=between_devices)
     inbox.greeted.set()
     return inbox, staging, library
 
@@ -195,6 +195,29 @@ def test_what_comes_behind_a_run_is_heard_behind_it() -> None:
     heard = [inbox.take() for _ in range(4)]
     assert [getattr(frame, "staging", None) for frame in heard] == [2, 3, None, None]
     assert heard[2] == Quiet(5)
+    library.lines[0].abort()
+
+
+def test_between_devices_a_piece_is_heard_before_it_has_landed() -> None:
+    """It has when its bytes and its sum are here, and all before it have."""
+    inbox, staging, library = _run_inbox(between_devices=True)
+    for index in (2, 3):
+        inbox.accept(_names(index))
+    heard = [inbox.take(), inbox.take(), inbox.take()]
+    assert [getattr(frame, "staging", None) for frame in heard] == [2, 3, None]
+    runs = list(inbox._landing)
+    assert inbox.landed() == 0
+    runs[1].arrived = True
+    inbox.accept(encode(Summed(3, 33)))
+    assert inbox.landed() == 0
+    inbox.accept(encode(Summed(2, 22)))
+    assert inbox.landed() == 0
+    runs[0].arrived = True
+    assert inbox.landed() == 2
+    assert [inbox.checksum(piece) for piece in heard[:2] if isinstance(piece, Piece)] == [22, 33]
+    with pytest.raises(FrameError, match="none is awaited"):
+        inbox.accept(encode(Summed(3, 33)))
+    assert staging.count(Owner.RECEIVER) == 2
     library.lines[0].abort()
 
 
