@@ -244,14 +244,18 @@ class PrefillSide:
         return bool(finished)
 
     def _ship(self, results: list[ChunkResult]) -> None:
-        """Pushes what is finished; where a device moves it, it is on its way before anything is told."""
+        """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
+        before anything is told."""
         now_ns = time.monotonic_ns()
         for result in results:
             job = self._by_sequence.get(result.chunk.sequence)
-            if job is not None:
-                job.computed_ns = now_ns
-                if job.handoff is not None:
-                    self._push(job, job.handoff)
+            if job is None:
+                continue
+            job.computed_ns = now_ns
+            if job.handoff is not None:
+                self._push(job, job.handoff)
+                if self._ships_first and result.token is not None and isinstance(job.handoff, Transfer):
+                    self._commit(job, job.handoff, _first_of(job.sequence, result))
         if results and self._ships_first:
             self.poll(self._ships_first)
 
@@ -310,18 +314,9 @@ class PrefillSide:
             job.pushed[group] = max(job.pushed[group], until)
 
     def _first_token(self, job: Job, result: ChunkResult) -> None:
-        assert result.token is not None
-        sequence = job.sequence
-        finish = sequence.finish_of(result.token)
-        job.first = first = FirstToken(
-            number=sequence.first_number,
-            token_id=result.token,
-            finish_reason=FinishReason.ValueType(finish.value),
-            logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
-            cached_tokens=sequence.cached,
-        )
+        job.first = first = _first_of(job.sequence, result)
         self._tell(job, PrefillResponse(first_token=first))
-        if job.handoff is not None:
+        if job.handoff is not None and not job.committed:
             self._settle(job, job.handoff, first)
 
     def _settle(self, job: Job, handoff: Handoff, first: FirstToken) -> None:
@@ -331,15 +326,21 @@ class PrefillSide:
             handoff.withdraw(WithdrawReason.FINISHED)
             self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
             return
+        if self._commit(job, handoff, first) and isinstance(handoff, LocalHandoff):
+            self._handed_off(job, "local", 0)
+
+    def _commit(self, job: Job, handoff: Handoff, first: FirstToken) -> bool:
+        """Behind the prompt's last block, where the sequence goes on; False where that cannot be."""
+        if first.finish_reason:
+            return False
         job.committed = True
         try:
             handoff.commit(self._record(job, first))
         except BatonError as error:
             self._fail(job, error)
             handoff.withdraw(WithdrawReason.ABORTED)
-        else:
-            if isinstance(handoff, LocalHandoff):
-                self._handed_off(job, "local", 0)
+            return False
+        return True
 
     def _record(self, job: Job, first: FirstToken) -> CommitRecord:
         request = job.request
@@ -377,6 +378,17 @@ class PrefillSide:
         if job.handoff is not None:
             del self._by_transfer[job.handoff]
         self._loop.scheduler.remove(job.sequence)
+
+
+def _first_of(sequence: Sequence, result: ChunkResult) -> FirstToken:
+    assert result.token is not None
+    return FirstToken(
+        number=sequence.first_number,
+        token_id=result.token,
+        finish_reason=FinishReason.ValueType(sequence.finish_of(result.token).value),
+        logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
+        cached_tokens=sequence.cached,
+    )
 
 
 def _body_of(ticket: Ticket) -> TicketBody:

@@ -12,10 +12,13 @@ import pytest
 
 from baton.engine.prefill import ChunkResult
 from baton.v1.engine_pb2 import CancelCommand
+from baton.v1.prefill_pb2 import PrefillResponse
 from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.outgoing import Transfer, TransferState
 from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
 from services.worker.memory_plan import link_bytes
+from services.worker.prefill_side import Job
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.worker.paired import Pair
 from tests.worker.test_prefill_ahead import LateLane
@@ -60,6 +63,28 @@ def test_prompts_of_every_length(pair: Pair, truth: Turned, pump: Pump) -> None:
     assert pump.steps > 0, "the devices have done it"
     sent = pair.source.engine._parts.sender.counters.bytes_shipped
     assert pair.audit().bytes_received == sent > 0
+
+
+def test_the_commit_is_on_its_way_before_the_first_token_is_told(
+    pair: Pair, pump: Pump, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = pair.source.engine._parts.prefill
+    pair.say(words(9, 1))  # a link is there
+    states: list[TransferState] = []
+    tell = side._tell
+
+    def look(job: Job, response: PrefillResponse) -> None:
+        if response.HasField("first_token"):
+            assert isinstance(job.handoff, Transfer)
+            states.append(job.handoff.state)
+        tell(job, response)
+
+    monkeypatch.setattr(side, "_tell", look)
+    pair.say(words(9, 2))
+    assert states == [TransferState.COMMITTING]
+    pair.say(words(9, 3), most=1)  # its first token is its last: the ticket goes back
+    assert states[1:] == [TransferState.SENDING]
+    pair.assert_free()
 
 
 def test_a_link_takes_what_is_planned_for_one(pair: Pair, pump: Pump) -> None:
