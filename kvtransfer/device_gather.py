@@ -1,9 +1,9 @@
 """The sender's half of a link between devices: blocks into staging, staging into the receiver's window.
 
     the gathering line    blocks ──kernel, sum──▶ staging of ours
-                                                  sum ──────copy──▶ sums of the link's memory
     the wire                                      staging ──copy──▶ window
-    the telling line                              how many ───────▶ `landed` of the link's memory
+    the telling line                              sum ──────copy──▶ sums of the link's memory
+                                                  how many ───────▶ `landed` there
 
 The wire has copies alone, so each begins as the one before ends. A piece is counted when its copy is done.
 Index n of staging is copied to index n of the window. It is free when its credit is: the receiver had the
@@ -45,26 +45,28 @@ class DeviceGather:
             self._gathering, self._wire = device.line(first=True), device.line(first=True)
             self._telling = device.line(first=True)
             self._let_go = undo.pop_all()
+        self._landed, self._sums = self._registered.address + LANDED, self._registered.address + SUMS
         self._reads = BlockReads()
         self._sent = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
-        """Says to the device what is to be done with the piece that was announced last, whose checksum is its
+        """Says to the device what is to be done with the next piece that is announced, whose checksum is its
         place's alone. RuntimeError where it refuses: then nobody reads the piece."""
         self._reads.put()
         self._sent += 1
         if piece.staging < self._pieces:  # what the window does not have is written nowhere
             found = self._mover.move(self._gathering, self._mover.prepare(self._gathering, piece, blocks))
-            there = self._registered.address + SUMS + piece.staging * SUM_BYTES
-            self._gathering.copy(there, found, SUM_BYTES)
-        read = self._gathering.moment()
-        self._reads.read_by(read)
-        self._wire.after(read)
-        if piece.staging < self._pieces:
+            read = self._gathering.moment()
+            self._wire.after(read)
             place = piece.staging * self._piece_bytes
             self._wire.copy(self._window.address + place, self._staging.address + place, piece.length)
+            self._telling.after(read)
+            self._telling.copy(self._sums + piece.staging * SUM_BYTES, found, SUM_BYTES)
+        else:
+            read = self._gathering.moment()
+        self._reads.read_by(read)
         self._telling.after(self._wire.moment())
-        self._telling.publish(self._registered.address + LANDED, self._sent)
+        self._telling.publish(self._landed, self._sent)
 
     @property
     def busy(self) -> bool:

@@ -135,7 +135,7 @@ class Receiver:
 
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
-        self._take_all_moved()
+        self._take_all_ended()
         if any(isinstance(event, Committed) for event in self._events):
             self._wake()  # an admission goes before all else that there is to do
         else:
@@ -145,13 +145,13 @@ class Receiver:
 
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
-        self._take_all_moved()
+        self._take_all_ended()
         self._hear(max_pieces)
 
-    def _take_all_moved(self) -> None:
+    def _take_all_ended(self) -> None:
         for link in self._links:
             try:
-                self._take_moved(link)
+                self._take_ended(link)
             except FrameError as error:
                 self._links.break_off(link, error)
 
@@ -208,7 +208,7 @@ class Receiver:
             for piece in link.scatter.break_off():
                 link.staging.give_back(piece.staging)  # its sender may still write it
             with contextlib.suppress(FrameError):  # it breaks already
-                self._take_moved(link)
+                self._take_ended(link)
         for transfer_id in sorted(link.transfers):
             del self._incoming[transfer_id]
             self._events.append(Withdrawn(transfer_id, WithdrawReason.LINK_LOST, error.message))
@@ -251,7 +251,7 @@ class Receiver:
             case Quiet():
                 self.counters.dropped_unknown += not link.quiet(frame)
 
-    def _take_moved(self, link: ReceivingLink) -> None:
+    def _take_ended(self, link: ReceivingLink) -> None:
         """What the device has done meanwhile: credits go home, commits that waited have their turn.
         `FrameError`, when all else is taken."""
         malformed: FrameError | None = None

@@ -67,8 +67,8 @@ class ReceivingLink:
         self._wire = wire
         self._draining: OrderedDict[int, float] = OrderedDict()
         self._freed: list[int] = []
-        # Credits go back in batches small enough to keep the sender busy.
-        self._batch = max(1, staging.pieces // 8)
+        # Credits go back in batches small enough to keep the sender busy; one alone, when all else is said.
+        self._batch = max(2, staging.pieces // 8)
 
     def hear(self) -> SenderFrame | None:
         return self._wire.hear()

@@ -261,20 +261,25 @@ class DecodeSide:
     def _commit(self, transfer_id: int, record: CommitRecord) -> None:
         assert self._receiver is not None
         try:
-            self.commit(transfer_id, record)
+            reservation, names = self._admit(transfer_id, record)
         except BatonError as error:
             self._receiver.refuse(transfer_id, error)
             entry = self._book.find_transfer(transfer_id)
             if entry is not None and entry.awaited:
                 self._end_unused(entry)
         else:
-            self._receiver.acknowledge(transfer_id)
+            self._receiver.acknowledge(transfer_id)  # prefill waits for this word
+            self._admitted(reservation, names)
 
     def commit(self, transfer_id: int, record: CommitRecord) -> None:
         """Admits a sequence whose KV is all here. Raises BatonError where the record is not the ticket's.
 
         That the ticket in the record is ours and for this transfer has been checked before.
         """
+        self._admitted(*self._admit(transfer_id, record))
+
+    def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, tuple[bytes, ...]]:
+        """It will decode; with the names of its blocks, for `_admitted`."""
         entry = self._book.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
@@ -284,10 +289,13 @@ class DecodeSide:
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
         self._loop.admit(admission.entry)
-        reservation.prepared, reservation.token_ids = None, tuple(record.token_ids)
-        self._keep(reservation, admission.names)
-        self.growth.watch(reservation)
         self._book.activate(transfer_id)
+        reservation.prepared, reservation.token_ids = None, tuple(record.token_ids)
+        return reservation, admission.names
+
+    def _admitted(self, reservation: Reservation, names: tuple[bytes, ...]) -> None:
+        self._keep(reservation, names)
+        self.growth.watch(reservation)
         self.handoffs_committed += 1
 
     def commit_local(self, transfer_id: int, record: CommitRecord) -> None:

@@ -233,8 +233,8 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
     """Its credits come home when nobody can write their places any more, and no sooner."""
     peers = ends()
     announced(peers)
-    before = peers.sink.groups[0].copy()
     peers.forget(2)
+    before = peers.sink.groups[0].copy()
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
     assert link.credited_pieces == link.window_pieces - 2
@@ -247,7 +247,6 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
 def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends) -> None:
     peers = ends()
     announced(peers)
-    before = peers.sink.groups[0].copy()
     wire = device_wire(peers)
     assert wire._control is not None
     wire._control.end()
@@ -255,6 +254,7 @@ def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends
     while not peers.withdrawn():  # the device does nothing meanwhile
         peers.received += peers.receiver.poll(4)
         assert time.monotonic() < deadline
+    before = peers.sink.groups[0].copy()
     assert peers.withdrawn()[2].reason is WithdrawReason.LINK_LOST
     (link,) = peers.receiver.links
     assert link.quarantined_pieces == link.window_pieces
