@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,3 +45,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
             return E2E if file.startswith(E2E) and file not in PATIENT else file
 
     return ByFile(config, log)
+
+
+def pytest_unconfigure() -> None:
+    """Threads of links end by themselves, a moment after their link. One that Python's own end meets in the
+    midst of it takes the process along (exit code 134); an engine ends without such an end."""
+    deadline = time.monotonic() + 2.0
+    for thread in threading.enumerate():
+        if thread.name.startswith(("link-", "nccl-")):
+            thread.join(max(0.0, deadline - time.monotonic()))
