@@ -186,11 +186,11 @@ def starting_up(
                 raise
             finally:
                 left = [pid for pid in children if alive(pid)]
-            assert not asked_to_end or process.returncode == 0, log.read_text()[-4000:]
             assert process.stdout is not None
-            assert process.stdout.read() == "", "something was written to stdout beside READY"
-            process.stdout.close()
-            assert not left, f"processes left: {left}\n{log.read_text()[-4000:]}"
+            with process.stdout:  # left open it would fail another test too
+                assert not asked_to_end or process.returncode == 0, log.read_text()[-4000:]
+                assert process.stdout.read() == "", "something was written to stdout beside READY"
+                assert not left, f"processes left: {left}\n{log.read_text()[-4000:]}"
 
 
 def _ready(process: subprocess.Popen[str], log: Path) -> tuple[str, str]:

@@ -212,6 +212,7 @@ async def test_a_killed_parent_takes_everyone_along(lasting: Cluster) -> None:
     assert len(children) == 7
     lasting.process.kill()
     await eventually(lambda: not any(alive(pid) for pid in children), 5)
+    lasting.process.wait(5)  # its children may be gone before it is
 
 
 async def all_decode(cluster: Cluster, count: int) -> None:
