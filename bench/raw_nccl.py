@@ -18,6 +18,7 @@ class RawEnd:
     def __init__(self, unique_id: bytes, size: int, device: str, *, sends: bool) -> None:
         torch.cuda.set_device(torch.device(device))
         self._bytes = torch.full((size,), 7, dtype=torch.uint8, device=device)
+        self._where = self._bytes.data_ptr(), size
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._peer = _RECEIVER if sends else _SENDER
         self._communicator = Nccl().communicator(
@@ -26,15 +27,13 @@ class RawEnd:
 
     def receive(self) -> None:
         """Waits on the device, not here."""
-        where = self._bytes.data_ptr(), self._bytes.numel()
-        self._communicator.receive(*where, self._peer, int(self._stream.cuda_stream))
+        self._communicator.receive(*self._where, self._peer, int(self._stream.cuda_stream))
 
     def send(self) -> float:
         """Seconds, on the device's clock."""
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begun.record(self._stream)
-        where = self._bytes.data_ptr(), self._bytes.numel()
-        self._communicator.send(*where, self._peer, int(self._stream.cuda_stream))
+        self._communicator.send(*self._where, self._peer, int(self._stream.cuda_stream))
         ended.record(self._stream)
         ended.synchronize()
         return float(begun.elapsed_time(ended)) / 1e3

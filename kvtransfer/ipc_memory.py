@@ -84,9 +84,10 @@ class LinkMemory:
         """Of the window that lies elsewhere."""
         return self.window[:HANDLE_ROOM].tobytes()
 
-    def landed(self) -> memoryview:
-        """Of one word; to be released before `unmap`."""
-        return self.shared.bytes[LANDED:SUMS].data.cast("Q")
+    def landed(self) -> NDArray[np.uint64]:
+        """[1]."""
+        landed: NDArray[np.uint64] = self.shared.region(LANDED, 1, "<u8")
+        return landed
 
     def sums(self, window_pieces: int) -> NDArray[np.uint64]:
         """[window_pieces]."""

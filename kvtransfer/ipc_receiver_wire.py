@@ -62,7 +62,7 @@ class IpcReceiverWire(IpcWire):
 
     def landed(self) -> int:
         assert self._landed is not None, "on the host a piece that is heard is there"
-        return self._landed[0]
+        return int(self._landed[0])
 
     def checksum(self, piece: Piece) -> int:
         assert self._sums is not None, "on the host a piece's checksum is its header's"

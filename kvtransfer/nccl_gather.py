@@ -53,11 +53,6 @@ class NcclGather:
         """Of a piece that is in staging."""
         return int(self._sums_view[piece.staging, 0]) & _MASK
 
-    @property
-    def busy(self) -> bool:
-        """Whether blocks are being read."""
-        return self._reads.under_way
-
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning; all, once closed."""
         return self._reads.count()

@@ -34,12 +34,10 @@ _ON_ITS_WAY_S = 0.1
 
 @dataclass(slots=True)
 class _Run:
-    """Pieces whose bytes come together; those that have not been heard yet. `unsummed`: staging indices whose
-    sums have not come, where they come apart."""
+    """Pieces whose bytes come together, those that have not been heard yet; the staging indices of all."""
 
     pieces: deque[Piece]
-    count: int
-    unsummed: set[int]
+    indices: frozenset[int]
     arrived: bool = False
 
 
@@ -66,9 +64,9 @@ class RunInbox:
         self._address = address
         self._wake = wake
         self._between_devices = between_devices
-        # Of the stream's thread: runs that wait for sums, by staging index. Sums are the loop's to read when
-        # their piece has landed.
-        self._unsummed: dict[int, _Run] = {}
+        # Between devices, written by the stream's thread alone: staging indices whose sums have not come, and
+        # each index's last sum, the loop's to read when its piece has landed.
+        self._unsummed: set[int] = set()
         self._sums = [0] * staging.pieces
         # Of the loop: runs that have been heard and have not landed.
         self._landing: deque[_Run] = deque()
@@ -94,9 +92,9 @@ class RunInbox:
         if not self.greeted.wait(_GREETED_S):
             raise FrameError("a run before the greeting")
         self._expect_run(pieces)
-        indices = {piece.staging for piece in pieces} if self._between_devices else set[int]()
-        run = _Run(deque(pieces), len(pieces), indices)
-        self._unsummed.update(dict.fromkeys(indices, run))
+        run = _Run(deque(pieces), frozenset(piece.staging for piece in pieces))
+        if self._between_devices:
+            self._unsummed |= run.indices
 
         def ended() -> None:
             run.arrived = True
@@ -122,8 +120,8 @@ class RunInbox:
 
     def landed(self) -> int:
         """How many of the pieces that were heard have their bytes and sums here, in their order."""
-        while self._landing and self._landing[0].arrived and not self._landing[0].unsummed:
-            self._landed += self._landing.popleft().count
+        while self._landing and self._whole(self._landing[0]):
+            self._landed += len(self._landing.popleft().indices)
         return self._landed
 
     def checksum(self, piece: Piece) -> int:
@@ -140,12 +138,14 @@ class RunInbox:
     def closed(self) -> BatonError | None:
         return self._waiting.closed()
 
+    def _whole(self, run: _Run) -> bool:
+        return run.arrived and self._unsummed.isdisjoint(run.indices)
+
     def _take_sum(self, summed: Summed) -> None:
-        run = self._unsummed.pop(summed.staging, None)
-        if run is None:
+        if summed.staging not in self._unsummed:
             raise FrameError(f"a sum of staging index {summed.staging}, where none is awaited")
         self._sums[summed.staging] = summed.checksum
-        run.unsummed.discard(summed.staging)
+        self._unsummed.remove(summed.staging)
         self._wake()
 
     def _expect_run(self, pieces: list[Piece]) -> None:

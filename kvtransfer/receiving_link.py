@@ -65,6 +65,7 @@ class ReceivingLink:
         self.transfers: set[int] = set()
         self._transport = transport
         self._wire = wire
+        self._landing = cast(LandingWire, wire)  # where there is a scatter
         self._draining: OrderedDict[int, float] = OrderedDict()
         self._freed: list[int] = []
         # Credits go back in batches small enough to keep the sender busy; one alone, when all else is said.
@@ -79,18 +80,18 @@ class ReceivingLink:
     def land(self) -> None:
         """A device begins to move what is there by now."""
         if self.scatter is not None:
-            self.scatter.land(cast(LandingWire, self._wire).landed())
+            self.scatter.land(self._landing.landed())
 
     def ended(self) -> list[Ended]:
         """What has become of pieces that were announced; each is to be released."""
         if self.scatter is None:
             return []
         self.land()
-        return self.scatter.ended(cast(LandingWire, self._wire).checksum)
+        return self.scatter.ended(self._landing.checksum)
 
     def checksum(self, piece: Piece) -> int:
         """Of a piece that has landed."""
-        return cast(LandingWire, self._wire).checksum(piece)
+        return self._landing.checksum(piece)
 
     def release(self, index: int) -> None:
         """The receiver is done with this staging index."""
@@ -149,7 +150,7 @@ class ReceivingLink:
         """Whether a device has something under way whose end wakes nobody, and for which a loop need not
         wait a moment either."""
         if self.scatter is not None and self.scatter.under_way:
-            return not cast(LandingWire, self._wire).threaded
+            return not self._landing.threaded
         return self._wire.restless()
 
     def audit(self) -> LinkAudit:

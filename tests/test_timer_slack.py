@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
-
-import pytest
 
 from baton.timer_slack import sharpen_timers
 
 _PR_GET_TIMERSLACK = 30
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux adds to waits")
 def test_waits_of_a_thread_and_of_those_it_starts_are_sharp() -> None:
     found: list[int] = []
 

@@ -31,7 +31,9 @@ def _from_e4m3(code):
     exponent, mantissa = (code >> 3) & 15, code & 7
     normal = (((exponent + 120) << 23) | (mantissa << 20)).to(tl.float32, bitcast=True)
     size = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.001953125, normal)
-    return tl.where(code >= 128, -size, size)
+    # By its bit: a minus of Triton's is 0 - size, which has no zero below zero.
+    bits = size.to(tl.uint32, bitcast=True) | ((code & 0x80).to(tl.uint32) << 24)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit

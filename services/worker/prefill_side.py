@@ -61,7 +61,7 @@ class Job:
     committed: bool = False  # from here on the receiver decides, within the link's deadline
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
     prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
-    first: FirstToken | None = None  # told to the router
+    first: FirstToken | None = None  # drawn, and told to the router within the turn
     computed_ns: int = 0  # when the last step was seen to have ended
 
 
@@ -252,10 +252,14 @@ class PrefillSide:
             if job is None:
                 continue
             job.computed_ns = now_ns
-            if job.handoff is not None:
-                self._push(job, job.handoff)
-                if self._ships_first and result.token is not None and isinstance(job.handoff, Transfer):
-                    self._commit(job, job.handoff, _first_of(job.sequence, result))
+            if result.token is not None:
+                job.first = _first_of(job.sequence, result)
+            if job.handoff is None:
+                continue
+            self._push(job, job.handoff)
+            ahead = self._ships_first and isinstance(job.handoff, Transfer)
+            if ahead and job.first is not None and not job.first.finish_reason:
+                self._commit(job, job.handoff, job.first)
         if results and self._ships_first:
             self.poll(self._ships_first)
 
@@ -265,8 +269,8 @@ class PrefillSide:
             if job is None:
                 continue  # ended by what another's result has led to
             self._tell_prompt(job, result)
-            if result.token is not None:
-                self._first_token(job, result)
+            if job.first is not None:
+                self._first_token(job, job.first)
             elif result.chunk.is_last:
                 self._end(job)
                 self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
@@ -313,8 +317,7 @@ class PrefillSide:
                 handoff.push(group, ordinal, block)
             job.pushed[group] = max(job.pushed[group], until)
 
-    def _first_token(self, job: Job, result: ChunkResult) -> None:
-        job.first = first = _first_of(job.sequence, result)
+    def _first_token(self, job: Job, first: FirstToken) -> None:
         self._tell(job, PrefillResponse(first_token=first))
         if job.handoff is not None and not job.committed:
             self._settle(job, job.handoff, first)
@@ -330,9 +333,7 @@ class PrefillSide:
             self._handed_off(job, "local", 0)
 
     def _commit(self, job: Job, handoff: Handoff, first: FirstToken) -> bool:
-        """Behind the prompt's last block, where the sequence goes on; False where that cannot be."""
-        if first.finish_reason:
-            return False
+        """Behind the prompt's last block, of a sequence that goes on; False where that cannot be."""
         job.committed = True
         try:
             handoff.commit(self._record(job, first))

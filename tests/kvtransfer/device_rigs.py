@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -64,6 +65,8 @@ class CudaRig:
 
         self.sender: LinkDevice = CudaLinkDevice(torch.device("cuda", sender))
         self.receiver: LinkDevice = CudaLinkDevice(torch.device("cuda", receiver))
+        for device in (self.sender, self.receiver):
+            self._warm(device)
 
     def array(self, shape: tuple[int, int], dtype: type[np.uint8]) -> NDArray[np.uint8]:
         size = shape[0] * shape[1]
@@ -89,6 +92,14 @@ class CudaRig:
 
     def advance(self) -> float:
         return 0.0002
+
+    @staticmethod
+    def _warm(device: LinkDevice) -> None:
+        """As a worker has it before its first link, whose opening has a deadline."""
+        from kvtransfer.gpu.move_runs import prepared
+
+        for sum_source, aligned in product((False, True), repeat=2):
+            prepared(device.tensors_on, sum_source, aligned)
 
 
 def rig_of(transport: str, *, at_once: bool = False) -> DeviceRig | None:
