@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from baton.device.link_device import Kernel, Line
@@ -56,8 +57,9 @@ class RowMover:
         if staging.is_cuda:
             from kvtransfer.gpu.move_runs import prepared, programs
 
-            self._programs = programs
-            self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
+            sum_source = travels is Travels.SOURCE
+            self._programs = partial(programs, sum_source=sum_source)
+            self._kernel = prepared(staging.device, sum_source, self._aligned)
 
     def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> Prepared:
         """Says on a line which rows a piece of these blocks has; its sum begins with `begins`, or the piece's

@@ -94,7 +94,7 @@ class HappyContract:
         small = [list(range(290, 290 + size))]
         peers.send(4, small, small)
         # Counted where they arrive: while a commit's answer travels back, pieces go on.
-        peers.run_until(lambda: 4 in [one.transfer_id for one in peers.received if isinstance(one, Committed)])
+        peers.run_until(lambda: (4, Committed) in [(one.transfer_id, type(one)) for one in peers.received])
         between = len(peers.sink.scattered) - before - size
         # What was on its way already, then a turn of each for every piece of its own and for the commit.
         assert between <= window + 3 * (size + 2)
