@@ -24,6 +24,11 @@ class RawEnd:
         self._communicator = Nccl().communicator(
             unique_id, 1 - self._peer, 2, max_ctas=MAX_CTAS, blocking=True
         )
+        # The first call of a pair waits for the other's, to connect them: while both are made.
+        if sends:
+            self.send()
+        else:
+            self.receive()
 
     def receive(self) -> None:
         """Waits on the device, not here."""
