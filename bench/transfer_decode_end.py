@@ -123,7 +123,7 @@ class DecodingEnd:
         blocks = DeviceBlocks(device, self.engine.model.cache.groups)
         if device.tensors_on.type == "cuda":
             warm(blocks)
-        return DeviceSink(blocks, self._spare.place)
+        return DeviceSink(blocks, self._spare.place, steps_run=lambda: self.engine.loop.has_work)
 
     def turn(self) -> None:
         """Links, a step, and a wait where there was neither. RuntimeError where a transfer fails."""

@@ -116,6 +116,7 @@ class SendingEnd:
         """Seconds from the first block's push to the acknowledgement of the commit."""
         begun = time.monotonic()
         self.push(transfer)
+        self._turn()  # as a worker: on its way before the record is written
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
         return time.monotonic() - begun

@@ -66,11 +66,14 @@ class DeviceSink:
         blocks: DeviceBlocks,
         place: Callable[[int, int, int], int],
         *,
+        steps_run: Callable[[], bool] = lambda: False,
         window_pieces: int = WINDOW_PIECES,
         piece_bytes: int | None = None,
     ) -> None:
-        """`place`: the block that the ticket of a transfer reserved as `ordinal`-th of a group."""
+        """`place`: the block that the ticket of a transfer reserved as `ordinal`-th of a group. `steps_run`:
+        whether the device decodes at this moment, and is to be left most of itself."""
         self.blocks = blocks
         self.place = place
+        self.steps_run = steps_run
         self.window_pieces = window_pieces
         self.piece_bytes = piece_bytes if piece_bytes is not None else blocks.largest_piece()

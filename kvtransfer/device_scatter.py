@@ -98,7 +98,8 @@ class DeviceScatter:
             self._count += 1
             announced = self._announced.popleft()
             if announced.outcome is None and announced.rows is not None:
-                found = self._mover.move(self._line, announced.rows)
+                beside = self._sink.steps_run()
+                found = self._mover.move(self._line, announced.rows, beside_steps=beside)
                 self._line.copy(self._found_at + 8 * announced.piece.staging, found, 8)
                 announced.end = self._line.moment()
             self._landed.append(announced)

@@ -38,12 +38,11 @@ class IpcDeviceWire(IpcSenderWire):
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
         if self._closed:
             return
-        self._ring()  # the other end wakes while we speak to the device
+        self._add(self.header(piece))  # the other end makes ready while we speak to the device
         try:
             self._gather.gather(piece, blocks)
         except RuntimeError as error:  # CUDA's, torch's
             self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
-        self._add(self.header(piece))  # long before its bytes are there
 
     def header(self, piece: Piece) -> bytes:
         """What announces a piece."""

@@ -157,6 +157,8 @@ class Receiver:
 
     def _hear(self, max_pieces: int) -> None:
         """What senders say: at most so many frames of it."""
+        for link in self._links:
+            link.flush()  # of what a device has moved: its sender may wait for it
         self._links.take_calls()
         budget = max_pieces
         speaking = deque(self._links)
@@ -223,6 +225,7 @@ class Receiver:
         """Works on one frame of a link; False if it had none."""
         if link not in self._links:
             return False
+        link.land()  # between two frames: what is there waits for none that is only announced
         broken = link.broken()  # asked first: what was heard before the break still counts
         frame = link.hear()
         if frame is not None:
@@ -244,6 +247,7 @@ class Receiver:
                     self._piece(link, frame)
                 finally:
                     link.release(frame.staging)
+                    link.flush_batch()
             case Commit():
                 self._commit(link, frame)
             case Withdraw():

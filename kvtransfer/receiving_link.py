@@ -94,9 +94,12 @@ class ReceivingLink:
         return self._landing.checksum(piece)
 
     def release(self, index: int) -> None:
-        """The receiver is done with this staging index."""
+        """The receiver is done with this staging index; `flush` tells the sender."""
         self.staging.give_back(index)
         self._freed.append(index)
+
+    def flush_batch(self) -> None:
+        """Gives them back where they are many enough for a frame."""
         if len(self._freed) >= self._batch:
             self.flush()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from baton.device.link_device import Kernel, Line
@@ -55,11 +54,11 @@ class RowMover:
         self._pools = tuple(words.data_ptr() for words in blocks.words)
         self._kernel: Kernel | None = None
         if staging.is_cuda:
-            from kvtransfer.gpu.move_runs import prepared, programs
+            from kvtransfer.gpu.move_runs import PROGRAMS, PROGRAMS_BESIDE_STEPS, prepared, programs
 
-            sum_source = travels is Travels.SOURCE
-            self._programs = partial(programs, sum_source=sum_source)
-            self._kernel = prepared(staging.device, sum_source, self._aligned)
+            self._programs = programs
+            self._most = (PROGRAMS, PROGRAMS_BESIDE_STEPS)
+            self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
 
     def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> Prepared:
         """Says on a line which rows a piece of these blocks has; its sum begins with `begins`, or the piece's
@@ -69,14 +68,15 @@ class RowMover:
         line.copy(self._at_device + place, self._at_host + place, size)
         return Prepared(piece.group, place, len(blocks), longest)
 
-    def move(self, line: Line, prepared: Prepared) -> int:
+    def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> int:
         """Says on the same line that it is to be moved; where on the device its sum will be."""
         group, place, count, longest = prepared
         rows = self._at_device + place
         if self._kernel is not None:
             pool, staging = self._pools[group], self._staging_at
             ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
-            line.launch(self._kernel, (count, self._programs(count, longest)), (*ends, rows, rows))
+            grid = count, self._programs(count, longest, self._most[beside_steps])
+            line.launch(self._kernel, grid, (*ends, rows, rows))
         else:
             first = place // _ROW.size
             self._run(line, group, self._there[first : first + count], longest)

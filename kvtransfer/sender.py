@@ -107,6 +107,7 @@ class Sender:
     def poll(self, max_pieces: int) -> list[SenderEvent]:
         """Handles what receivers said and ships at most `max_pieces` pieces or commits; never blocks."""
         now = self._clock()
+        left = self._ship(max_pieces, now)  # first: a wire may stand still for it
         more = False
         # The newest first: where several to one address have opened meanwhile, it breaks the others.
         for key, link in reversed(list(self._links.items())):
@@ -118,7 +119,7 @@ class Sender:
                 more = True
             else:  # after a long pause of ours the answers lie there already: hear them all before judging
                 self._look_at_deadlines(link, now)
-        more |= self._ship(max_pieces, now)
+        more |= not self._ship(left, now)
         for link in self._links.values():
             link.take_read()
         for key, link in list(self._links.items()):
@@ -212,6 +213,8 @@ class Sender:
             if frame is None:
                 return False
             self._handle(link, frame)
+            if self._events:  # somebody waits for it
+                return True
         return True
 
     def _handle(self, link: SendingLink, frame: ReceiverFrame) -> None:
@@ -238,16 +241,16 @@ class Sender:
         else:
             self._fail(link, transfer, error)
 
-    def _ship(self, max_pieces: int, now: float) -> bool:
-        """One piece a link in turn; True if more could go at once."""
+    def _ship(self, max_pieces: int, now: float) -> int:
+        """One piece a link in turn; how many of `max_pieces` are left, 0 if more could go at once."""
         able = deque(self._links.values())
-        for _ in range(max_pieces):
+        for shipped in range(max_pieces):
             while able and not able[0].step(self._source, now):
                 able.popleft()
             if not able:
-                return False
+                return max_pieces - shipped
             able.rotate(-1)
-        return True
+        return 0
 
     # -- transfers --------------------------------------------------------------------------------
 

@@ -17,9 +17,6 @@ from kvtransfer.geometry import Geometry, share_of
 from kvtransfer.outgoing import BlockSource, PieceSource, Transfer
 from kvtransfer.transport import GatheringWire, SenderWire
 
-# Bytes; a smaller one costs the hosts more than the wire gains.
-_SMALL_PIECE = 8 << 20
-
 
 class SendingWindow:
     """Credits at home and away, and how blocks are cut into pieces."""
@@ -58,21 +55,14 @@ class SendingWindow:
 
     def _put_blocks(self, wire: GatheringWire, transfer: Transfer) -> None:
         group = transfer.next_group()
-        part = transfer.next_piece(self._geometry, self._blocks_of_next(transfer, group))
+        # With nothing on the wire before it, a small one: the wire is to begin soon.
+        most = self._geometry.blocks_per_piece(group)
+        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 2))
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
         wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
         transfer.shipped(part)
-
-    def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
-        """At most. What kernels do before the first piece's copy and after the last one's hides behind no
-        other: with nothing on the wire a piece is small, and so are a transfer's last ones."""
-        most = self._geometry.blocks_per_piece(group)
-        if not self.in_flight:
-            most //= 2
-        least = _SMALL_PIECE // self._geometry.block_bytes[group]
-        return max(1, min(most, max(least, -(-transfer.queued_blocks // 2))))
 
     def _spend(self, transfer: Transfer) -> int:
         staging = self.credits.popleft()

@@ -67,7 +67,7 @@ class StagedScatter:
         blocks = DeviceBlocks(device, engine.model.cache.groups)
         if engine.decoder.device.type == "cuda":
             warm(blocks)
-        sink = DeviceSink(blocks, decode.place)
+        sink = DeviceSink(blocks, decode.place, steps_run=lambda: True)
         self._decode = decode
         self._block_bytes = blocks.block_bytes
         self._piece_bytes = sink.piece_bytes

@@ -28,10 +28,10 @@ _WARPS = 8
 # Of a tile's words, those that lie this far from each other are one thread's.
 _ACROSS = 1024
 _TILE = {"DOWN": TILE_WORDS // _ACROSS, "ACROSS": _ACROSS, "TILE_SEED": TILE_SEED}
-# Of all runs together, unless there are more runs. Of those that sum their source, which move into a decode
-# worker's blocks: beside 24 a step begins as soon as alone (`bench.decode --churn`), beside 64 some µs later.
-_GATHER_PROGRAMS = 64
-_SCATTER_PROGRAMS = 24
+# Of all runs together, unless there are more runs: less than half of an H100's multiprocessors. And beside
+# decode steps: with so few a step begins as soon as alone (`bench.decode --churn`), with 64 some µs later.
+PROGRAMS = 64
+PROGRAMS_BESIDE_STEPS = 24
 
 
 @triton.jit
@@ -98,9 +98,8 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
     tl.atomic_add(sums + piece, tl.sum(total, axis=0).to(tl.int64, bitcast=True))
 
 
-def programs(runs: int, longest: int, sum_source: bool) -> int:
-    """How many programs share each of so many runs, of at most so many words."""
-    most = _SCATTER_PROGRAMS if sum_source else _GATHER_PROGRAMS
+def programs(runs: int, longest: int, most: int = PROGRAMS) -> int:
+    """How many programs share each of so many runs, of at most so many words: about `most` of all."""
     return max(1, min(most // runs, -(-longest // TILE_WORDS)))
 
 
@@ -118,7 +117,7 @@ def move_runs(
 ) -> None:
     """source, destination: flat int32; runs [R, 5 or more] int64, contiguous; sums [pieces] int64, added to.
     One device. `aligned`: every run begins on both sides, and ends, at a multiple of 4 words."""
-    grid = (runs.shape[0], programs(runs.shape[0], longest, sum_source))
+    grid = (runs.shape[0], programs(runs.shape[0], longest))
     _move_runs[grid](
         source, destination, runs, sums,
         CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=aligned,

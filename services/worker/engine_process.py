@@ -299,7 +299,8 @@ class Engine:
             return ""
         transfer, device = self._config.transfer, None
         if self._blocks is not None:
-            device = DeviceSink(self._blocks, self._parts.decode.place)
+            loop = self._parts.decode_loop
+            device = DeviceSink(self._blocks, self._parts.decode.place, steps_run=lambda: loop.has_work)
         receiver = Receiver(
             identity=self._identity,
             fingerprint=self._wire.fingerprint,

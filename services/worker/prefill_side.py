@@ -11,7 +11,7 @@ for no tokens has no ticket: its prompt is run for its logprobs, and that is all
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -247,27 +247,30 @@ class PrefillSide:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
         before anything is told."""
         now_ns = time.monotonic_ns()
-        for result in results:
-            job = self._by_sequence.get(result.chunk.sequence)
-            if job is None:
-                continue
+        for job, _ in self._jobs_of(results):
             job.computed_ns = now_ns
-            if result.token is not None:
-                job.first = _first_of(job.sequence, result)
-            if job.handoff is None:
+            if job.handoff is not None:
+                self._push(job, job.handoff)
+        if results and self._ships_first:
+            self.poll(self._ships_first)
+        for job, result in self._jobs_of(results):
+            if result.token is None:
                 continue
-            self._push(job, job.handoff)
-            ahead = self._ships_first and isinstance(job.handoff, Transfer)
-            if ahead and job.first is not None and not job.first.finish_reason:
+            job.first = _first_of(job.sequence, result)
+            if self._ships_first and isinstance(job.handoff, Transfer) and not job.first.finish_reason:
                 self._commit(job, job.handoff, job.first)
         if results and self._ships_first:
             self.poll(self._ships_first)
 
-    def _take(self, results: list[ChunkResult]) -> None:
+    def _jobs_of(self, results: list[ChunkResult]) -> Iterator[tuple[Job, ChunkResult]]:
+        """But of those that another's result has ended meanwhile."""
         for result in results:
             job = self._by_sequence.get(result.chunk.sequence)
-            if job is None:
-                continue  # ended by what another's result has led to
+            if job is not None:
+                yield job, result
+
+    def _take(self, results: list[ChunkResult]) -> None:
+        for job, result in self._jobs_of(results):
             self._tell_prompt(job, result)
             if job.first is not None:
                 self._first_token(job, job.first)
