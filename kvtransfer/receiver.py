@@ -185,12 +185,13 @@ class Receiver:
     @property
     def restless(self) -> bool:
         """Whether to poll again within microseconds: a device has something under way that wakes nobody."""
-        return any(link.restless() for link in self._links)
+        awaited = bool(self._incoming)
+        return any(link.restless(awaited=awaited) for link in self._links)
 
     @property
     def expectant(self) -> bool:
-        """Whether a device may begin to write for a transfer that is expected: a wake by bell takes a host
-        some hundred microseconds, so whoever can looks again sooner."""
+        """Whether a device may write for a transfer that is expected: a wake takes a host some hundred
+        microseconds, so whoever is not restless looks again sooner all the same."""
         return bool(self._incoming) and any(link.scatter is not None for link in self._links)
 
     @property

@@ -149,10 +149,10 @@ class ReceivingLink:
         if self.scatter is not None:
             self.scatter.release()
 
-    def restless(self) -> bool:
-        """Whether a device has something under way whose end wakes nobody, and for which a loop need not
-        wait a moment either."""
-        if self.scatter is not None and self.scatter.under_way:
+    def restless(self, *, awaited: bool) -> bool:
+        """Whether a device has something under way, or may begin to where a transfer is `awaited`, that wakes
+        nobody, and for which a loop need not wait a moment either."""
+        if self.scatter is not None and (awaited or self.scatter.under_way):
             return not self._landing.threaded
         return self._wire.restless()
 

@@ -55,14 +55,21 @@ class SendingWindow:
 
     def _put_blocks(self, wire: GatheringWire, transfer: Transfer) -> None:
         group = transfer.next_group()
-        # With nothing on the wire before it, a small one: the wire is to begin soon.
-        most = self._geometry.blocks_per_piece(group)
-        part = transfer.next_piece(self._geometry, most if self.in_flight else max(1, most // 2))
+        part = transfer.next_piece(self._geometry, self._blocks_of_next(transfer, group))
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
         wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
         transfer.shipped(part)
+
+    def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
+        """At most. What kernels do before the first piece's copy and after the last one's hides behind no
+        other: so with nothing on the wire before it a piece is smaller, and half of one is left for the end."""
+        most = self._geometry.blocks_per_piece(group)
+        half = most // 2
+        if not self.in_flight:
+            most -= most // 4
+        return max(1, half, min(most, transfer.queued_blocks - half))
 
     def _spend(self, transfer: Transfer) -> int:
         staging = self.credits.popleft()

@@ -83,7 +83,7 @@ _UNDER_WAY_S = 0.0002
 _NEAR_END_S = 0.002
 # While a GPU moves blocks: not at all.
 _RESTLESS_S = 0.0
-# While one may begin to at any moment; a wait takes the kernel 50 µs more.
+# While one may, and threads that need Python's lock carry its bytes; a wait takes the kernel 50 µs more.
 _EXPECTANT_S = 0.00002
 
 log = get_log(__name__)
