@@ -63,7 +63,7 @@ class SendingWindow:
         transfer.shipped(part)
 
     def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
-        """At most. What kernels do before the first piece's copy and after the last one's hides behind no other:
+        """At most. What kernels do before the first piece's copy and after the last one's hides behind none:
         so with nothing on the wire before it a piece is smaller, and half of one is left for the end."""
         most = self._geometry.blocks_per_piece(group)
         half = most // 2
