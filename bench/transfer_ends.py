@@ -3,6 +3,8 @@
     python -m bench.transfer_ends BLOCKS TRANSPORT DEVICE
                                       a receiver; says {"address", "raw_address"}, then for each line
                                       {"transfer", "blocks"} on stdin expects that transfer and says {}, for
+                                      {"verified": true} says when the last transfer's commit was found
+                                      right with all its bytes in their blocks, on the monotonic clock;
                                       {"compare": blocks} says whether what came last is what was sent;
                                       {"raw_id", "size"}, then {"raw_receive"}: `bench/raw_nccl.py`
 
@@ -113,6 +115,10 @@ class ReceiverProcess(AskedProcess):
     def expect(self, transfer: int, blocks: int) -> None:
         self.ask({"transfer": transfer, "blocks": blocks})
 
+    def verified_at(self) -> float:
+        """Of the last transfer, on the clock that processes of a host share."""
+        return float(self.ask({"verified": True})["at"])
+
     def compare(self, blocks: int) -> None:
         """AssertionError unless the last transfer's blocks are what was sent."""
         assert self.ask({"compare": blocks})["equal"], "what arrived is not what was sent"
@@ -209,6 +215,7 @@ def main() -> None:
     selector.register(wakeup, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     raw: RawEnd | None = None
+    verified_at = 0.0
     while True:
         patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else WAIT_S
         ready = [key.fileobj for key, _ in selector.select(patience)]
@@ -218,9 +225,11 @@ def main() -> None:
             if not line:
                 break
             job = json.loads(line)
-            answer: dict[str, bool] = {}
+            answer: dict[str, bool | float] = {}
             if "transfer" in job:
                 receiver.expect(job["transfer"], [job["blocks"]])
+            elif "verified" in job:
+                answer["at"] = verified_at
             elif "compare" in job:
                 answer["equal"] = sink.equal(job["compare"])
             elif "raw_id" in job:
@@ -230,6 +239,7 @@ def main() -> None:
             _say(answer)
         for event in receiver.poll(PIECES_A_POLL if device is None else PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
+                verified_at = time.monotonic()
                 receiver.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
@@ -273,7 +283,7 @@ def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | No
     return sink, sink.sink()
 
 
-def _say(message: dict[str, str] | dict[str, bool]) -> None:
+def _say(message: dict[str, str] | dict[str, bool | float]) -> None:
     print(json.dumps(message), flush=True)
 
 

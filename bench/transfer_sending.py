@@ -77,14 +77,15 @@ class SendingEnd:
         self._pieces = PIECES_A_POLL if device == "cpu" else PIECES_A_POLL_ON_GPU
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
-        """Opens the link if need be; nothing is sent yet."""
-        transfer = self._sender.begin(ticket, body)
+        """Opens the link if need be, and says what is known beforehand, as when a prompt's prefill begins; no
+        byte of a block is sent yet."""
+        transfer = self._begin(ticket, body)
         self._until(lambda events: any(link.window_pieces for link in self._sender.links))
         return transfer
 
     def send(self, ticket: Ticket, body: TicketBody, first: int) -> Transfer:
         """Hands over all of a transfer that begins with the pool's block `first`; `answered` drives it."""
-        transfer = self._sender.begin(ticket, body)
+        transfer = self._begin(ticket, body)
         self.push(transfer, first)
         _commit(transfer)
         return transfer
@@ -112,14 +113,15 @@ class SendingEnd:
         for ordinal in range(transfer.body.block_counts[0]):
             transfer.push(0, ordinal, self._place(ordinal, first))
 
-    def commit(self, transfer: Transfer) -> float:
-        """Seconds from the first block's push to the acknowledgement of the commit."""
+    def commit(self, transfer: Transfer) -> tuple[float, float]:
+        """When the first block was pushed and when the commit's acknowledgement was heard, by the host's
+        monotonic clock."""
         begun = time.monotonic()
         self.push(transfer)
         self._turn()  # as a worker: on its way before the record is written
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
-        return time.monotonic() - begun
+        return begun, time.monotonic()
 
     def credits_home(self, transfer: Transfer) -> float:
         """Seconds from the first block's push until the receiver has verified and scattered the last."""
@@ -145,6 +147,11 @@ class SendingEnd:
     def close(self) -> None:
         self._sender.close()
 
+    def _begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
+        transfer = self._sender.begin(ticket, body)
+        transfer.describe(CommitRecord(attempt=body.attempt, token_ids=[1], prompt_length=1))
+        return transfer
+
     def _until(self, holds: Condition) -> None:
         """Raises BatonError where the transfer fails, TimeoutError where it takes too long."""
         deadline = time.monotonic() + TRANSFER_S
@@ -166,4 +173,4 @@ class SendingEnd:
 
 
 def _commit(transfer: Transfer) -> None:
-    transfer.commit(CommitRecord(attempt=transfer.body.attempt, token_ids=[1], prompt_length=1))
+    transfer.commit(CommitRecord(first_token_id=1))

@@ -1,32 +1,60 @@
-"""What a receiver asks of a commit before it tells anybody."""
+"""What a receiver asks of a record and of a commit before it tells anybody."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket
+from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
-from kvtransfer.frames import Commit
+from kvtransfer.frames import Commit, Record
 from kvtransfer.incoming import Incoming
 from kvtransfer.ticket import TicketSigner
+
+
+class Paid(NamedTuple):
+    """A record, and the ticket of ours that paid for it."""
+
+    record: CommitRecord
+    body: TicketBody
+
+
+def check_record(frame: Record | Commit, signer: TicketSigner, incarnation: bytes) -> Paid:
+    """A record that pays with our own ticket for this transfer; else BatonError."""
+    record = _parsed(frame.record)
+    body = signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
+    if body.transfer_id != frame.transfer or body.issuer.incarnation != incarnation:
+        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
+    if record.attempt != body.attempt:
+        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
+    return Paid(record, body)
 
 
 def check_commit(
     commit: Commit, incoming: Incoming, signer: TicketSigner, incarnation: bytes
 ) -> CommitRecord:
-    """The record, if it pays with our own ticket and nothing is missing; else BatonError."""
-    try:
-        record = CommitRecord.FromString(commit.record)
-    except DecodeError as error:
-        raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be read") from error
-    body = signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
-    if body.transfer_id != commit.transfer or body.issuer.incarnation != incarnation:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
-    if record.attempt != body.attempt:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
+    """The whole record, if it is paid for and nothing is missing; else BatonError. Of a commit whose record
+    came ahead only what the last step found is taken."""
+    if incoming.paid is None:
+        record, body = check_record(commit, signer, incarnation)
+    else:
+        record, body = incoming.paid
+        found = _parsed(commit.record)
+        record.first_token_id, record.first_number = found.first_token_id, found.first_number
+        if found.HasField("first_logprobs"):
+            record.first_logprobs.CopyFrom(found.first_logprobs)
+        record.block_counts[:] = found.block_counts
     incoming.compare(record.block_counts, body)
     if incoming.missing_pieces:
         # Such as one whose transfer was misread on the way: another attempt may be luckier.
         raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
     return record
+
+
+def _parsed(record: bytes) -> CommitRecord:
+    try:
+        return CommitRecord.FromString(record)
+    except DecodeError as error:
+        raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be read") from error

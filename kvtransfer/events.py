@@ -15,9 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """The first byte of a transfer is here; from now on only the sender's word ends it early."""
+    """The first piece of a transfer is here; from now on only the sender's word ends it early."""
 
     transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A record came ahead of its blocks, and pays with our own ticket: all but what the last step finds. The
+    record that is committed is the same in all else. Who admits can look at it meanwhile."""
+
+    transfer_id: int
+    record: CommitRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +76,5 @@ class Failed:
     error: BatonError
 
 
-ReceiverEvent = Arrived | Announced | Committed | Withdrawn
+ReceiverEvent = Arrived | Described | Announced | Committed | Withdrawn
 SenderEvent = Acknowledged | Failed

@@ -2,7 +2,9 @@
 
     sender -> receiver                              receiver -> sender
       PIECE     bytes of a block, into staging        CREDIT     staging indices, free again
-      COMMIT    the CommitRecord; behind all pieces   STOP       send no more of this transfer
+      RECORD    what is known of it at the beginning  STOP       send no more of this transfer
+      COMMIT    the CommitRecord, or what RECORD left
+                out; behind all pieces
       WITHDRAW  nothing more comes; not committed     COMMITTED  the commit is accepted
       QUIET     answers STOP: nothing more comes      REFUSED    it is not; kind and text say why
       SUMMED    the checksum of a piece whose header came before its bytes were there (nccl alone)
@@ -56,6 +58,7 @@ class Kind(IntEnum):
     COMMITTED = 7
     REFUSED = 8
     SUMMED = 9
+    RECORD = 10
 
 
 class WithdrawReason(IntEnum):
@@ -84,6 +87,12 @@ class Piece:
     length: int
     staging: int
     checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    transfer: int
+    record: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,9 @@ class Refused:
     text: str
 
 
-SenderFrame = Piece | Commit | Withdraw | Quiet
+Words = Record | Commit | Withdraw | Quiet
+"""What a sender says beside pieces."""
+SenderFrame = Piece | Words
 ReceiverFrame = Credit | Stop | Committed | Refused
 
 
@@ -146,9 +157,11 @@ def encode_piece_header(piece: Piece) -> bytes:
     )  # fmt: skip
 
 
-def encode(frame: Commit | Withdraw | Quiet | Summed | ReceiverFrame) -> bytes:
+def encode(frame: Words | Summed | ReceiverFrame) -> bytes:
     """The whole message of a frame other than a piece."""
     match frame:
+        case Record(transfer, record):
+            return _message(Kind.RECORD, transfer, payload=record)
         case Commit(transfer, record):
             return _message(Kind.COMMIT, transfer, payload=record)
         case Withdraw(transfer, reason):
@@ -182,9 +195,10 @@ def decode_from_sender(message: bytes) -> tuple[SenderFrame, memoryview]:
         _expect(not payload, "a withdraw with a payload")
         return Withdraw(frame.transfer, WithdrawReason(reason)), payload
     _expect(reason == 0, f"{kind.name} has a reason")
-    if kind is Kind.COMMIT:
+    if kind in (Kind.RECORD, Kind.COMMIT):
         _expect(len(payload) <= MAX_COMMIT_BYTES, f"a commit record of {len(payload)} bytes")
-        return Commit(frame.transfer, bytes(payload)), payload
+        what = Record if kind is Kind.RECORD else Commit
+        return what(frame.transfer, bytes(payload)), payload
     _expect(kind is Kind.QUIET, f"{kind.name} does not come from a sender")
     _expect(not payload, "a quiet with a payload")
     return Quiet(frame.transfer), payload
@@ -269,7 +283,7 @@ def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
     )
     _expect(magic == _MAGIC, f"magic {magic:#06x}")
     _expect(zero == 0, "reserved field in use")
-    _expect(Kind.PIECE <= kind <= Kind.SUMMED, f"kind {kind}")
+    _expect(Kind.PIECE <= kind <= Kind.RECORD, f"kind {kind}")
     payload = memoryview(message)[HEADER_BYTES:]
     _expect(len(payload) == length, f"{len(payload)} bytes of payload, {length} announced")
     header = memoryview(message)[:HEADER_BYTES]

@@ -10,16 +10,7 @@ import grpc
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import (
-    Commit,
-    FrameError,
-    Piece,
-    Quiet,
-    ReceiverFrame,
-    Withdraw,
-    encode,
-    encode_piece_header,
-)
+from kvtransfer.frames import FrameError, Piece, ReceiverFrame, Words, encode, encode_piece_header
 from kvtransfer.grpc_stream import (
     CONNECT_S,
     ERROR_KIND_KEY,
@@ -66,7 +57,7 @@ class GrpcSenderWire:
         """Names pieces whose bytes go another way, in one message."""
         self._outbox.add(headers)
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         self._outbox.add(encode(frame))
 
     def hear(self) -> ReceiverFrame | None:

@@ -1,6 +1,6 @@
 """One expected transfer at the receiver: which of its bytes have arrived.
 
-expected ──first byte──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
+expected ──record, first byte──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
     └────────────── forget, withdraw, link lost, bad checksum ───────────────────────────▶ gone
 """
 
@@ -17,6 +17,7 @@ from kvtransfer.ticket import held_counts
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
+    from kvtransfer.commit_check import Paid
     from kvtransfer.receiving_link import ReceivingLink
 
 
@@ -36,6 +37,8 @@ class Incoming:
         self.held_counts = tuple(held_counts)
         self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
         self.link: ReceivingLink | None = None
+        self.paid: Paid | None = None  # where its record came ahead
+        self.arrived = False
         self.committed = False
         # Pieces that a device moves at this moment, and the record of the commit that waits for them.
         self.under_way = 0

@@ -12,12 +12,10 @@ import numpy as np
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.frames import (
-    Commit,
     FrameError,
     Piece,
-    Quiet,
     ReceiverFrame,
-    Withdraw,
+    Words,
     decode_from_receiver,
     encode,
     encode_piece_header,
@@ -64,7 +62,7 @@ class IpcSenderWire(IpcWire):
             self._memory.window[start : start + len(source)] = source
         self._add(encode_piece_header(piece))
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         self._add(encode(frame))
 
     def hear(self) -> ReceiverFrame | None:

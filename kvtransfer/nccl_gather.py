@@ -11,7 +11,7 @@ from baton.device.nccl_line import Job, NcclLine, Way
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.frames import Commit, Piece, Quiet, Summed, Withdraw, encode, encode_piece_header
+from kvtransfer.frames import Piece, Summed, Words, encode, encode_piece_header
 from kvtransfer.grpc_connector import GrpcSenderWire
 from kvtransfer.move_plan import Travels
 from kvtransfer.nccl_links import NcclLinks, Place
@@ -105,7 +105,7 @@ class NcclDeviceWire(NcclSenderWire):
         address = self._place.address + piece.staging * self._piece_bytes
         self._line.add(Job(Way.OUT, address, piece.length, there, issued=lambda: self._say_sum(piece)))
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         """Behind what was announced, whose bytes may come later."""
         self._control.tell(frame)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from baton.device.nccl_line import Job, NcclLine, Way
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw, encode_piece_header
+from kvtransfer.frames import Piece, ReceiverFrame, Words, encode_piece_header
 from kvtransfer.grpc_connector import GrpcSenderWire
 from kvtransfer.nccl_links import NcclLinks, Place
 
@@ -66,7 +66,7 @@ class NcclSenderWire:
         headers = b"".join(map(encode_piece_header, run))
         self._line.add(Job(Way.OUT, address, size, issued=lambda: self._control.announce(headers)))
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         self.flush()
         self._line.add(Job(Way.OUT, issued=lambda: self._control.tell(frame)))
 

@@ -88,11 +88,14 @@ class Transfer:
         # Bytes of whole blocks handed to the wire, and of the one begun last.
         self.bytes_shipped = 0
         self.bytes_partial = 0
+        # Waits to be sent before any piece; what is committed behind the last one.
+        self.ahead: bytes | None = None
         self.record: bytes | None = None
         self.commit_deadline = float("inf")
         # Staging pieces in flight: never more than the transfer's share of the window.
         self.held = 0
         self._ticket = ticket
+        self._described = False
         self._block_bytes = block_bytes
         self._source = source
         # Called for each block whose last piece went out, with its group.
@@ -134,8 +137,22 @@ class Transfer:
         if len(self._queue) == 1:  # else whoever ships the first goes on with it
             self._wake()
 
+    def describe(self, record: CommitRecord) -> None:
+        """Says what is known of the sequence at the beginning, so that the receiver has made ready for it by
+        the commit, which has the first token alone then. The ticket is filled in here. Before anything else.
+
+        `BatonError` INVALID for a record too large to travel.
+        """
+        whole = CommitRecord()
+        whole.CopyFrom(record)
+        self._pay(whole)
+        self.ahead = _serialised(whole)
+        self._described = True
+        self._wake()
+
     def commit(self, record: CommitRecord) -> None:
-        """Commits behind the last pushed block. Ticket and block counts are filled in here.
+        """Commits behind the last pushed block. Block counts are filled in here and, unless it was described,
+        the ticket.
 
         Ends with `Acknowledged` or `Failed`; nothing happens where the transfer has ended already.
         `BatonError` INVALID for a record too large to travel.
@@ -146,13 +163,10 @@ class Transfer:
             raise ValueError("commit twice")
         whole = CommitRecord()
         whole.CopyFrom(record)
-        whole.ticket_body = self._ticket.body
-        whole.ticket_signature = self._ticket.signature
+        if not self._described:
+            self._pay(whole)
         whole.block_counts[:] = [len(ordinals) for ordinals in self._pushed]
-        serialised = whole.SerializeToString()
-        if len(serialised) > MAX_COMMIT_BYTES:
-            raise BatonError(ErrorKind.INVALID, f"a commit record of {len(serialised)} bytes cannot travel")
-        self.record = serialised
+        self.record = _serialised(whole)
         self._wake()
 
     def withdraw(self, reason: WithdrawReason) -> None:
@@ -220,7 +234,18 @@ class Transfer:
         while self._queue:
             self._over(self._queue.popleft())
 
+    def _pay(self, record: CommitRecord) -> None:
+        record.ticket_body = self._ticket.body
+        record.ticket_signature = self._ticket.signature
+
     def _over(self, pushed: _Pushed) -> None:
         pushed.over = True
         if not pushed.reading:
             self._source.unpin(pushed.group, pushed.block)
+
+
+def _serialised(record: CommitRecord) -> bytes:
+    serialised: bytes = record.SerializeToString()
+    if len(serialised) > MAX_COMMIT_BYTES:
+        raise BatonError(ErrorKind.INVALID, f"a commit record of {len(serialised)} bytes cannot travel")
+    return serialised

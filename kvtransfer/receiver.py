@@ -1,7 +1,7 @@
 """The receiving end: verifies pieces in staging, scatters them, and says when a transfer is whole.
 
-    expect(id, counts) ─▶ Arrived ─▶ (Announced ─▶) Committed ─▶ acknowledge(id) or refuse(id, error)
-                              └────▶ Withdrawn                       forget(id) at any time
+    expect(id, counts) ─▶ (Described) ─▶ Arrived ─▶ (Announced) ─▶ Committed ─▶ acknowledge(id), refuse(id, …)
+                                            └─────▶ Withdrawn                   forget(id) at any time
 
 One thread, the engine's loop, calls everything here. It calls `poll` whenever `wake` was called, and
 at least every 100 ms, since deadlines are noticed nowhere else. The sink sees a byte only while its
@@ -25,16 +25,17 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer import frames
 from kvtransfer.answers import Answers
-from kvtransfer.commit_check import check_commit
+from kvtransfer.commit_check import check_commit, check_record
 from kvtransfer.counters import ReceiverCounters
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.device_scatter import DeviceScatter, Outcome
-from kvtransfer.events import Announced, Arrived, Committed, ReceiverEvent, Withdrawn
+from kvtransfer.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
 from kvtransfer.frames import (
     Commit,
     FrameError,
     Piece,
     Quiet,
+    Record,
     Refused,
     SenderFrame,
     StopReason,
@@ -249,6 +250,8 @@ class Receiver:
                 finally:
                     link.release(frame.staging)
                     link.flush_batch()
+            case Record():
+                self._record(link, frame)
             case Commit():
                 self._commit(link, frame)
             case Withdraw():
@@ -315,8 +318,10 @@ class Receiver:
             if incoming is None and piece.transfer not in self._answers:
                 self._stop(link, piece.transfer, StopReason.FORGOTTEN)
             return None
-        incoming.cut(link.cut.geometry)
         self._bind(incoming, link)
+        if not incoming.arrived:
+            incoming.arrived = True
+            self._events.append(Arrived(incoming.transfer_id))
         return incoming
 
     def _verify(self, link: ReceivingLink, incoming: Incoming, piece: Piece) -> None:
@@ -346,37 +351,61 @@ class Receiver:
         self._fail(incoming, WithdrawReason.CORRUPTED, error)
 
     def _bind(self, incoming: Incoming, link: ReceivingLink) -> None:
+        incoming.cut(link.cut.geometry)
         if incoming.link is None:
             incoming.link = link
             link.transfers.add(incoming.transfer_id)
-            self._events.append(Arrived(incoming.transfer_id))
+
+    def _record(self, link: ReceivingLink, frame: Record) -> None:
+        """Binds a transfer to the link, and no more: until its first piece its ticket can still expire."""
+        incoming = self._paying(link, frame.transfer)
+        if incoming is None:
+            return
+        if incoming.paid is not None or incoming.arrived:
+            self.counters.dropped_unknown += 1
+            return
+        try:
+            incoming.paid = check_record(frame, self._signer, self._identity.incarnation)
+        except BatonError as error:
+            self._not_paid(link, incoming, error)
+            return
+        self._bind(incoming, link)
+        self._events.append(Described(frame.transfer, incoming.paid.record))
 
     def _commit(self, link: ReceivingLink, commit: Commit) -> None:
-        incoming = self._incoming.get(commit.transfer)
-        if incoming is None or incoming.closed or incoming.link not in (None, link):
-            self.counters.dropped_unknown += 1
-            unknown = Refused(
-                commit.transfer, ErrorKind.NOT_FOUND, "the receiver does not expect this transfer"
-            )
-            if incoming is None:
-                link.tell(self._answers.get(commit.transfer, unknown))
-            elif incoming.link is not link:
-                link.tell(unknown)
+        incoming = self._paying(link, commit.transfer)
+        if incoming is None:
             return
         incoming.cut(link.cut.geometry)
         try:
             record = check_commit(commit, incoming, self._signer, self._identity.incarnation)
         except BatonError as error:
-            if incoming.link is None:  # whoever this is has shown neither bytes nor a right ticket
-                link.tell(Refused(commit.transfer, error.kind, error.message))
-            else:
-                self._fail(incoming, WithdrawReason.REFUSED, error)
+            self._not_paid(link, incoming, error)
             return
         if incoming.under_way:
             incoming.postponed = record
             self._events.append(Announced(commit.transfer, record))
         else:
             self._accept(link, incoming, record)
+
+    def _paying(self, link: ReceivingLink, transfer: int) -> Incoming | None:
+        """The transfer that takes a record over this link; where there is none its sender is told."""
+        incoming = self._incoming.get(transfer)
+        if incoming is not None and not incoming.closed and incoming.link in (None, link):
+            return incoming
+        self.counters.dropped_unknown += 1
+        unknown = Refused(transfer, ErrorKind.NOT_FOUND, "the receiver does not expect this transfer")
+        if incoming is None:
+            link.tell(self._answers.get(transfer, unknown))
+        elif incoming.link is not link:
+            link.tell(unknown)
+        return None
+
+    def _not_paid(self, link: ReceivingLink, incoming: Incoming, error: BatonError) -> None:
+        if incoming.link is None:  # whoever this is has shown neither bytes nor a right ticket
+            link.tell(Refused(incoming.transfer_id, error.kind, error.message))
+        else:
+            self._fail(incoming, WithdrawReason.REFUSED, error)
 
     def _accept(self, link: ReceivingLink, incoming: Incoming, record: CommitRecord) -> None:
         incoming.link = link

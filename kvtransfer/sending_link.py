@@ -19,7 +19,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.frames import Commit, Credit, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.frames import Commit, Credit, Quiet, ReceiverFrame, Record, Withdraw
 from kvtransfer.outgoing import BlockSource, Transfer, TransferState
 from kvtransfer.routes import Route
 from kvtransfer.sending_window import SendingWindow
@@ -104,13 +104,17 @@ class SendingLink:
         return None
 
     def step(self, source: BlockSource, now: float) -> bool:
-        """Sends one piece or one commit of the transfer whose turn it is; False if none can."""
+        """Sends one piece, record or commit of the transfer whose turn it is; False if none can."""
         window = self._window
         if window is None or self.broken is not None:
             return False
         for _ in range(len(self._turns)):
             transfer = self._turns[0]
             self._turns.rotate(-1)
+            if transfer.ahead is not None:
+                window.wire.tell(Record(transfer.transfer_id, transfer.ahead))
+                transfer.ahead = None
+                return True
             if transfer.has_piece():
                 if window.credits and transfer.held < window.share:
                     if not window.in_flight:

@@ -23,7 +23,7 @@ from typing import Protocol
 from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, SenderFrame, Withdraw
+from kvtransfer.frames import Piece, ReceiverFrame, SenderFrame, Words
 from kvtransfer.staging import Staging, Window
 
 
@@ -84,7 +84,7 @@ class SenderWire(Protocol):
     def put(self, piece: Piece, payload: memoryview) -> None:
         """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         """Sends a frame behind every earlier put; dropped once the wire is broken."""
 
     def hear(self) -> ReceiverFrame | None:

@@ -29,14 +29,14 @@ from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import SlotState
-from kvtransfer.events import Announced, Arrived, Committed, Withdrawn
+from kvtransfer.events import Announced, Arrived, Committed, Described, Withdrawn
 from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
 from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
-from services.worker.reservation import Admission, Key, Reservation
+from services.worker.reservation import Admission, Key, Reservation, Terms
 from services.worker.wire_blocks import WireBlocks
 
 MAX_TTL_S = 3600.0
@@ -243,6 +243,8 @@ class DecodeSide:
             match event:
                 case Arrived(transfer_id):
                     self._book.receiving(transfer_id)
+                case Described(transfer_id, record):
+                    self._describe(transfer_id, record)
                 case Announced(transfer_id, record):
                     self._prepare(transfer_id, record)
                 case Committed(transfer_id, record):
@@ -251,8 +253,15 @@ class DecodeSide:
                     self.withdrawn(transfer_id)
         return bool(events)
 
+    def _describe(self, transfer_id: int, record: CommitRecord) -> None:
+        """While its prompt is computed; what is wrong with a record its commit says."""
+        entry = self._book.find_transfer(transfer_id)
+        if entry is not None:
+            with contextlib.suppress(BatonError):
+                entry.grant.terms = self._terms(entry.grant, record)
+
     def _prepare(self, transfer_id: int, record: CommitRecord) -> None:
-        """While its last bytes come; what is wrong with a record its commit says."""
+        """While its last bytes come; the same."""
         entry = self._book.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
@@ -310,10 +319,9 @@ class DecodeSide:
     def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
         """Raises BatonError where the record is not the ticket's."""
         vocab_size = self._model.config.vocab_size
-        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
-        limits = limits_of(record.limits, vocab_size)
-        self._check_record(record, reservation, limits)
-        names = self._names_of(record, reservation)
+        sampling, limits, names = reservation.terms or self._terms(reservation, record)
+        if record.first_token_id >= vocab_size:
+            raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
         entry = self._loop.admission(
             reservation.grant,
             token_ids=record.token_ids,
@@ -326,8 +334,15 @@ class DecodeSide:
         )
         return Admission(entry, names)
 
+    def _terms(self, reservation: Reservation, record: CommitRecord) -> Terms:
+        """The same of all but the first token."""
+        vocab_size = self._model.config.vocab_size
+        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
+        limits = limits_of(record.limits, vocab_size)
+        self._check_record(record, reservation, limits)
+        return Terms(sampling, limits, self._names_of(record, reservation))
+
     def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
-        vocab = self._model.config.vocab_size
         end = record.prompt_length + limits.max_tokens
         if record.attempt != reservation.attempt or len(record.token_ids) != reservation.token_count:
             raise BatonError(ErrorKind.CONFLICT, "the commit is not of the attempt that was reserved")
@@ -335,9 +350,7 @@ class DecodeSide:
             raise BatonError(ErrorKind.CONFLICT, "the commit's limits are not those reserved")
         if not 1 <= record.prompt_length <= len(record.token_ids):
             raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
-        check_token_ids(record.token_ids, vocab)
-        if record.first_token_id >= vocab:
-            raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
+        check_token_ids(record.token_ids, self._model.config.vocab_size)
 
     def _names_of(self, record: CommitRecord, reservation: Reservation) -> tuple[bytes, ...]:
         """The prompt's blocks as we name them ourselves. Raises CONFLICT where those that were not sent are

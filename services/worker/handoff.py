@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.frames import WithdrawReason
 from services.worker.decode_side import DecodeSide
@@ -20,7 +21,8 @@ class Handoff(Protocol):
         """Block `ordinal` of the sequence is complete."""
 
     def commit(self, record: CommitRecord) -> None:
-        """All blocks are pushed; the acknowledgement comes later, over a link."""
+        """All blocks are pushed. `record`: what the last step found, behind what was said at the beginning.
+        The acknowledgement comes later, over a link."""
 
     def withdraw(self, reason: WithdrawReason) -> None:
         """There will be no commit."""
@@ -29,16 +31,20 @@ class Handoff(Protocol):
 class LocalHandoff:
     """The blocks change owner where they are."""
 
-    def __init__(self, decode: DecodeSide, transfer_id: int) -> None:
+    def __init__(self, decode: DecodeSide, transfer_id: int, ticket: Ticket, record: CommitRecord) -> None:
+        """`record`: all but what the last step finds, as a transfer is described."""
         self._decode = decode
         self._transfer_id = transfer_id
+        self._record = record
+        record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
 
     def push(self, group: int, ordinal: int, block: int) -> None:
         """Nothing to do: the block is already the ticket's."""
 
     def commit(self, record: CommitRecord) -> None:
         """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
-        self._decode.commit_local(self._transfer_id, record)
+        self._record.MergeFrom(record)
+        self._decode.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:
         self._decode.withdrawn(self._transfer_id)

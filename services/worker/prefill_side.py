@@ -155,7 +155,7 @@ class PrefillSide:
             sequence.borrowed = True
             sequence.lend = partial(self._local.lend, body.transfer_id, token_count=sequence.length)
             self._loop.scheduler.add(sequence)
-            return LocalHandoff(self._local, body.transfer_id)
+            return LocalHandoff(self._local, body.transfer_id, request.ticket, _described(request))
         self._loop.scheduler.add(sequence)
         try:
             return self._begin(request, body)
@@ -166,7 +166,13 @@ class PrefillSide:
     def _begin(self, request: PrefillRequest, body: TicketBody) -> Transfer:
         if not body.transfer_address:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
-        return self._sender.begin(request.ticket, body)
+        transfer = self._sender.begin(request.ticket, body)
+        try:
+            transfer.describe(_described(request))
+        except BatonError:
+            transfer.withdraw(WithdrawReason.ABORTED)
+            raise
+        return transfer
 
     def _sequence(self, request: PrefillRequest) -> Sequence:
         vocab_size = self._model.config.vocab_size
@@ -339,27 +345,12 @@ class PrefillSide:
         """Behind the prompt's last block, of a sequence that goes on; False where that cannot be."""
         job.committed = True
         try:
-            handoff.commit(self._record(job, first))
+            handoff.commit(_found(first))
         except BatonError as error:
             self._fail(job, error)
             handoff.withdraw(WithdrawReason.ABORTED)
             return False
         return True
-
-    def _record(self, job: Job, first: FirstToken) -> CommitRecord:
-        request = job.request
-        return CommitRecord(
-            attempt=request.attempt,
-            token_ids=request.token_ids,
-            prompt_length=request.prompt_length,
-            first_token_id=first.token_id,
-            first_number=first.number,
-            first_logprobs=first.logprobs if first.HasField("logprobs") else None,
-            sampling=request.sampling,
-            limits=request.limits,
-            ticket_body=request.ticket.body,
-            ticket_signature=request.ticket.signature,
-        )
 
     def _handed_off(self, job: Job, transport: str, bytes_shipped: int) -> None:
         self._end(job)
@@ -393,6 +384,23 @@ def _first_of(sequence: Sequence, result: ChunkResult) -> FirstToken:
         logprobs=None if result.logprobs is None else logprobs_message(result.logprobs),
         cached_tokens=sequence.cached,
     )
+
+
+def _described(request: PrefillRequest) -> CommitRecord:
+    """What is known of the sequence before it is computed."""
+    return CommitRecord(
+        attempt=request.attempt,
+        token_ids=request.token_ids,
+        prompt_length=request.prompt_length,
+        sampling=request.sampling,
+        limits=request.limits,
+    )
+
+
+def _found(first: FirstToken) -> CommitRecord:
+    """What its last step adds to that."""
+    logprobs = first.logprobs if first.HasField("logprobs") else None
+    return CommitRecord(first_token_id=first.token_id, first_number=first.number, first_logprobs=logprobs)
 
 
 def _body_of(ticket: Ticket) -> TicketBody:

@@ -7,12 +7,21 @@ from typing import NamedTuple
 
 from baton.engine.blocks import BlockTables
 from baton.engine.mailbox import Entry
+from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.slots import Grant
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
 
 Key = tuple[int, int]
 """(slot, generation)."""
+
+
+class Terms(NamedTuple):
+    """What a record asks for, found right; the names of its prompt's blocks."""
+
+    sampling: SamplingParams
+    limits: Limits
+    names: tuple[bytes, ...]
 
 
 class Admission(NamedTuple):
@@ -42,7 +51,8 @@ class Reservation:
     names: tuple[bytes, ...] = ()
     # How many of each cache group were here: the sequence reads them, and nobody writes them.
     held: int = 0
-    # Made when the record was here before the last byte.
+    # Made when the record came ahead of its blocks, and when its commit was here before the last byte.
+    terms: Terms | None = None
     prepared: Admission | None = None
 
     @property

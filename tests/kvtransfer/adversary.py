@@ -140,6 +140,8 @@ class Adversary:
             sender = self._stranger
         try:
             trial.transfer = sender.begin(ticket, body)
+            if self._dice.random() < 0.5:
+                trial.transfer.describe(self._record(trial))
         except BatonError as error:
             if fault is not Fault.REPLAYED_TICKET:
                 self.books.forbidden.append(f"no transfer could be begun: {error}")

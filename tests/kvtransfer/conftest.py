@@ -11,7 +11,7 @@ import pytest
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.frames import Piece, ReceiverFrame, Words
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.transport import Connector, Listener, SenderWire
 from kvtransfer.transports import connectors_of
@@ -38,7 +38,7 @@ class TamperedWire:
         if changed is not None:
             self._wire.put(changed[0], memoryview(changed[1]))
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         if not self._connector.mute:
             self._wire.tell(frame)
 

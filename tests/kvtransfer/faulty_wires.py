@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from baton.errors import BatonError
-from kvtransfer.frames import Commit, Credit, Piece, Quiet, ReceiverFrame, Withdraw, WithdrawReason
+from kvtransfer.frames import (
+    Commit,
+    Credit,
+    Piece,
+    Quiet,
+    ReceiverFrame,
+    Record,
+    Withdraw,
+    WithdrawReason,
+    Words,
+)
 from kvtransfer.transport import Connector, GatheringWire, SenderWire
 from tests.kvtransfer.trials import Fault, Trial
 from tests.kvtransfer.wrapped import WrappedConnector
@@ -74,11 +84,11 @@ class FaultyWire:
             case _:
                 self._pass(piece, data)
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         trial = self._trials(frame.transfer)
         self._let_go()
         self._wire.tell(frame)
-        if trial is not None and trial.fault is Fault.REPEATED_COMMIT and isinstance(frame, Commit):
+        if trial is not None and trial.fault is Fault.REPEATED_COMMIT and isinstance(frame, Record | Commit):
             trial.struck()
             self._wire.tell(frame)
         if (kept := self._kept.pop(frame.transfer, None)) is not None:

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import (
-    Commit,
     FrameError,
     Piece,
-    Quiet,
     ReceiverFrame,
     SenderFrame,
-    Withdraw,
+    Words,
     encode,
     encode_piece_header,
 )
@@ -92,7 +90,7 @@ class MemorySenderWire:
     def put(self, piece: Piece, payload: memoryview) -> None:
         self._say(encode_piece_header(piece) + bytes(payload))
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         self._say(encode(frame))
 
     def hear(self) -> ReceiverFrame | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.kvtransfer.cancel_contract import CancelContract
+from tests.kvtransfer.described_contract import DescribedContract
 from tests.kvtransfer.fault_contract import FaultContract
 from tests.kvtransfer.happy_contract import HappyContract
 from tests.kvtransfer.held_contract import HeldContract
@@ -13,6 +14,9 @@ class TestHappy(HappyContract): ...
 
 
 class TestHeld(HeldContract): ...
+
+
+class TestDescribed(DescribedContract): ...
 
 
 class TestCancel(CancelContract): ...

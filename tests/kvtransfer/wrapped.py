@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import Commit, Piece, Quiet, ReceiverFrame, Withdraw
+from kvtransfer.frames import Piece, ReceiverFrame, Words
 from kvtransfer.transport import Connector, SenderWire
 
 
@@ -19,7 +19,7 @@ class WrappedWire:
     def __init__(self, wire: SenderWire) -> None:
         self._wire = wire
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         self._wire.tell(frame)
 
     def hear(self) -> ReceiverFrame | None:
@@ -51,7 +51,7 @@ class WrongedWire(WrappedWire, ABC):
         self._wire.put(piece, payload)
         self._passed(piece)
 
-    def tell(self, frame: Commit | Withdraw | Quiet) -> None:
+    def tell(self, frame: Words) -> None:
         self._wire.tell(frame)
         self._passed(None)
 

@@ -204,7 +204,7 @@ def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
     asked.reserved.ticket.CopyFrom(Ticket(body=forged, signature=asked.reserved.ticket.signature))
     pair.begin(asked)
     pair.play(lambda: pair.ended(asked) or "failed" in pair.source.of(asked.number))
-    refused = {1: ErrorKind.INTERNAL, 3: ErrorKind.CONFLICT, 5: ErrorKind.FORBIDDEN}
+    refused = {1: ErrorKind.FORBIDDEN, 3: ErrorKind.CONFLICT, 5: ErrorKind.FORBIDDEN}
     assert pair.failure(asked)[0] is refused[claimed]
     assert pair.tokens(asked) == []
     pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
