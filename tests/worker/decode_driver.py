@@ -26,7 +26,7 @@ from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
-from kvtransfer.events import Announced, Committed, Withdrawn
+from kvtransfer.events import Announced, Committed, Described, Withdrawn
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey
@@ -180,6 +180,13 @@ class Driver:
         assert entry is not None
         good = one.true and self.now < entry.deadline
         self.committing = (one.key, one.text.tenant)
+        if self.draw.random() < 0.5:  # it went ahead of its blocks
+            ahead = CommitRecord()
+            ahead.CopyFrom(record)
+            ahead.ClearField("first_token_id")
+            self.link.events.append(Described(one.body.transfer_id, ahead))
+            self.decode.poll(16)
+            self.did["described"] += 1
         if self.draw.random() < 0.5:  # while a device still moves the last bytes
             self.link.events.append(Announced(one.body.transfer_id, record))
             self.did["announced"] += 1
