@@ -118,7 +118,6 @@ class SendingEnd:
         monotonic clock."""
         begun = time.monotonic()
         self.push(transfer)
-        self._turn()  # as a worker: on its way before the record is written
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
         return begun, time.monotonic()

@@ -253,17 +253,15 @@ class PrefillSide:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
         before anything is told."""
         now_ns = time.monotonic_ns()
-        for job, _ in self._jobs_of(results):
-            job.computed_ns = now_ns
-            if job.handoff is not None:
-                self._push(job, job.handoff)
-        if results and self._ships_first:
-            self.poll(self._ships_first)
         for job, result in self._jobs_of(results):
-            if result.token is None:
+            job.computed_ns = now_ns
+            if result.token is not None:
+                job.first = _first_of(job.sequence, result)
+            if job.handoff is None:
                 continue
-            job.first = _first_of(job.sequence, result)
-            if self._ships_first and isinstance(job.handoff, Transfer) and not job.first.finish_reason:
+            self._push(job, job.handoff)
+            ahead = self._ships_first and isinstance(job.handoff, Transfer)
+            if ahead and job.first is not None and not job.first.finish_reason:
                 self._commit(job, job.handoff, job.first)
         if results and self._ships_first:
             self.poll(self._ships_first)
