@@ -35,12 +35,13 @@ from baton.timer_slack import sharpen_timers
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.asked_process import AskedProcess
+from kvtransfer.arrivals import BlockSink
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.events import Committed
 from kvtransfer.frames import HEADER_BYTES
 from kvtransfer.grpc_stream import channel_options
 from kvtransfer.nccl_links import NcclLinks
-from kvtransfer.receiver import BlockSink, Receiver
+from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from services.common.config import TransferConfig
 
