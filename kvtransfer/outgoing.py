@@ -139,7 +139,8 @@ class Transfer:
 
     def describe(self, record: CommitRecord) -> None:
         """Says what is known of the sequence at the beginning, so that the receiver has made ready for it by
-        the commit, which has the first token alone then. The ticket is filled in here. Before anything else.
+        the commit, which has the first token alone then. The ticket is filled in here. Before anything else,
+        and once.
 
         `BatonError` INVALID for a record too large to travel.
         """
