@@ -42,15 +42,20 @@ def check_commit(
     else:
         record, body = incoming.paid
         found = _parsed(commit.record)
-        record.first_token_id, record.first_number = found.first_token_id, found.first_number
-        if found.HasField("first_logprobs"):
-            record.first_logprobs.CopyFrom(found.first_logprobs)
+        complete(record, found)
         record.block_counts[:] = found.block_counts
     incoming.compare(record.block_counts, body)
     if incoming.missing_pieces:
         # Such as one whose transfer was misread on the way: another attempt may be luckier.
         raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
     return record
+
+
+def complete(record: CommitRecord, found: CommitRecord) -> None:
+    """A record that was said at the beginning has what the last step found, and nothing else of it."""
+    record.first_token_id, record.first_number = found.first_token_id, found.first_number
+    if found.HasField("first_logprobs"):
+        record.first_logprobs.CopyFrom(found.first_logprobs)
 
 
 def _parsed(record: bytes) -> CommitRecord:

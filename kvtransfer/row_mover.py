@@ -54,10 +54,9 @@ class RowMover:
         self._pools = tuple(words.data_ptr() for words in blocks.words)
         self._kernel: Kernel | None = None
         if staging.is_cuda:
-            from kvtransfer.gpu.move_runs import PROGRAMS, PROGRAMS_BESIDE_STEPS, prepared, programs
+            from kvtransfer.gpu.move_runs import prepared, programs
 
             self._programs = programs
-            self._most = (PROGRAMS, PROGRAMS_BESIDE_STEPS)
             self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
 
     def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> Prepared:
@@ -75,7 +74,7 @@ class RowMover:
         if self._kernel is not None:
             pool, staging = self._pools[group], self._staging_at
             ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
-            grid = count, self._programs(count, longest, self._most[beside_steps])
+            grid = count, self._programs(count, longest, beside_steps=beside_steps)
             line.launch(self._kernel, grid, (*ends, rows, rows))
         else:
             first = place // _ROW.size

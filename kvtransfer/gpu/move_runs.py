@@ -30,8 +30,8 @@ _ACROSS = 1024
 _TILE = {"DOWN": TILE_WORDS // _ACROSS, "ACROSS": _ACROSS, "TILE_SEED": TILE_SEED}
 # Of all runs together, unless there are more runs: less than half of an H100's multiprocessors. And beside
 # decode steps: with so few a step begins as soon as alone (`bench.decode --churn`), with 64 some µs later.
-PROGRAMS = 64
-PROGRAMS_BESIDE_STEPS = 24
+_PROGRAMS = 64
+_PROGRAMS_BESIDE_STEPS = 24
 
 
 @triton.jit
@@ -98,8 +98,9 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
     tl.atomic_add(sums + piece, tl.sum(total, axis=0).to(tl.int64, bitcast=True))
 
 
-def programs(runs: int, longest: int, most: int = PROGRAMS) -> int:
-    """How many programs share each of so many runs, of at most so many words: about `most` of all."""
+def programs(runs: int, longest: int, *, beside_steps: bool = False) -> int:
+    """How many programs share each of so many runs, of at most so many words."""
+    most = _PROGRAMS_BESIDE_STEPS if beside_steps else _PROGRAMS
     return max(1, min(most // runs, -(-longest // TILE_WORDS)))
 
 

@@ -299,7 +299,8 @@ class DecodeSide:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
         self._loop.admit(admission.entry)
         self._book.activate(transfer_id)
-        reservation.prepared, reservation.token_ids = None, tuple(record.token_ids)
+        reservation.terms = reservation.prepared = None
+        reservation.token_ids = tuple(record.token_ids)
         return reservation, admission.names
 
     def _admitted(self, reservation: Reservation, names: tuple[bytes, ...]) -> None:

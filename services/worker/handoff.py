@@ -10,6 +10,7 @@ from typing import Protocol
 
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.commit_check import complete
 from kvtransfer.frames import WithdrawReason
 from services.worker.decode_side import DecodeSide
 
@@ -43,7 +44,7 @@ class LocalHandoff:
 
     def commit(self, record: CommitRecord) -> None:
         """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
-        self._record.MergeFrom(record)
+        complete(self._record, record)
         self._decode.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Logprobs
@@ -137,6 +137,6 @@ class DescribedContract:
     def test_one_that_is_too_large_does_not_travel(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [1])
-        with pytest.raises(Exception, match="cannot travel"):
+        with pytest.raises(BatonError, match="cannot travel"):
             transfer.describe(CommitRecord(token_ids=[1 << 30] * (MAX_COMMIT_BYTES // 5 + 1)))
         transfer.withdraw(WithdrawReason.ABORTED)
