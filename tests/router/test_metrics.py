@@ -119,13 +119,13 @@ async def test_a_log_line_says_in_which_stage_a_request_ended(site: SiteMaker) -
                     here.worker("decode-0").behaviour.refuse_reserves = 1
                     await here.generate(ids_request([1], 3))
                 worker = here.worker("decode-0" if stage == "reserved" else "prefill-0")
-                setattr(worker.behaviour, delay, 0.3)
+                setattr(worker.behaviour, delay, 0.6)
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await here.generate(ids_request([1], 5), timeout=0.1)
+                    await here.generate(ids_request([1], 5), timeout=0.25)
                 setattr(worker.behaviour, delay, 0.0)
                 await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.05
-            both = [here.generate(ids_request([1], 100), timeout=0.3) for _ in range(2)]  # for one slot
+            both = [here.generate(ids_request([1], 100), timeout=0.6) for _ in range(2)]  # for one slot
             await asyncio.gather(*both, return_exceptions=True)
             await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.001
