@@ -45,6 +45,7 @@ class DeviceBlocks:
 
         self.device = device
         self.words = tuple(words_of(pool) for pool in pools)
+        self.addresses = tuple(pool.data_ptr() for pool in pools)
         self.block_bytes = tuple(pool[0].nbytes for pool in pools)
         self.block_words = tuple(size // WORD_BYTES for size in self.block_bytes)
         if any(size % WORD_BYTES for size in self.block_bytes):

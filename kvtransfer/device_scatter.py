@@ -22,8 +22,8 @@ from baton.device.link_device import Memory, Moment
 from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.frames import Piece
-from kvtransfer.move_plan import Travels
-from kvtransfer.row_mover import Prepared, RowMover
+from kvtransfer.move_plan import Act
+from kvtransfer.row_mover import Prepared, RowMover, sums_of
 
 _MASK = (1 << 64) - 1
 
@@ -47,11 +47,13 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class _Announced:
-    """`rows`: of a piece that is to be moved. `outcome`: of one that is not, or is no more."""
+    """`rows`, and the sum of its place: of a piece that is to be moved. `outcome`: of one that is not, or is
+    no more."""
 
     piece: Piece
     whole_blocks: int = 0
     rows: Prepared | None = None
+    place: int = 0
     outcome: Outcome | None = None
     end: Moment | None = None
 
@@ -64,9 +66,10 @@ class DeviceScatter:
         pieces, piece_bytes = sink.window_pieces, sink.piece_bytes
         self._sink = sink
         self._window = window
-        self._mover = RowMover(sink.blocks, window.tensor, pieces, piece_bytes, Travels.SOURCE)
-        self._found = device.on_host(pieces, 1)
-        self._found_view, self._found_at = self._found.numpy(), self._found.data_ptr()
+        self._sums = sums_of(device, pieces)
+        self._mover = RowMover(
+            sink.blocks, pieces, piece_bytes, Act.SCATTER, sums=self._sums, staging=window.tensor
+        )
         self._line = device.line()
         self._announced: deque[_Announced] = deque()
         self._landed: deque[_Announced] = deque()
@@ -80,9 +83,8 @@ class DeviceScatter:
         """Will be moved: into so many blocks, whose places are expected, and no other piece has them."""
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
-        begins = place_sum(transfer, group, ordinal, piece.offset, piece.length)
-        rows = self._mover.prepare(self._line, piece, places, begins)
-        self._announced.append(_Announced(piece, whole_blocks, rows))
+        place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
+        self._announced.append(_Announced(piece, whole_blocks, self._mover.prepare(piece, places), place))
 
     def hold(self, piece: Piece) -> None:
         """Stays where it lands, for somebody to look at."""
@@ -99,8 +101,7 @@ class DeviceScatter:
             announced = self._announced.popleft()
             if announced.outcome is None and announced.rows is not None:
                 beside = self._sink.steps_run()
-                found = self._mover.move(self._line, announced.rows, beside_steps=beside)
-                self._line.copy(self._found_at + 8 * announced.piece.staging, found, 8)
+                self._mover.move(self._line, announced.rows, beside_steps=beside)
                 announced.end = self._line.moment()
             self._landed.append(announced)
 
@@ -112,8 +113,8 @@ class DeviceScatter:
             announced = self._landed.popleft()
             piece, outcome = announced.piece, announced.outcome
             if outcome is None:
-                right = int(self._found_view[piece.staging, 0]) & _MASK == said(piece)
-                outcome = Outcome.RIGHT if right else Outcome.WRONG
+                found = announced.place + self._sums.of(piece.staging) & _MASK
+                outcome = Outcome.RIGHT if found == said(piece) else Outcome.WRONG
             done.append(Ended(piece, announced.whole_blocks, outcome))
         return done
 

@@ -21,6 +21,8 @@ from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_wire import IpcWire
 from kvtransfer.staging import Staging
 
+_MASK = (1 << 64) - 1
+
 
 class IpcReceiverWire(IpcWire):
     """One link at the receiver."""
@@ -66,7 +68,7 @@ class IpcReceiverWire(IpcWire):
 
     def checksum(self, piece: Piece) -> int:
         assert self._sums is not None, "on the host a piece's checksum is its header's"
-        return int(self._sums[piece.staging])
+        return piece.checksum + self._sums.of(piece.staging) & _MASK
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))

@@ -13,13 +13,12 @@ from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece, Summed, Words, encode, encode_piece_header
 from kvtransfer.grpc_connector import GrpcSenderWire
-from kvtransfer.move_plan import Travels
+from kvtransfer.move_plan import Act
 from kvtransfer.nccl_links import NcclLinks, Place
 from kvtransfer.nccl_sender import NcclSenderWire
-from kvtransfer.row_mover import RowMover
+from kvtransfer.row_mover import RowMover, sums_of
 
 _LOG = logging.getLogger(__name__)
-_SUM_BYTES = 8
 _MASK = (1 << 64) - 1
 
 
@@ -29,17 +28,17 @@ class NcclGather:
 
     def __init__(self, blocks: DeviceBlocks, staging: Memory, response: OpenLinkResponse) -> None:
         device, pieces = blocks.device, response.window_pieces
-        self._mover = RowMover(blocks, staging.tensor, pieces, response.piece_bytes, Travels.DESTINATION)
+        self._sums = sums_of(device, pieces)
+        self._mover = RowMover(
+            blocks, pieces, response.piece_bytes, Act.GATHER, sums=self._sums, staging=staging.tensor
+        )
         self._line = device.line()
-        self._sums = device.on_host(pieces, 1)
-        self._sums_view = self._sums.numpy()
         self._reads = BlockReads()
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> Moment:
-        """When the piece is in staging and its checksum, which was of its place alone, is here."""
+        """When the piece is in staging and the sum of its words is here."""
         self._reads.put()
-        found = self._mover.move(self._line, self._mover.prepare(self._line, piece, blocks))
-        self._line.copy(self._sums.data_ptr() + piece.staging * _SUM_BYTES, found, _SUM_BYTES)
+        self._mover.move(self._line, self._mover.prepare(piece, blocks))
         there = self._line.moment()
         self._reads.read_by(there)
         return there
@@ -51,7 +50,7 @@ class NcclGather:
 
     def checksum(self, piece: Piece) -> int:
         """Of a piece that is in staging."""
-        return int(self._sums_view[piece.staging, 0]) & _MASK
+        return piece.checksum + self._sums.of(piece.staging) & _MASK
 
     def gathered(self) -> int:
         """How many pieces have been read out of their blocks since the beginning; all, once closed."""

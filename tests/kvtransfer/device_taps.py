@@ -12,6 +12,7 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +63,7 @@ class Bottom(WrappedWire):
         if piece.staging < self._pieces:
             self._scratch[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         begins = (piece.checksum - words_sum(data)) & _MASK
-        self._said[piece.staging].append(piece)
+        self._said[piece.staging].append(replace(piece, checksum=begins))
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
         self.wire.put_blocks(gathered, (index,))
 

@@ -123,15 +123,6 @@ def test_where_one_end_has_no_device_the_host_carries_it(ends: Ends, sender: boo
     assert windows(ends) == []
 
 
-def test_a_sender_without_room_for_its_staging_goes_over_grpc(ends: Ends) -> None:
-    peers = ends()
-    assert isinstance(ends.rig.sender, FakeDevice)
-    ends.rig.sender.full = True
-    assert sent(peers, 1) == "grpc"
-    assert peers.sender.counters.link_fallbacks == 1
-    peers.run_until(lambda: windows(ends) == [True])  # granted, never used, given back
-
-
 def test_a_sender_that_finds_only_then_that_it_cannot_write_goes_over_grpc(ends: Ends) -> None:
     """As one does that does not see the receiver's GPU, and so has to try."""
     peers = ends()
