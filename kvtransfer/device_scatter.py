@@ -84,7 +84,8 @@ class DeviceScatter:
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
-        self._announced.append(_Announced(piece, whole_blocks, self._mover.prepare(piece, places), place))
+        rows = self._mover.prepare(self._line, piece, places)
+        self._announced.append(_Announced(piece, whole_blocks, rows, place))
 
     def hold(self, piece: Piece) -> None:
         """Stays where it lands, for somebody to look at."""

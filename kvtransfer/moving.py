@@ -116,7 +116,7 @@ def move_rows(
 
     rows: int64 [n, ROW_WORDS], a `Run`'s numbers, n at most SUM_PARTS. `longest`: of the runs, in words.
     `aligned`: every place and length is a multiple of 4 words. On a GPU it only enqueues, on the current
-    stream; rows and parts are of the host's memory that it reaches.
+    stream; parts are of the host's memory that it reaches.
     """
     if source.device.type == "cpu":
         parts.zero_()

@@ -38,7 +38,7 @@ class NcclGather:
     def gather(self, piece: Piece, blocks: Sequence[int]) -> Moment:
         """When the piece is in staging and the sum of its words is here."""
         self._reads.put()
-        self._mover.move(self._line, self._mover.prepare(piece, blocks))
+        self._mover.move(self._line, self._mover.prepare(self._line, piece, blocks))
         there = self._line.moment()
         self._reads.read_by(there)
         return there

@@ -1,5 +1,5 @@
 """Moves pieces between blocks and staging, a kernel each, whose launch costs the host microseconds: it is
-compiled beforehand, its arguments are addresses alone, and it reads its rows where the host wrote them."""
+compiled beforehand, and its arguments are addresses alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ROW = struct.Struct(f"<{ROW_WORDS}q")
 
 
 class Prepared(NamedTuple):
-    """A piece whose rows are written: its staging index, how many there are, the longest's words."""
+    """A piece whose rows the device has: its staging index, how many there are, the longest's words."""
 
     group: int
     staging: int
@@ -52,9 +52,11 @@ class RowMover:
         self._piece_words = piece_bytes // WORD_BYTES
         self._aligned = blocks.aligned(piece_bytes)
         most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
-        self._rows = blocks.device.on_host(pieces, -(-most * ROW_WORDS // 2) * 2)  # kernels want 16 bytes
+        shape = pieces, -(-most * ROW_WORDS // 2) * 2  # each index begins at a multiple of 16 bytes
+        self._host, self._rows = blocks.device.on_host(*shape), blocks.device.table(*shape)
         self._index_bytes = self._rows[0].nbytes
-        self._bytes, self._rows_at = self._rows.numpy().data.cast("B"), self._rows.data_ptr()
+        self._bytes = self._host.numpy().data.cast("B")
+        self._host_at, self._rows_at = self._host.data_ptr(), self._rows.data_ptr()
         self._pools = blocks.addresses
         self._kernel: Kernel | None = None
         if blocks.device.tensors_on.type == "cuda":
@@ -63,20 +65,22 @@ class RowMover:
             self._programs = programs
             self._kernel = prepared(blocks.device.tensors_on, self._aligned, act is not Act.READ)
 
-    def prepare(self, piece: Piece, blocks: Sequence[int]) -> Prepared:
-        """Writes the rows of a piece of these blocks: one each."""
+    def prepare(self, line: Line, piece: Piece, blocks: Sequence[int]) -> Prepared:
+        """Says on a line which rows a piece of these blocks has: one each."""
         size = self._blocks.block_words[piece.group]
         words = min(size, piece.length // WORD_BYTES)
-        staging, at = piece.staging * self._piece_words, piece.staging * self._index_bytes
+        staging, begins = piece.staging * self._piece_words, piece.staging * self._index_bytes
+        at = begins
         for n, block in enumerate(blocks):
             here, there = block * size + piece.offset // WORD_BYTES, staging + n * words
             source, destination = (there, here) if self._act is Act.SCATTER else (here, there)
             _ROW.pack_into(self._bytes, at, source, destination, words, 0, n * words)
             at += _ROW.size
+        line.copy(self._rows_at + begins, self._host_at + begins, at - begins)
         return Prepared(piece.group, piece.staging, len(blocks), words)
 
     def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> None:
-        """Says on a line that it is to be moved; `sums` has its sum then."""
+        """Says on the same line that it is to be moved; `sums` has its sum then."""
         group, index, count, longest = prepared
         if self._kernel is not None:
             pool, staging = self._pools[group], self._staging_at

@@ -31,8 +31,8 @@ def moved(
 
         there = None if destination is None else destination.to(DEVICE)
         if DEVICE == "cuda":
-            rows, parts = rows.pin_memory(), parts.pin_memory()
-        move_piece(source.to(DEVICE), there, rows, longest, parts, aligned=aligned)
+            parts = parts.pin_memory()
+        move_piece(source.to(DEVICE), there, rows.to(DEVICE), longest, parts, aligned=aligned)
         if DEVICE == "cuda":
             torch.cuda.synchronize()
     sums = PieceSums(parts.numpy().view(np.uint64)[None], 0)
