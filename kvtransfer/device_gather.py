@@ -55,7 +55,7 @@ class DeviceGather:
         self._sent += 1
         if piece.staging < self._pieces:  # what the window does not have is written nowhere
             self._copy(piece, blocks)
-            self._mover.move(self._telling, self._mover.prepare(self._telling, piece, blocks))
+            self._mover.move(self._telling, self._mover.prepare(self._telling, piece, blocks, piece.checksum))
         self._telling.after(self._wire.moment())
         self._telling.publish(self._landed, self._sent)
         self._reads.read_by(self._telling.moment())

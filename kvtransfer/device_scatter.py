@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from baton.device.link_device import Memory, Moment
+from baton.device.link_device import Moment
 from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.frames import Piece
 from kvtransfer.move_plan import Act
+from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.row_mover import Prepared, RowMover, sums_of
-
-_MASK = (1 << 64) - 1
 
 
 class Outcome(Enum):
@@ -47,13 +46,11 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class _Announced:
-    """`rows`, and the sum of its place: of a piece that is to be moved. `outcome`: of one that is not, or is
-    no more."""
+    """`rows`: of a piece that is to be moved. `outcome`: of one that is not, or is no more."""
 
     piece: Piece
     whole_blocks: int = 0
     rows: Prepared | None = None
-    place: int = 0
     outcome: Outcome | None = None
     end: Moment | None = None
 
@@ -61,15 +58,13 @@ class _Announced:
 class DeviceScatter:
     """Owned by the loop."""
 
-    def __init__(self, sink: DeviceSink, window: Memory) -> None:
+    def __init__(self, sink: DeviceSink, window: PieceMemory) -> None:
         device = sink.blocks.device
         pieces, piece_bytes = sink.window_pieces, sink.piece_bytes
         self._sink = sink
         self._window = window
         self._sums = sums_of(device, pieces)
-        self._mover = RowMover(
-            sink.blocks, pieces, piece_bytes, Act.SCATTER, sums=self._sums, staging=window.tensor
-        )
+        self._mover = RowMover(sink.blocks, pieces, piece_bytes, Act.SCATTER, sums=self._sums, staging=window)
         self._line = device.line()
         self._announced: deque[_Announced] = deque()
         self._landed: deque[_Announced] = deque()
@@ -84,8 +79,8 @@ class DeviceScatter:
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
-        rows = self._mover.prepare(self._line, piece, places)
-        self._announced.append(_Announced(piece, whole_blocks, rows, place))
+        rows = self._mover.prepare(self._line, piece, places, place)
+        self._announced.append(_Announced(piece, whole_blocks, rows))
 
     def hold(self, piece: Piece) -> None:
         """Stays where it lands, for somebody to look at."""
@@ -114,8 +109,8 @@ class DeviceScatter:
             announced = self._landed.popleft()
             piece, outcome = announced.piece, announced.outcome
             if outcome is None:
-                found = announced.place + self._sums.of(piece.staging) & _MASK
-                outcome = Outcome.RIGHT if found == said(piece) else Outcome.WRONG
+                right = self._sums.of(piece.staging) == said(piece)
+                outcome = Outcome.RIGHT if right else Outcome.WRONG
             done.append(Ended(piece, announced.whole_blocks, outcome))
         return done
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from enum import Enum
 
 WORD_BYTES = 4
-# A run's: source, destination, length, piece, place.
+# A run's: source, destination, length, piece, place. Of one piece's rows, the first has in place of `piece`
+# what the sum begins with.
 ROW_WORDS = 5
 # The programs that share a piece, at most: each says what it found of the sum.
 SUM_PARTS = 64

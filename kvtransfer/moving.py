@@ -114,12 +114,14 @@ def move_rows(
     """Moves one run a row of one piece between two tensors of `words_of`, or reads it where there is no
     destination; their sum is that of `parts`, int64 [SUM_PARTS], mod 2^64.
 
-    rows: int64 [n, ROW_WORDS], a `Run`'s numbers, n at most SUM_PARTS. `longest`: of the runs, in words.
+    rows: int64 [n, ROW_WORDS], a `Run`'s numbers, n at most SUM_PARTS; in place of `piece` the first has what
+    the sum begins with. `longest`: of the runs, in words.
     `aligned`: every place and length is a multiple of 4 words. On a GPU it only enqueues, on the current
     stream; parts are of the host's memory that it reaches.
     """
     if source.device.type == "cpu":
         parts.zero_()
+        parts[0] = rows[0, 3]
         for begins, goes_to, length, _, place in rows.tolist():
             words = source[begins : begins + length]
             if destination is not None:

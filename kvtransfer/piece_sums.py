@@ -7,13 +7,28 @@ So a sum needs no memory of the device's that somebody has to clear, and no copy
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtransfer.move_plan import SUM_PARTS
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 ROW_BYTES = 8 * SUM_PARTS
 _MASK = (1 << 64) - 1
+
+
+class SumPlaces(Protocol):
+    """Where a mover leaves parts: here, or in staging, to travel with their piece (`piece_memory`)."""
+
+    def place(self, index: int) -> int:
+        """The address of a staging index's, as the device has it."""
+
+    def parts(self, index: int) -> Tensor:
+        """The same as int64 [SUM_PARTS]."""
 
 
 class PieceSums:
@@ -21,17 +36,23 @@ class PieceSums:
 
     def __init__(self, parts: NDArray[np.uint64], address: int) -> None:
         """`address`: of the parts, as the device finds them."""
-        self.parts = parts
+        self._parts = parts
         self._address = address
 
     def place(self, index: int) -> int:
-        """Where a device writes the parts of a staging index."""
+        """Where a device writes the parts of a staging index, `ROW_BYTES`."""
         return self._address + index * ROW_BYTES
+
+    def parts(self, index: int) -> Tensor:
+        """As int64 [SUM_PARTS]."""
+        import torch
+
+        return torch.from_numpy(self._parts[index].view(np.int64))
 
     def of(self, index: int) -> int:
         """The sum of the words that were moved last, in [0, 2^64), once the device is done with them."""
-        return int(np.add.reduce(self.parts[index])) & _MASK
+        return int(np.add.reduce(self._parts[index])) & _MASK
 
     def let_go(self) -> None:
-        """Of the memory; `of` is not called any more."""
-        self.parts = self.parts[:0].copy()
+        """Of the memory; nothing else is called any more."""
+        self._parts = self._parts[:0].copy()

@@ -14,14 +14,15 @@ from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
 from kvtransfer.geometry import MOST_BLOCKS
 from kvtransfer.move_plan import ROW_WORDS, SUM_PARTS, WORD_BYTES, Act
-from kvtransfer.piece_sums import PieceSums
+from kvtransfer.piece_sums import PieceSums, SumPlaces
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from baton.device.link_device import LinkDevice
+    from kvtransfer.piece_memory import PieceMemory
 
-_ROW = struct.Struct(f"<{ROW_WORDS}q")
+_ROW = struct.Struct("<3qQq")
 
 
 class Prepared(NamedTuple):
@@ -39,17 +40,17 @@ class RowMover:
 
     def __init__(
         self, blocks: DeviceBlocks, pieces: int, piece_bytes: int, act: Act,
-        *, sums: PieceSums, staging: Tensor | None = None,
+        *, sums: SumPlaces, staging: PieceMemory | None = None,
     ) -> None:  # fmt: skip
-        """`staging`: all of it, unless words are only read."""
+        """`staging`: unless words are only read."""
         from kvtransfer.moving import words_of
 
         self._blocks = blocks
         self._act = act
         self._sums = sums
-        self._staging = None if staging is None else words_of(staging)
-        self._staging_at = 0 if staging is None else staging.data_ptr()
-        self._piece_words = piece_bytes // WORD_BYTES
+        self._staging = None if staging is None else words_of(staging.tensor)
+        self._staging_at = 0 if staging is None else staging.tensor.data_ptr()
+        self._stride = 0 if staging is None else staging.stride // WORD_BYTES
         self._aligned = blocks.aligned(piece_bytes)
         most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
         shape = pieces, -(-most * ROW_WORDS // 2) * 2  # each index begins at a multiple of 16 bytes
@@ -65,16 +66,17 @@ class RowMover:
             self._programs = programs
             self._kernel = prepared(blocks.device.tensors_on, self._aligned, act is not Act.READ)
 
-    def prepare(self, line: Line, piece: Piece, blocks: Sequence[int]) -> Prepared:
-        """Says on a line which rows a piece of these blocks has: one each."""
+    def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], place: int) -> Prepared:
+        """Says on a line which rows a piece of these blocks has: one each. Its sum begins with that of its
+        place: what an index had before, or nobody has written, is never right."""
         size = self._blocks.block_words[piece.group]
         words = min(size, piece.length // WORD_BYTES)
-        staging, begins = piece.staging * self._piece_words, piece.staging * self._index_bytes
+        staging, begins = piece.staging * self._stride, piece.staging * self._index_bytes
         at = begins
         for n, block in enumerate(blocks):
             here, there = block * size + piece.offset // WORD_BYTES, staging + n * words
             source, destination = (there, here) if self._act is Act.SCATTER else (here, there)
-            _ROW.pack_into(self._bytes, at, source, destination, words, 0, n * words)
+            _ROW.pack_into(self._bytes, at, source, destination, words, place, n * words)
             at += _ROW.size
         line.copy(self._rows_at + begins, self._host_at + begins, at - begins)
         return Prepared(piece.group, piece.staging, len(blocks), words)
@@ -93,14 +95,12 @@ class RowMover:
             self._run(line, group, rows, longest, index)
 
     def _run(self, line: Line, group: int, rows: Tensor, longest: int, index: int) -> None:
-        import torch
-
         from kvtransfer.moving import move_rows
 
         pool, staging = self._blocks.words[group], self._staging
         source, destination = (pool, staging) if self._act is not Act.SCATTER else (staging, pool)
         assert source is not None, "who scatters has staging"
-        parts = torch.from_numpy(self._sums.parts[index].view(np.int64))
+        parts = self._sums.parts(index)
         line.run(lambda: move_rows(source, destination, rows, longest, parts, aligned=self._aligned))
 
 

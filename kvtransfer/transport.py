@@ -62,11 +62,6 @@ class ReceiverWire(Protocol):
 class LandingWire(ReceiverWire, Protocol):
     """The receiver's end of a link between devices: a piece may be heard before its bytes are there."""
 
-    @property
-    def threaded(self) -> bool:
-        """Whether threads of this process carry it, from which a loop that never waits would keep Python's
-        lock."""
-
     def landed(self) -> int:
         """How many of the pieces that were heard, or are about to be, are there; they land in their order."""
 

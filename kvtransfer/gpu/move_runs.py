@@ -102,10 +102,11 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
     if PARTS:
         number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         count = tl.num_programs(0) * tl.num_programs(1)
-        tl.store(sums + number, found)
-        if number == 0:  # those that nobody finds are nothing
+        if number == 0:  # it has what the sum begins with; parts that nobody finds are nothing
+            found += piece
             part = tl.arange(0, PARTS)
             tl.store(sums + part, tl.zeros([PARTS], dtype=tl.int64), mask=part >= count)
+        tl.store(sums + number, found)
     else:
         tl.atomic_add(sums + piece, found)
 
@@ -165,7 +166,7 @@ def prepared(device: torch.device, aligned: bool, stores: bool) -> Kernel | None
     with torch.cuda.device(device):
         source = torch.arange(8, dtype=torch.int32, device=device)
         destination = torch.zeros_like(source)
-        rows = torch.tensor([[0, 4, 4, 0, 0]], dtype=torch.int64, device=device)
+        rows = torch.tensor([[0, 4, 4, 5, 0]], dtype=torch.int64, device=device)
         parts = torch.full((SUM_PARTS,), 7, dtype=torch.int64).pin_memory()
         compiled = _move_runs[(1, 1)](source, destination, rows, parts, **_of_piece(aligned, stores=stores))
         torch.cuda.synchronize(device)

@@ -12,7 +12,6 @@ import itertools
 import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from kvtransfer.checksum import multipliers
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece, encode_piece_header
 from kvtransfer.ipc_device_wire import IpcDeviceWire
-from kvtransfer.nccl_gather import NcclDeviceWire
+from kvtransfer.nccl_sender import NcclSenderWire
 from kvtransfer.transport import Connector, SenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.wrapped import WrappedConnector, WrappedWire
@@ -43,7 +42,7 @@ class Bottom(WrappedWire):
 
     def __init__(
         self,
-        wire: IpcDeviceWire | NcclDeviceWire,
+        wire: IpcDeviceWire | NcclSenderWire,
         scratch: NDArray[np.uint8],
         first: int,
         pieces: int,
@@ -63,7 +62,7 @@ class Bottom(WrappedWire):
         if piece.staging < self._pieces:
             self._scratch[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         begins = (piece.checksum - words_sum(data)) & _MASK
-        self._said[piece.staging].append(replace(piece, checksum=begins))
+        self._said[piece.staging].append(piece)
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
         self.wire.put_blocks(gathered, (index,))
 
@@ -127,7 +126,7 @@ class Taps:
 
     def lower(self, wire: SenderWire) -> SenderWire:
         self._opening.bottom = None
-        if not isinstance(wire, IpcDeviceWire | NcclDeviceWire):
+        if not isinstance(wire, IpcDeviceWire | NcclSenderWire):
             return wire
         first = next(self._links) % _LINKS * self._pieces
         bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))
