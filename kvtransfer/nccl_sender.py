@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -29,6 +30,8 @@ from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.row_mover import RowMover
 
 _LOG = logging.getLogger(__name__)
+
+_LAST_WORD_S = 0.25
 
 
 class NcclSenderWire:
@@ -59,6 +62,7 @@ class NcclSenderWire:
         self._reads = BlockReads()
         self._closed = False
         self._malformed: FrameError | None = None
+        self._broken_at: float | None = None
 
     @property
     def gathers(self) -> bool:
@@ -106,11 +110,16 @@ class NcclSenderWire:
             return None
 
     def broken(self) -> BatonError | None:
-        """The receiver's own word goes before what it did to the socket."""
-        if (error := self._malformed or self._lifeline.broken() or self._frames.broken()) is not None:
+        if (error := self._malformed or self._lifeline.broken()) is not None:
             return error
-        why = self._line.broken
-        return None if why is None else BatonError(ErrorKind.UNAVAILABLE, why)
+        if (why := self._line.broken) is not None:
+            return BatonError(ErrorKind.UNAVAILABLE, why)
+        if (error := self._frames.broken()) is None:
+            return None
+        # The receiver says why over the lifeline, which is slower.
+        now = time.monotonic()
+        self._broken_at = self._broken_at or now
+        return error if now > self._broken_at + _LAST_WORD_S else None
 
     def restless(self) -> bool:
         return self._reads.under_way or self._frames.restless()
