@@ -33,7 +33,11 @@ def secret_of(nccl_id: bytes) -> bytes:
 def bring(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
     """A sender's. OSError where nobody takes it."""
     sock = socket.create_connection((host, port), timeout_s)
-    sock.sendall(secret)
+    try:
+        sock.sendall(secret)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 
