@@ -1,12 +1,12 @@
 """The sender's half of a link between devices: blocks into the receiver's window, summed where they lie.
 
-    the wire           blocks ──copy──▶ window
+    the wires          blocks ──copies─▶ window
     the telling line   blocks ──kernel─▶ sums of the link's memory
-                       how many ───────▶ `landed` there, when the copy is done
+                       how many ───────▶ `landed` there, when the copies are done
 
 A copy engine reads blocks as they are: each is one stretch of memory, whose bytes are on their way before a
-kernel could have begun. The wire has copies alone, so each begins as the one before ends. Nothing waits here
-but `close`.
+kernel could have begun. Wires have copies alone, and blocks by turns: while one copy ends and the next begins
+on one, the other's are on their way. Nothing waits here but `close`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from kvtransfer.frames import Piece
 from kvtransfer.ipc_memory import LANDED, LinkMemory
 from kvtransfer.move_plan import Act
 from kvtransfer.row_mover import RowMover
+
+_WIRES = 2
 
 
 class DeviceGather:
@@ -42,11 +44,13 @@ class DeviceGather:
             undo.callback(self._sums.let_go)
             self._mover = RowMover(blocks, window_pieces, piece_bytes, Act.READ, sums=self._sums)
             # The next chunk's kernels would else go before what somebody waits for.
-            self._wire, self._telling = device.line(first=True), device.line(first=True)
+            self._wires = [device.line(first=True) for _ in range(_WIRES)]
+            self._telling = device.line(first=True)
             self._let_go = undo.pop_all()
         self._landed = self._registered.address + LANDED
         self._reads = BlockReads()
         self._sent = 0
+        self._copies = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
         """Says to the device what is to be done with the next piece that is announced, whose checksum is its
@@ -55,8 +59,9 @@ class DeviceGather:
         self._sent += 1
         if piece.staging < self._pieces:  # what the window does not have is written nowhere
             self._copy(piece, blocks)
-            self._mover.move(self._telling, self._mover.prepare(self._telling, piece, blocks, piece.checksum))
-        self._telling.after(self._wire.moment())
+            self._mover.move(self._telling, self._mover.prepare(piece, blocks, piece.checksum))
+        for wire in self._wires:
+            self._telling.after(wire.moment())
         self._telling.publish(self._landed, self._sent)
         self._reads.read_by(self._telling.moment())
 
@@ -66,7 +71,8 @@ class DeviceGather:
         there = self._window.address + piece.staging * self._piece_bytes
         each = min(size, piece.length)
         for n, block in enumerate(blocks):
-            self._wire.copy(there + n * each, source + block * size, each)
+            self._wires[self._copies % _WIRES].copy(there + n * each, source + block * size, each)
+            self._copies += 1
 
     @property
     def busy(self) -> bool:
@@ -80,7 +86,7 @@ class DeviceGather:
         """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
         where that cannot be said: then nothing is read any more either."""
         try:
-            for line in (self._wire, self._telling):
+            for line in (*self._wires, self._telling):
                 line.finish()
             self._let_go.close()
         finally:

@@ -79,7 +79,7 @@ class DeviceScatter:
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
-        rows = self._mover.prepare(self._line, piece, places, place)
+        rows = self._mover.prepare(piece, places, place)
         self._announced.append(_Announced(piece, whole_blocks, rows))
 
     def hold(self, piece: Piece) -> None:

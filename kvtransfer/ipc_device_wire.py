@@ -4,6 +4,7 @@ bytes are there."""
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from baton.errors import BatonError, ErrorKind
@@ -27,6 +28,7 @@ class IpcDeviceWire(IpcSenderWire):
     ) -> None:
         super().__init__(sock, memory, response, wake, between_devices=True)
         self._gather = gather
+        self._put: deque[tuple[Piece, Sequence[int]]] = deque()
 
     @property
     def gathers(self) -> bool:
@@ -39,10 +41,15 @@ class IpcDeviceWire(IpcSenderWire):
         if self._closed:
             return
         self._add(self.header(piece))  # the other end makes ready while we speak to the device
-        try:
-            self._gather.gather(piece, blocks)
-        except RuntimeError as error:  # CUDA's, torch's
-            self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+        self._put.append((piece, blocks))
+
+    def gather(self) -> None:
+        while self._put:
+            piece, blocks = self._put.popleft()
+            try:
+                self._gather.gather(piece, blocks)
+            except RuntimeError as error:  # CUDA's, torch's
+                self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
 
     def header(self, piece: Piece) -> bytes:
         """What announces a piece."""

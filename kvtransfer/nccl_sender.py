@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -60,6 +61,7 @@ class NcclSenderWire:
         )
         self._gathering = blocks.device.line(first=True)
         self._reads = BlockReads()
+        self._put: deque[tuple[Piece, Sequence[int]]] = deque()
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
@@ -75,17 +77,22 @@ class NcclSenderWire:
         if self._closed:
             return
         self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
-        self._reads.put()
-        try:
-            if piece.staging < self._pieces:  # what the window does not have is written nowhere
-                self._gather(piece, blocks)
-            else:
-                self._reads.read_by(self._gathering.moment())
-        except RuntimeError as error:  # CUDA's, torch's
-            self._line.abort(f"the device refuses: {error}")
+        self._put.append((piece, blocks))
+
+    def gather(self) -> None:
+        while self._put:
+            piece, blocks = self._put.popleft()
+            self._reads.put()
+            try:
+                if piece.staging < self._pieces:  # what the window does not have is written nowhere
+                    self._gather(piece, blocks)
+                else:
+                    self._reads.read_by(self._gathering.moment())
+            except RuntimeError as error:  # CUDA's, torch's
+                self._line.abort(f"the device refuses: {error}")
 
     def _gather(self, piece: Piece, blocks: Sequence[int]) -> None:
-        prepared = self._mover.prepare(self._gathering, piece, blocks, piece.checksum)
+        prepared = self._mover.prepare(piece, blocks, piece.checksum)
         self._mover.move(self._gathering, prepared)
         there = self._gathering.moment()
         self._reads.read_by(there)

@@ -26,7 +26,7 @@ _ROW = struct.Struct("<3qQq")
 
 
 class Prepared(NamedTuple):
-    """A piece whose rows the device has: its staging index, how many there are, the longest's words."""
+    """A piece whose rows are there: its staging index, how many there are, the longest's words."""
 
     group: int
     staging: int
@@ -35,8 +35,8 @@ class Prepared(NamedTuple):
 
 
 class RowMover:
-    """Of one link. Rows and sums of a piece lie at its staging index; they are written again when its credit
-    is home."""
+    """Of one link. Rows and sums of a piece lie at its staging index, rows in the host's memory, where kernels
+    find them; they are written again when its credit is home."""
 
     def __init__(
         self, blocks: DeviceBlocks, pieces: int, piece_bytes: int, act: Act,
@@ -54,10 +54,10 @@ class RowMover:
         self._aligned = blocks.aligned(piece_bytes)
         most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
         shape = pieces, -(-most * ROW_WORDS // 2) * 2  # each index begins at a multiple of 16 bytes
-        self._host, self._rows = blocks.device.on_host(*shape), blocks.device.table(*shape)
+        self._rows = blocks.device.on_host(*shape)
         self._index_bytes = self._rows[0].nbytes
-        self._bytes = self._host.numpy().data.cast("B")
-        self._host_at, self._rows_at = self._host.data_ptr(), self._rows.data_ptr()
+        self._bytes = self._rows.numpy().data.cast("B")
+        self._rows_at = self._rows.data_ptr()
         self._pools = blocks.addresses
         self._kernel: Kernel | None = None
         if blocks.device.tensors_on.type == "cuda":
@@ -66,23 +66,21 @@ class RowMover:
             self._programs = programs
             self._kernel = prepared(blocks.device.tensors_on, self._aligned, act is not Act.READ)
 
-    def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], place: int) -> Prepared:
-        """Says on a line which rows a piece of these blocks has: one each. Its sum begins with that of its
-        place: what an index had before, or nobody has written, is never right."""
+    def prepare(self, piece: Piece, blocks: Sequence[int], place: int) -> Prepared:
+        """Writes the rows of a piece of these blocks: one each. Its sum begins with that of its place: what
+        an index had before, or nobody has written, is never right."""
         size = self._blocks.block_words[piece.group]
         words = min(size, piece.length // WORD_BYTES)
-        staging, begins = piece.staging * self._stride, piece.staging * self._index_bytes
-        at = begins
+        staging, at = piece.staging * self._stride, piece.staging * self._index_bytes
         for n, block in enumerate(blocks):
             here, there = block * size + piece.offset // WORD_BYTES, staging + n * words
             source, destination = (there, here) if self._act is Act.SCATTER else (here, there)
             _ROW.pack_into(self._bytes, at, source, destination, words, place, n * words)
             at += _ROW.size
-        line.copy(self._rows_at + begins, self._host_at + begins, at - begins)
         return Prepared(piece.group, piece.staging, len(blocks), words)
 
     def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> None:
-        """Says on the same line that it is to be moved; `sums` has its sum then."""
+        """Says on a line that it is to be moved; `sums` has its sum then."""
         group, index, count, longest = prepared
         if self._kernel is not None:
             pool, staging = self._pools[group], self._staging_at

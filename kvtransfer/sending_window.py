@@ -39,7 +39,7 @@ class SendingWindow:
         self._gathered = 0
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
-        """Reads the transfer's next piece, or has it read, and spends a credit on it."""
+        """Reads the transfer's next piece, or announces it, and spends a credit on it; `gather` follows."""
         if self._gathering is not None:
             self._put_blocks(self._gathering, transfer)
             return
@@ -61,6 +61,11 @@ class SendingWindow:
         self._reading.append((transfer, part))
         wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
         transfer.shipped(part)
+
+    def gather(self) -> None:
+        """A device reads what was only announced, when what goes right behind it has been said."""
+        if self._gathering is not None:
+            self._gathering.gather()
 
     def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
         """At most. What kernels do before the first piece's copy and after the last one's hides behind none:

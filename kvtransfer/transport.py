@@ -96,8 +96,12 @@ class GatheringWire(SenderWire, Protocol):
     """The sender's end of a link between devices: it reads the blocks itself, later."""
 
     def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
-        """A piece of these blocks of its group. Its checksum is of its place alone: that of its words is
-        added on the way."""
+        """Announces a piece of these blocks of its group; `gather` is to follow. Its checksum is of its place
+        alone: that of its words is added on the way."""
+
+    def gather(self) -> None:
+        """Has the device read what was put. Apart from it, for a word that goes behind the piece is said
+        sooner than that."""
 
     def restless(self) -> bool:
         """Whether something is under way that wakes nobody: look again within microseconds, `gathered`

@@ -177,6 +177,3 @@ class CudaLinkDevice:
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64, pin_memory=True)
-
-    def table(self, rows: int, columns: int) -> Tensor:
-        return torch.empty((rows, columns), dtype=torch.int64, device=self.tensors_on)

@@ -137,10 +137,7 @@ class LinkDevice(Protocol):
         """`first`: before what else the device has to do, where it can choose."""
 
     def on_host(self, rows: int, columns: int) -> Tensor:
-        """int64 zeros on the host, which lines copy from and kernels write, by the same address."""
-
-    def table(self, rows: int, columns: int) -> Tensor:
-        """int64 on the device, of any values."""
+        """int64 zeros on the host, which kernels read and write by the same address."""
 
     @property
     def tensors_on(self) -> torch.device: ...

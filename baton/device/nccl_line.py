@@ -49,11 +49,12 @@ class Stream(Protocol):
     def after(self, moment: Moment) -> None:
         """What is said from now on begins when another stream has come to this moment."""
 
-    def copy(self, destination: int, source: int, size: int) -> None:
-        """From the device to the host."""
+    def fetch(self, destination: int, source: int, size: int) -> Moment:
+        """From the device to the host, when all that was said is done; what is said later does not wait for
+        it. When it is there."""
 
     def moment(self) -> Moment:
-        """Here and now."""
+        """Here and now: with all that was said, and fetched."""
 
     def close(self) -> None:
         """When all that was said is done."""
@@ -134,8 +135,7 @@ class NcclLine:
 
         def say(ends: Ends) -> None:
             ends.receive(address, size, self._peer, self._stream.handle)
-            self._stream.copy(head_to, address, head)
-            said.append(self._stream.moment())
+            said.append(self._stream.fetch(head_to, address, head))
 
         self._do(say)
         return said[0] if said else None

@@ -159,14 +159,14 @@ def _of_piece(aligned: bool, *, stores: bool) -> dict[str, int]:
 @cache
 def prepared(device: torch.device, aligned: bool, stores: bool) -> Kernel | None:
     """The kernel of `move_piece`, to be launched with the addresses of source, destination, rows and parts,
-    the last of the host's memory, over a grid of (rows, `programs`).
+    the last two of the host's memory, over a grid of (rows, `programs`).
 
     None where a launch beside Triton's own was tried and did not do it: its versions tell different things.
     """
     with torch.cuda.device(device):
         source = torch.arange(8, dtype=torch.int32, device=device)
         destination = torch.zeros_like(source)
-        rows = torch.tensor([[0, 4, 4, 5, 0]], dtype=torch.int64, device=device)
+        rows = torch.tensor([[0, 4, 4, 5, 0]], dtype=torch.int64).pin_memory()
         parts = torch.full((SUM_PARTS,), 7, dtype=torch.int64).pin_memory()
         compiled = _move_runs[(1, 1)](source, destination, rows, parts, **_of_piece(aligned, stores=stores))
         torch.cuda.synchronize(device)

@@ -60,11 +60,12 @@ class DoubleStream:
 
         self.add(wait)
 
-    def copy(self, destination: int, source: int, size: int) -> None:
+    def fetch(self, destination: int, source: int, size: int) -> Moment:
         def move() -> None:
             ctypes.memmove(destination, source, size)
 
         self.add(move)
+        return self.moment()
 
     def moment(self) -> Moment:
         mark = _Mark()

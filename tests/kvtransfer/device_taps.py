@@ -65,6 +65,7 @@ class Bottom(WrappedWire):
         self._said[piece.staging].append(piece)
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
         self.wire.put_blocks(gathered, (index,))
+        self.wire.gather()
 
     def _header(self, piece: Piece) -> bytes:
         return encode_piece_header(self._said[piece.staging].popleft())
@@ -93,6 +94,9 @@ class Top(WrappedWire):
         )
         self._read += 1
         self._wire.put(said, memoryview(data))
+
+    def gather(self) -> None:
+        """It was."""
 
     def restless(self) -> bool:
         return self._bottom.wire.restless()

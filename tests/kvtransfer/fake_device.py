@@ -197,6 +197,3 @@ class FakeDevice:
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64)
-
-    def table(self, rows: int, columns: int) -> Tensor:
-        return torch.full((rows, columns), -1, dtype=torch.int64)

@@ -189,7 +189,7 @@ class CountingWire:
         self._trials = trials
         self.put, self.tell, self.hear = self._wire.put, self._wire.tell, self._wire.hear
         self.broken, self.close = self._wire.broken, self._wire.close
-        self.gathered = self._wire.gathered
+        self.gather, self.gathered = self._wire.gather, self._wire.gathered
 
     def restless(self) -> bool:
         return self._wire.restless()
