@@ -16,9 +16,10 @@ from kvtransfer.move_plan import WORD_BYTES
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Four blocks of 64 tokens of an 8B model in 16 bits, and eight of them on their way.
-_PIECE_BYTES = 32 << 20
-WINDOW_PIECES = 8
+# Eight blocks of 64 tokens of an 8B model in 16 bits, which are on the wire for longer than the hosts take to
+# speak of them, and four such pieces on their way.
+_PIECE_BYTES = 64 << 20
+WINDOW_PIECES = 4
 _ALIGNED_BYTES = 16
 
 

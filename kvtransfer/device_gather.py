@@ -1,12 +1,13 @@
 """The sender's half of a link between devices: blocks into the receiver's window, summed where they lie.
 
-    the wires          blocks ──copies─▶ window
+    the wire           blocks ──copy──▶ window
     the telling line   blocks ──kernel─▶ sums of the link's memory
-                       how many ───────▶ `landed` there, when the copies are done
+                       how many ───────▶ `landed` there, when the copy is done
 
 A copy engine reads blocks as they are: each is one stretch of memory, whose bytes are on their way before a
-kernel could have begun. Wires have copies alone, and blocks by turns: while one copy ends and the next begins
-on one, the other's are on their way. Nothing waits here but `close`.
+kernel could have begun. They are said in one call, which leaves no pause between them: blocks of 8 MiB reach
+372 GB/s between two H200s, said one by one 344, over two streams no more (one engine copies for both), and
+the whole in one piece 391. Nothing waits here but `close`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from kvtransfer.frames import Piece
 from kvtransfer.ipc_memory import LANDED, LinkMemory
 from kvtransfer.move_plan import Act
 from kvtransfer.row_mover import RowMover
-
-_WIRES = 2
 
 
 class DeviceGather:
@@ -44,13 +43,11 @@ class DeviceGather:
             undo.callback(self._sums.let_go)
             self._mover = RowMover(blocks, window_pieces, piece_bytes, Act.READ, sums=self._sums)
             # The next chunk's kernels would else go before what somebody waits for.
-            self._wires = [device.line(first=True) for _ in range(_WIRES)]
-            self._telling = device.line(first=True)
+            self._wire, self._telling = device.line(first=True), device.line(first=True)
             self._let_go = undo.pop_all()
         self._landed = self._registered.address + LANDED
         self._reads = BlockReads()
         self._sent = 0
-        self._copies = 0
 
     def gather(self, piece: Piece, blocks: Sequence[int]) -> None:
         """Says to the device what is to be done with the next piece that is announced, whose checksum is its
@@ -60,8 +57,7 @@ class DeviceGather:
         if piece.staging < self._pieces:  # what the window does not have is written nowhere
             self._copy(piece, blocks)
             self._mover.move(self._telling, self._mover.prepare(piece, blocks, piece.checksum))
-        for wire in self._wires:
-            self._telling.after(wire.moment())
+        self._telling.after(self._wire.moment())
         self._telling.publish(self._landed, self._sent)
         self._reads.read_by(self._telling.moment())
 
@@ -70,9 +66,7 @@ class DeviceGather:
         source = self._pools[piece.group] + piece.offset
         there = self._window.address + piece.staging * self._piece_bytes
         each = min(size, piece.length)
-        for n, block in enumerate(blocks):
-            self._wires[self._copies % _WIRES].copy(there + n * each, source + block * size, each)
-            self._copies += 1
+        self._wire.copy_together(there, [source + block * size for block in blocks], each)
 
     @property
     def busy(self) -> bool:
@@ -86,7 +80,7 @@ class DeviceGather:
         """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
         where that cannot be said: then nothing is read any more either."""
         try:
-            for line in (*self._wires, self._telling):
+            for line in (self._wire, self._telling):
                 line.finish()
             self._let_go.close()
         finally:

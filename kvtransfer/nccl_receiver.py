@@ -20,7 +20,6 @@ from kvtransfer.inbox import CONTROL_FRAMES
 from kvtransfer.nccl_links import RECEIVER_RANK, TRANSPORT, NcclLinks
 from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.routes import NCCL_SCHEME
-from kvtransfer.row_mover import sums_of
 from kvtransfer.staging import Staging
 from kvtransfer.transport import OpenCall
 
@@ -78,8 +77,6 @@ class NcclReceiverWire:
         # Receives that have not ended, in their order, as they do; how many have.
         self._landing: deque[Moment] = deque()
         self._landed = 0
-        # What the sender's device found, by index.
-        self._said = sums_of(links.device, staging.pieces)
 
     def hear(self) -> SenderFrame | None:
         if not self._heard and self._broken is None and not self._closed and self.attached():
@@ -100,8 +97,7 @@ class NcclReceiverWire:
     def _receive(self, piece: Piece) -> None:
         """`FrameError` for a place that is not the sender's."""
         self._staging.take(piece)
-        at, head = self._window.address(piece.staging), self._window.head
-        there = self._line.receive(at, head + piece.length, self._said.place(piece.staging), head)
+        there = self._line.receive(self._window.address(piece.staging), self._window.head + piece.length)
         if there is not None:  # else the line is broken, and nothing lands any more
             self._landing.append(there)
 
@@ -113,7 +109,7 @@ class NcclReceiverWire:
         return self._landed
 
     def checksum(self, piece: Piece) -> int:
-        return self._said.of(piece.staging)
+        return self._window.sum_of(piece.staging)
 
     def tell(self, frame: ReceiverFrame) -> None:
         if self._frames is not None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNED = 16
+_MASK = (1 << 64) - 1
 
 
 class PieceMemory:
@@ -51,6 +52,11 @@ class PieceMemory:
 
         begins = index * self.stride
         return self.memory.tensor[begins : begins + self.head].view(torch.int64)
+
+    def sum_of(self, index: int) -> int:
+        """That of an index's head; waits for the device."""
+        begins = index * self.stride
+        return int(np.add.reduce(self.memory[begins : begins + self.head].view(np.uint64))) & _MASK
 
     def __getitem__(self, part: slice) -> NDArray[np.uint8]:
         """A copy on the host, of bytes of one piece."""

@@ -1,6 +1,7 @@
 """What the programs that move a piece have found of its words' sum, each its part; the host adds them up.
 
-    parts   uint64 [staging indices, SUM_PARTS], in the host's memory, written by a device
+    parts   uint64 [staging indices, SUM_PARTS], in the host's memory, written by a device; twice as wide
+            where the parts that a sender found travel before their piece, and are copied there
 
 So a sum needs no memory of the device's that somebody has to clear, and no copy to the host.
 """
@@ -36,12 +37,14 @@ class PieceSums:
 
     def __init__(self, parts: NDArray[np.uint64], address: int) -> None:
         """`address`: of the parts, as the device finds them."""
-        self._parts = parts
+        self._parts = parts[:, :SUM_PARTS]
+        self._said = parts[:, SUM_PARTS:]
         self._address = address
+        self._row_bytes: int = parts.itemsize * parts.shape[1]
 
     def place(self, index: int) -> int:
-        """Where a device writes the parts of a staging index, `ROW_BYTES`."""
-        return self._address + index * ROW_BYTES
+        """Where a device writes the parts of a staging index."""
+        return self._address + index * self._row_bytes
 
     def parts(self, index: int) -> Tensor:
         """As int64 [SUM_PARTS]."""
@@ -53,6 +56,16 @@ class PieceSums:
         """The sum of the words that were moved last, in [0, 2^64), once the device is done with them."""
         return int(np.add.reduce(self._parts[index])) & _MASK
 
+    def said(self, index: int) -> int:
+        """The sum that its sender found, of a piece that was moved."""
+        return int(np.add.reduce(self._said[index])) & _MASK
+
+    def said_parts(self, index: int) -> Tensor:
+        """As int64 [SUM_PARTS]."""
+        import torch
+
+        return torch.from_numpy(self._said[index].view(np.int64))
+
     def let_go(self) -> None:
         """Of the memory; nothing else is called any more."""
-        self._parts = self._parts[:0].copy()
+        self._parts, self._said = self._parts[:0].copy(), self._said[:0].copy()

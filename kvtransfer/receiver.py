@@ -96,6 +96,9 @@ class Receiver:
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
         self._take_all_ended()
+        if self._device is not None and len(self._arrivals):
+            for link in self._links:
+                link.keep_awake()
         if self._arrivals.commits:
             self._wake()  # an admission goes before all else that there is to do
         else:

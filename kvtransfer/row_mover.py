@@ -34,9 +34,13 @@ class Prepared(NamedTuple):
     longest: int
 
 
+NOTHING = Prepared(group=0, staging=0, rows=1, longest=0)
+"""As long as nothing was prepared, rows are empty."""
+
+
 class RowMover:
-    """Of one link. Rows and sums of a piece lie at its staging index, rows in the host's memory, where kernels
-    find them; they are written again when its credit is home."""
+    """Of one link. Rows and sums of a piece lie at its staging index, rows in the host's memory; they are
+    written again when its credit is home."""
 
     def __init__(
         self, blocks: DeviceBlocks, pieces: int, piece_bytes: int, act: Act,
@@ -48,10 +52,13 @@ class RowMover:
         self._blocks = blocks
         self._act = act
         self._sums = sums
+        self._memory = staging
         self._staging = None if staging is None else words_of(staging.tensor)
         self._staging_at = 0 if staging is None else staging.tensor.data_ptr()
         self._stride = 0 if staging is None else staging.stride // WORD_BYTES
         self._aligned = blocks.aligned(piece_bytes)
+        # What travels before a piece is copied when it is moved.
+        self._heads = act is Act.SCATTER and staging is not None and staging.head > 0
         most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
         shape = pieces, -(-most * ROW_WORDS // 2) * 2  # each index begins at a multiple of 16 bytes
         self._rows = blocks.device.on_host(*shape)
@@ -64,7 +71,7 @@ class RowMover:
             from kvtransfer.gpu.move_runs import prepared, programs
 
             self._programs = programs
-            self._kernel = prepared(blocks.device.tensors_on, self._aligned, act is not Act.READ)
+            self._kernel = prepared(blocks.device.tensors_on, self._aligned, act is not Act.READ, self._heads)
 
     def prepare(self, piece: Piece, blocks: Sequence[int], place: int) -> Prepared:
         """Writes the rows of a piece of these blocks: one each. Its sum begins with that of its place: what
@@ -99,12 +106,20 @@ class RowMover:
         source, destination = (pool, staging) if self._act is not Act.SCATTER else (staging, pool)
         assert source is not None, "who scatters has staging"
         parts = self._sums.parts(index)
-        line.run(lambda: move_rows(source, destination, rows, longest, parts, aligned=self._aligned))
+
+        def run() -> None:
+            move_rows(source, destination, rows, longest, parts, aligned=self._aligned)
+            if self._heads:
+                assert isinstance(self._sums, PieceSums)
+                assert self._memory is not None
+                self._sums.said_parts(index).copy_(self._memory.parts(index))
+
+        line.run(run)
 
 
-def sums_of(device: LinkDevice, pieces: int) -> PieceSums:
-    """In memory of this process's own."""
-    parts = device.on_host(pieces, SUM_PARTS)
+def sums_of(device: LinkDevice, pieces: int, *, heads: bool = False) -> PieceSums:
+    """In memory of this process's own; `heads`: of pieces before which their sender's travel."""
+    parts = device.on_host(pieces, 2 * SUM_PARTS if heads else SUM_PARTS)
     return PieceSums(parts.numpy().view(np.uint64), parts.data_ptr())
 
 
@@ -113,5 +128,6 @@ def warm(blocks: DeviceBlocks) -> None:
     transfer."""
     from kvtransfer.gpu.move_runs import prepared
 
-    for stores in (False, True):
-        prepared(blocks.device.tensors_on, blocks.aligned(blocks.largest_piece()), stores)
+    aligned = blocks.aligned(blocks.largest_piece())
+    for stores, head in ((False, False), (True, False), (True, True)):
+        prepared(blocks.device.tensors_on, aligned, stores, head)

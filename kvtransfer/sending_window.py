@@ -69,12 +69,12 @@ class SendingWindow:
 
     def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
         """At most. What kernels do before the first piece's copy and after the last one's hides behind none:
-        so with nothing on the wire before it a piece is smaller, and half of one is left for the end."""
+        so with nothing on the wire before it a piece is smaller, and a quarter of one is left for the end."""
         most = self._geometry.blocks_per_piece(group)
-        half = most // 2
+        quarter = most // 4
         if not self.in_flight:
-            most -= most // 4
-        return max(1, half, min(most, transfer.queued_blocks - half))
+            most -= quarter
+        return max(1, quarter, min(most, transfer.queued_blocks - quarter))
 
     def _spend(self, transfer: Transfer) -> int:
         staging = self.credits.popleft()

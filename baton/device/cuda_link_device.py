@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,9 @@ class _CudaLine:
 
     def copy(self, destination: int, source: int, size: int) -> None:
         self._runtime.copy(destination, source, size, self._raw)
+
+    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+        self._runtime.copy_together(destination, sources, size, self._index, self._raw)
 
     def run(self, work: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream):

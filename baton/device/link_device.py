@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,6 +50,9 @@ class Line(Protocol):
 
     def copy(self, destination: int, source: int, size: int) -> None:
         """Bytes between two addresses, of which one at least is on a device."""
+
+    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+        """`size` bytes from each of at most 64 places, one behind the other from `destination` on."""
 
     def run(self, work: Callable[[], None]) -> None:
         """Calls `work`, whose kernels are part of this line."""

@@ -49,12 +49,8 @@ class Stream(Protocol):
     def after(self, moment: Moment) -> None:
         """What is said from now on begins when another stream has come to this moment."""
 
-    def fetch(self, destination: int, source: int, size: int) -> Moment:
-        """From the device to the host, when all that was said is done; what is said later does not wait for
-        it. When it is there."""
-
     def moment(self) -> Moment:
-        """Here and now: with all that was said, and fetched."""
+        """Here and now."""
 
     def close(self) -> None:
         """When all that was said is done."""
@@ -128,14 +124,13 @@ class NcclLine:
 
         self._do(say)
 
-    def receive(self, address: int, size: int, head_to: int, head: int) -> Moment | None:
-        """So many bytes, whose first `head` are copied to the host. When both are there; None once the line
-        is broken."""
+    def receive(self, address: int, size: int) -> Moment | None:
+        """So many bytes. When they are there; None once the line is broken."""
         said: list[Moment] = []
 
         def say(ends: Ends) -> None:
             ends.receive(address, size, self._peer, self._stream.handle)
-            said.append(self._stream.fetch(head_to, address, head))
+            said.append(self._stream.moment())
 
         self._do(say)
         return said[0] if said else None

@@ -41,44 +41,29 @@ class _Moment:
 
 
 class _OwnStream:
-    """Not one of torch's, which others have too: a kernel that waits on it keeps nobody else waiting. What is
-    fetched takes a second one: NCCL's kernels follow each other without a copy between them."""
+    """Not one of torch's, which others have too: a kernel that waits on it keeps nobody else waiting."""
 
     def __init__(self, device: int) -> None:
         self._runtime = cuda_runtime()
         self._device = device
         self._runtime.set_device(device)
-        self.handle, self._fetching = self._runtime.new_stream(), self._runtime.new_stream()
+        self.handle = self._runtime.new_stream()
         self._events: list[int] = []
 
     def after(self, moment: Moment) -> None:
         self._runtime.wait(self.handle, cast(_Event, moment).event)
 
-    def fetch(self, destination: int, source: int, size: int) -> Moment:
-        event = self._after_all()
-        self._runtime.copy(destination, source, size, self._fetching)
-        self._runtime.record(event, self._fetching)
-        return _Moment(event, self._runtime, self._events)
-
     def moment(self) -> Moment:
-        event = self._after_all()
-        self._runtime.record(event, self._fetching)
-        return _Moment(event, self._runtime, self._events)
-
-    def close(self) -> None:
-        for stream in (self._fetching, self.handle):
-            self._runtime.end_stream(stream)
-
-    def _after_all(self) -> int:
-        """Makes the second one wait for the first; an event of nobody's."""
         if self._events:
             event = self._events.pop()
         else:
             self._runtime.set_device(self._device)
             event = self._runtime.event()
         self._runtime.record(event, self.handle)
-        self._runtime.wait(self._fetching, event)
-        return event
+        return _Moment(event, self._runtime, self._events)
+
+    def close(self) -> None:
+        self._runtime.end_stream(self.handle)
 
 
 class CudaNccl:

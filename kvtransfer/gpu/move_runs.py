@@ -65,7 +65,7 @@ def _inside(tile, lane, place, length):
 @triton.jit
 def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
                SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, STORES: tl.constexpr, PARTS: tl.constexpr,
-               ROW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+               HEAD: tl.constexpr, ROW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
                TILE_SEED: tl.constexpr):  # fmt: skip
     run = runs + tl.program_id(0) * ROW
     begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
@@ -106,6 +106,9 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
             found += piece
             part = tl.arange(0, PARTS)
             tl.store(sums + part, tl.zeros([PARTS], dtype=tl.int64), mask=part >= count)
+            if HEAD:  # what stands before the piece goes behind the parts
+                head = (source + begins - 2 * PARTS).to(tl.pointer_type(tl.int64))
+                tl.store(sums + PARTS + part, tl.load(head + part))
         tl.store(sums + number, found)
     else:
         tl.atomic_add(sums + piece, found)
@@ -134,41 +137,45 @@ def move_runs(
     _move_runs[grid](
         source, destination, runs, sums,
         CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=False, STORES=True, PARTS=0,
-        **_TILE, num_warps=_WARPS,
+        HEAD=False, **_TILE, num_warps=_WARPS,
     )  # fmt: skip
 
 
 def move_piece(
-    source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor, *, aligned: bool
-) -> None:
+    source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor,
+    *, aligned: bool, head: bool = False,
+) -> None:  # fmt: skip
     """Rows of one piece, which are not converted; its sum is that of `parts`, int64 [SUM_PARTS]. Without a
     destination they are only read. `aligned`: every row begins on both sides, and ends, at a multiple of 4
-    words."""
+    words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the parts."""
     grid = (rows.shape[0], programs(rows.shape[0], longest))
     there = source if destination is None else destination
-    _move_runs[grid](source, there, rows, parts, **_of_piece(aligned, stores=destination is not None))
+    of_piece = _of_piece(aligned, stores=destination is not None, head=head)
+    _move_runs[grid](source, there, rows, parts, **of_piece)
 
 
-def _of_piece(aligned: bool, *, stores: bool) -> dict[str, int]:
+def _of_piece(aligned: bool, *, stores: bool, head: bool) -> dict[str, int]:
     """What `_move_runs` is compiled for where it moves a piece."""
     words_as_they_are = {"CONVERT": False, "FROM_BFLOAT": False, "SUM_SOURCE": True}
-    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": SUM_PARTS, "num_warps": _WARPS}
+    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": SUM_PARTS, "HEAD": head, "num_warps": _WARPS}
     return words_as_they_are | shape | _TILE
 
 
 @cache
-def prepared(device: torch.device, aligned: bool, stores: bool) -> Kernel | None:
+def prepared(device: torch.device, aligned: bool, stores: bool, head: bool = False) -> Kernel | None:
     """The kernel of `move_piece`, to be launched with the addresses of source, destination, rows and parts,
     the last two of the host's memory, over a grid of (rows, `programs`).
 
     None where a launch beside Triton's own was tried and did not do it: its versions tell different things.
     """
     with torch.cuda.device(device):
-        source = torch.arange(8, dtype=torch.int32, device=device)
+        begins = 2 * SUM_PARTS
+        source = torch.arange(begins + 8, dtype=torch.int32, device=device)
         destination = torch.zeros_like(source)
-        rows = torch.tensor([[0, 4, 4, 5, 0]], dtype=torch.int64).pin_memory()
-        parts = torch.full((SUM_PARTS,), 7, dtype=torch.int64).pin_memory()
-        compiled = _move_runs[(1, 1)](source, destination, rows, parts, **_of_piece(aligned, stores=stores))
+        rows = torch.tensor([[begins, 4, 4, 5, 0]], dtype=torch.int64).pin_memory()
+        parts = torch.full((2 * SUM_PARTS,), 7, dtype=torch.int64).pin_memory()
+        of_piece = _of_piece(aligned, stores=stores, head=head)
+        compiled = _move_runs[(1, 1)](source, destination, rows, parts, **of_piece)
         torch.cuda.synchronize(device)
         wanted = destination.tolist(), parts.tolist()
         destination.zero_()

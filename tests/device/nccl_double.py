@@ -60,13 +60,6 @@ class DoubleStream:
 
         self.add(wait)
 
-    def fetch(self, destination: int, source: int, size: int) -> Moment:
-        def move() -> None:
-            ctypes.memmove(destination, source, size)
-
-        self.add(move)
-        return self.moment()
-
     def moment(self) -> Moment:
         mark = _Mark()
         self.add(mark.done.set)

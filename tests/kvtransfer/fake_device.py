@@ -12,7 +12,7 @@ import os
 import random
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -77,6 +77,10 @@ class _FakeLine:
             ctypes.memmove(destination, source, size)
 
         self._say(move)
+
+    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+        for n, source in enumerate(sources):
+            self.copy(destination + n * size, source, size)
 
     def run(self, work: Callable[[], None]) -> None:
         self._say(work)
