@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from baton.device.link_device import Moment
 from baton.device.nccl_line import NcclLine
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
@@ -61,7 +62,7 @@ class NcclSenderWire:
         )
         self._gathering = blocks.device.line(first=True)
         self._reads = BlockReads()
-        self._put: deque[tuple[Piece, Sequence[int]]] = deque()
+        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
@@ -73,17 +74,19 @@ class NcclSenderWire:
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
         if self._closed:
             return
         self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
-        self._put.append((piece, blocks))
+        self._put.append((piece, blocks, after))
 
     def gather(self) -> None:
         while self._put:
-            piece, blocks = self._put.popleft()
+            piece, blocks, after = self._put.popleft()
             self._reads.put()
             try:
+                if after is not None:
+                    self._gathering.after(after)
                 if piece.staging < self._pieces:  # what the window does not have is written nowhere
                     self._gather(piece, blocks)
                 else:
@@ -127,6 +130,9 @@ class NcclSenderWire:
         now = time.monotonic()
         self._broken_at = self._broken_at or now
         return error if now > self._broken_at + _LAST_WORD_S else None
+
+    def keep_awake(self) -> None:
+        """Nothing need be done: who has blocks to send has just computed them, and kernels read them."""
 
     def restless(self) -> bool:
         return self._reads.under_way or self._frames.restless()

@@ -122,6 +122,7 @@ class Sender:
         more |= not self._ship(left, now)
         for link in self._links.values():
             link.take_read()
+            link.keep_awake()
         for key, link in list(self._links.items()):
             if link.broken is not None:
                 self._break(key, link.broken)

@@ -117,7 +117,7 @@ class SendingLink:
                 transfer.ahead = None
                 return True
             if transfer.has_piece():
-                if window.credits and transfer.held < window.share:
+                if window.may_put(transfer):
                     if not window.in_flight:
                         self._heard_at = now
                     window.put(transfer, source)
@@ -142,6 +142,11 @@ class SendingLink:
         """What a device has read meanwhile is unpinned."""
         if self._window is not None and self.broken is None:
             self._window.take_read()
+
+    def keep_awake(self) -> None:
+        """While there are transfers, their device is to be ready for their blocks."""
+        if self._window is not None and self.transfers and self.broken is None:
+            self._window.keep_awake()
 
     def restless(self) -> bool:
         return self._window is not None and self.broken is None and self._window.restless()

@@ -59,8 +59,20 @@ class SendingWindow:
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
-        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
+        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks, part.after)
         transfer.shipped(part)
+
+    def may_put(self, transfer: Transfer) -> bool:
+        """Whether there is a credit for its next piece, and its bytes can be read, or will be by a device
+        that waits for them itself."""
+        if not self.credits or transfer.held >= self.share:
+            return False
+        return self._gathering is not None or transfer.is_final()
+
+    def keep_awake(self) -> None:
+        """A transfer is to be sent soon."""
+        if self._gathering is not None and not self.in_flight:
+            self._gathering.keep_awake()
 
     def gather(self) -> None:
         """A device reads what was only announced, when what goes right behind it has been said."""

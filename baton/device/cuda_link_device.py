@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ from baton.device.shared_memory import SharedMemory
 _WHOLE = 2 << 20
 # Process and address of who allocated, before CUDA's handle: CUDA opens none of its own process.
 _OWNER = struct.Struct("<IQ")
+
+
+class _Recorded(Protocol):
+    """A moment on CUDA: of a line, or of a lane."""
+
+    event: int
 
 
 class _CudaMoment:
@@ -70,8 +76,7 @@ class _CudaLine:
         return _CudaMoment(event, self._runtime, self._events)
 
     def after(self, moment: Moment) -> None:
-        assert isinstance(moment, _CudaMoment)
-        self._runtime.wait(self._raw, moment.event)
+        self._runtime.wait(self._raw, cast(_Recorded, moment).event)
 
     def finish(self) -> None:
         self._stream.synchronize()

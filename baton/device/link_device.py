@@ -67,7 +67,7 @@ class Line(Protocol):
         """Here and now."""
 
     def after(self, moment: Moment) -> None:
-        """What is said from now on begins when another line has come to this moment."""
+        """What is said from now on begins when another line, or a lane, has come to this moment."""
 
     def finish(self) -> None:
         """Waits until all that was said is done."""

@@ -128,6 +128,15 @@ class PrefillLoop:
         """Seconds until all that is under way should have ended; negative where it is late."""
         return self._ends_at - self._clock()
 
+    def ending(self, within_s: float) -> tuple[list[Chunk], Moment] | None:
+        """The chunks of the step that ends next, and the moment when it does: where it should within so many
+        seconds, or should have."""
+        if not self._under_way:
+            return None
+        first, *others = self._under_way
+        behind = self.scheduler.cost.seconds_of(sum(step.units for step in others))
+        return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
+
     def step(self) -> list[ChunkResult]:
         """Begins a step where one is due, and takes what has ended; on a CPU, the same step."""
         self.begin()

@@ -17,6 +17,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
+from baton.device.lane import Moment
 from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
 from baton.engine.prefill import ChunkResult, PrefillLoop
@@ -46,6 +47,10 @@ from services.worker.decode_side import DecodeSide
 from services.worker.handoff import Handoff, LocalHandoff
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, limits_of, sampling_of
+
+# Blocks are pushed so long before the step that computes them should end. Links' wires stand still from then
+# on, and what else there is for them waits as long.
+_ANNOUNCED_S = 0.001
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +101,7 @@ class PrefillSide:
         self._jobs: dict[AttemptKey, Job] = {}
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
+        self._announced: Moment | None = None  # the end of the step whose blocks were pushed before it
 
     @property
     def loop(self) -> PrefillLoop:
@@ -141,7 +147,7 @@ class PrefillSide:
         job.handoff, job.pushed[:] = transfer, transfer.held_counts
         self._by_transfer[transfer] = job
         if job.sequence.blocks is not None:  # it has begun
-            self._push(job, transfer)
+            self._push(job, transfer, job.sequence.computed)
         if job.first is not None:
             self._settle(job, transfer, job.first)
 
@@ -238,6 +244,8 @@ class PrefillSide:
         False where none were begun."""
         if self._end_steps() and self._ships_first:  # nobody waits for a token until the next step is said
             self.poll(self._ships_first)
+        if self._ships_first:
+            self._announce()
         begun = self._loop.begin()
         self._end_steps()
         return begun
@@ -249,6 +257,19 @@ class PrefillSide:
         self._take(finished)
         return bool(finished)
 
+    def _announce(self) -> None:
+        """What the step that is about to end completes is pushed before it has: links' devices wait for that
+        moment themselves, and nothing that hosts have to say of it is left for then."""
+        ending = self._loop.ending(_ANNOUNCED_S)
+        if ending is None or ending[1] is self._announced or ending[1].ended():
+            return
+        chunks, self._announced = ending
+        for chunk in chunks:
+            job = self._by_sequence.get(chunk.sequence)
+            if job is not None and isinstance(job.handoff, Transfer):
+                self._push(job, job.handoff, chunk.start + chunk.count, self._announced)
+        self.poll(self._ships_first)
+
     def _ship(self, results: list[ChunkResult]) -> None:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
         before anything is told."""
@@ -259,7 +280,7 @@ class PrefillSide:
                 job.first = _first_of(job.sequence, result)
             if job.handoff is None:
                 continue
-            self._push(job, job.handoff)
+            self._push(job, job.handoff, job.sequence.computed)
             ahead = self._ships_first and isinstance(job.handoff, Transfer)
             if ahead and job.first is not None and not job.first.finish_reason:
                 self._commit(job, job.handoff, job.first)
@@ -309,19 +330,20 @@ class PrefillSide:
             job.prompt_told += len(part)
             self._tell(job, PrefillResponse(prompt_logprobs=told))
 
-    def _push(self, job: Job, handoff: Handoff) -> None:
-        """Hands over the blocks that are complete; after the last chunk, the partly filled one too."""
+    def _push(self, job: Job, handoff: Handoff, computed: int, after: Moment | None = None) -> None:
+        """Hands over the blocks that are complete once so many tokens are computed, now or at that moment;
+        after the last chunk, the partly filled one too."""
         sequence = job.sequence
         assert sequence.blocks is not None
-        complete = sequence.computed == sequence.length
+        complete = computed == sequence.length
         for group, layout in enumerate(self._model.layout.groups):
-            full = sequence.computed // layout.block_tokens
+            full = computed // layout.block_tokens
             until = len(sequence.blocks[group]) if complete else full
             for ordinal in range(job.pushed[group], until):
                 block = sequence.blocks[group][ordinal]
                 if not sequence.borrowed:
                     self._model.pools.pools[group].pin(block)  # until the transfer has read it
-                handoff.push(group, ordinal, block)
+                handoff.push(group, ordinal, block, after)
             job.pushed[group] = max(job.pushed[group], until)
 
     def _first_token(self, job: Job, first: FirstToken) -> None:

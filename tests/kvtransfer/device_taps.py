@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.device.link_device import Moment
 from kvtransfer.checksum import multipliers
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece, encode_piece_header
@@ -85,7 +86,8 @@ class Top(WrappedWire):
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+        assert after is None
         group, begins = self._groups[piece.group], piece.offset
         data = b"".join(group[block, begins : begins + piece.length].tobytes() for block in blocks)
         whole = (piece.checksum + words_sum(data)) & _MASK
@@ -97,6 +99,9 @@ class Top(WrappedWire):
 
     def gather(self) -> None:
         """It was."""
+
+    def keep_awake(self) -> None:
+        self._bottom.wire.keep_awake()
 
     def restless(self) -> bool:
         return self._bottom.wire.restless()

@@ -11,6 +11,7 @@ import ctypes
 import os
 import random
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -64,10 +65,17 @@ class _FakeMoment:
         return self.passed()
 
 
+class _Elsewhere:
+    """A moment that no line of ours comes to."""
+
+    def __init__(self, moment: Moment) -> None:
+        self.passed = moment.ended
+
+
 class _FakeLine:
     def __init__(self, pump: Pump) -> None:
         self.pump = pump
-        self.left: deque[Callable[[], None] | _FakeMoment] = deque()
+        self.left: deque[Callable[[], None] | _FakeMoment | _Elsewhere] = deque()
         self.done = 0
         self._said = 0
         pump.add(self)
@@ -98,30 +106,35 @@ class _FakeLine:
         return _FakeMoment(self, self._said)
 
     def after(self, moment: Moment) -> None:
-        assert isinstance(moment, _FakeMoment)
-        self._say(moment)
+        self._say(moment if isinstance(moment, _FakeMoment) else _Elsewhere(moment))
 
     def finish(self) -> None:
         while self.left:
             first = self.left[0]
             if isinstance(first, _FakeMoment) and not first.passed():
                 first.line.finish()
+            if isinstance(first, _Elsewhere):
+                while not first.passed():
+                    time.sleep(1e-4)
             self.step()
 
     def able(self) -> bool:
-        return bool(self.left) and (not isinstance(self.left[0], _FakeMoment) or self.left[0].passed())
+        return bool(self.left) and (not isinstance(self.left[0], _Waits) or self.left[0].passed())
 
     def step(self) -> None:
         work = self.left.popleft()
-        if not isinstance(work, _FakeMoment):
+        if not isinstance(work, _Waits):
             work()
         self.done += 1
 
-    def _say(self, work: Callable[[], None] | _FakeMoment) -> None:
+    def _say(self, work: Callable[[], None] | _FakeMoment | _Elsewhere) -> None:
         self.left.append(work)
         self._said += 1
         if self.pump.at_once:
             self.finish()
+
+
+_Waits = (_FakeMoment, _Elsewhere)
 
 
 class _FakeMemory:
