@@ -86,7 +86,7 @@ class DeviceScatter:
         """While bytes are awaited: a device that has had nothing to do for milliseconds takes a hundred
         microseconds and more to begin, when they are there."""
         now = time.monotonic()
-        if now < self._awake_until or self._landed or self._sink.steps_run():
+        if now < self._awake_until or self.under_way or self._sink.steps_run():
             return
         self._awake_until = now + _AWAKE_S
         self._nothing.move(self._line, NOTHING)

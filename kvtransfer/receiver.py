@@ -96,12 +96,10 @@ class Receiver:
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
         self._take_all_ended()
-        if self._device is not None and len(self._arrivals):
-            for link in self._links:
-                link.keep_awake()
         if self._arrivals.commits:
             self._wake()  # an admission goes before all else that there is to do
         else:
+            self._keep_awake()
             self._hear(max_pieces)
         return self._arrivals.take_events()
 
@@ -109,6 +107,11 @@ class Receiver:
         """The same, but what there is to tell waits for the next `poll`."""
         self._take_all_ended()
         self._hear(max_pieces)
+
+    def _keep_awake(self) -> None:
+        if self._device is not None and len(self._arrivals):
+            for link in self._links:
+                link.keep_awake()
 
     def _take_all_ended(self) -> None:
         for link in self._links:

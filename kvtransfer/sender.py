@@ -233,7 +233,7 @@ class Sender:
                 transfer.end(TransferState.ACKNOWLEDGED)
                 link.remove(transfer)
                 self.counters.transfers_acknowledged += 1
-                self._events.append(Acknowledged(transfer, link.transport))
+                self._events.append(Acknowledged(transfer, link.transport, time.monotonic_ns()))
 
     def _end_by_receiver(self, link: SendingLink, transfer_id: int, error: BatonError) -> None:
         transfer = link.transfers.get(transfer_id)

@@ -112,6 +112,9 @@ class PrefillLoop:
         self.prompts_run = 0
         self.tokens_run = 0
         self.steps_ended = 0
+        # When what `take` told last was last seen to be under way.
+        self.ended_after_ns = 0
+        self._looked_ns = 0
         self.device_s = 0.0  # what steps took of the device's time
         self.host_s = 0.0  # and the host to say them; on a CPU, to do them
         self._under_way: deque[_Step] = deque()
@@ -174,11 +177,13 @@ class PrefillLoop:
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
         self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
+        self._looked_ns = time.monotonic_ns()
         return True
 
     def take(self) -> list[ChunkResult]:
         """The results of all steps that have ended since, those of sequences that were removed excepted."""
         results = []
+        self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
         while self._under_way and self._under_way[0].end.ended():
             results += self._end(self._under_way.popleft())
             # What is left runs from now on, however long it was thought to wait.

@@ -67,7 +67,7 @@ class Job:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
     prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
     first: FirstToken | None = None  # drawn, and told to the router within the turn
-    computed_ns: int = 0  # when the last step was seen to have ended
+    computed_ns: int = 0  # when the last step was last seen to be under way
 
 
 class PrefillSide:
@@ -273,9 +273,8 @@ class PrefillSide:
     def _ship(self, results: list[ChunkResult]) -> None:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
         before anything is told."""
-        now_ns = time.monotonic_ns()
         for job, result in self._jobs_of(results):
-            job.computed_ns = now_ns
+            job.computed_ns = self._loop.ended_after_ns
             if result.token is not None:
                 job.first = _first_of(job.sequence, result)
             if job.handoff is None:
@@ -311,8 +310,8 @@ class PrefillSide:
             if job is None:
                 continue  # cancelled meanwhile
             match event:
-                case Acknowledged(_, transport):
-                    self._handed_off(job, transport, event.transfer.bytes_shipped)
+                case Acknowledged(transfer, transport, at_ns):
+                    self._handed_off(job, transport, transfer.bytes_shipped, at_ns)
                 case Failed(_, error):
                     self._fail(job, error)
         return bool(events)
@@ -359,7 +358,7 @@ class PrefillSide:
             self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
             return
         if self._commit(job, handoff, first) and isinstance(handoff, LocalHandoff):
-            self._handed_off(job, "local", 0)
+            self._handed_off(job, "local", 0, time.monotonic_ns())
 
     def _commit(self, job: Job, handoff: Handoff, first: FirstToken) -> bool:
         """Behind the prompt's last block, of a sequence that goes on; False where that cannot be."""
@@ -372,9 +371,9 @@ class PrefillSide:
             return False
         return True
 
-    def _handed_off(self, job: Job, transport: str, bytes_shipped: int) -> None:
+    def _handed_off(self, job: Job, transport: str, bytes_shipped: int, at_ns: int) -> None:
         self._end(job)
-        exposed_ns = time.monotonic_ns() - job.computed_ns
+        exposed_ns = at_ns - job.computed_ns
         handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped, exposed_ns=exposed_ns)
         self._tell(job, PrefillResponse(handed_off=handed_off))
         self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))

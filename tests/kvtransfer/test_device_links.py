@@ -15,6 +15,7 @@ from kvtransfer.events import Announced, Arrived
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.ipc_control import Word
 from kvtransfer.ipc_device_wire import IpcDeviceWire
+from kvtransfer.outgoing import Transfer
 from kvtransfer.sending_link import SendingLink
 from kvtransfer.transport import LandingWire
 from kvtransfer.transports import connectors_of
@@ -310,3 +311,54 @@ def test_a_device_that_refuses_leaves_no_block_pinned(ends: Ends, monkeypatch: p
     assert "the device refuses: out of memory" in peers.failures()[2].message
     assert not peers.source.pins
     assert peers.sender.pinned_blocks == 0
+
+
+class Later:
+    """The end of a step that is under way."""
+
+    come = False
+
+    def ended(self) -> bool:
+        return self.come
+
+
+def begun_before_its_step_ends(peers: Peers, later: Later) -> Transfer:
+    """Blocks 5 and 6 of the second group, which are not computed yet."""
+    peers.expect(1, [[], [3, 4]])
+    transfer = peers.begin(1, [0, 2])
+    peers.run_until(lambda: peers.sender.links[0].window_pieces > 0)
+    for ordinal, block in enumerate((5, 6)):
+        peers.source.pin(1, block)
+        transfer.push(1, ordinal, block, later)
+    for _ in range(50):
+        peers.step()
+    return transfer
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) -> None:
+    peers, later = ends(sender=on_device), Later()
+    transfer = begun_before_its_step_ends(peers, later)
+    assert any(isinstance(event, Arrived) for event in peers.received) is on_device, "announced before"
+    assert peers.receiver.counters.bytes_received == 0
+    peers.source.groups[1][5:7] = 77  # only now
+    later.come = True
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: peers.acknowledged() == [1])
+    assert (peers.sink.groups[1][3:5] == 77).all()
+    peers.check_ledger()
+
+
+def test_given_up_before_its_step_ends(ends: Ends) -> None:
+    """Its blocks may be computed all the same: nothing of them is written there, and all credits come
+    home."""
+    peers, later = ends(), Later()
+    before = peers.sink.groups[1].copy()
+    transfer = begun_before_its_step_ends(peers, later)
+    transfer.withdraw(WithdrawReason.ABORTED)
+    peers.run_until(lambda: peers.receiver.expected_transfers == 0)
+    assert peers.source.pins, "the device has not read them"
+    later.come = True
+    peers.run_until(lambda: not peers.source.pins and link_of(peers).audit().credited_pieces == 0)
+    assert (peers.sink.groups[1] == before).all()
+    peers.check_ledger()
