@@ -86,11 +86,12 @@ class NcclReceiverWire:
     def _take(self) -> None:
         assert self._frames is not None, "who is attached has brought it"
         try:
-            message = self._frames.take()
-            for frame in () if message is None else decode_announced(message):
-                if isinstance(frame, Piece):
-                    self._receive(frame)
-                self._heard.append(frame)
+            # All that are there: receives are to be posted before their bytes come, whatever else is to do.
+            while (message := self._frames.take()) is not None:
+                for frame in decode_announced(message):
+                    if isinstance(frame, Piece):
+                        self._receive(frame)
+                    self._heard.append(frame)
         except FrameError as malformed:
             self._broken = malformed
 

@@ -71,7 +71,7 @@ class SendingWindow:
 
     def keep_awake(self) -> None:
         """A transfer is to be sent soon."""
-        if self._gathering is not None and not self.in_flight:
+        if self._gathering is not None:
             self._gathering.keep_awake()
 
     def gather(self) -> None:

@@ -252,8 +252,9 @@ class PrefillSide:
 
     def _end_steps(self) -> bool:
         """Ships and tells the results of all that have ended; False where none has."""
-        finished = self._loop.take()
+        finished = self._loop.ended()
         self._ship(finished)
+        self._loop.settle()
         self._take(finished)
         return bool(finished)
 
@@ -279,7 +280,7 @@ class PrefillSide:
                 job.first = _first_of(job.sequence, result)
             if job.handoff is None:
                 continue
-            self._push(job, job.handoff, job.sequence.computed)
+            self._push(job, job.handoff, result.chunk.start + result.chunk.count)
             ahead = self._ships_first and isinstance(job.handoff, Transfer)
             if ahead and job.first is not None and not job.first.finish_reason:
                 self._commit(job, job.handoff, job.first)

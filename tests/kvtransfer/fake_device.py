@@ -32,6 +32,7 @@ class Pump:
 
     def __init__(self, seed: int | None) -> None:
         self.at_once = seed is None
+        self.stands = False  # while set, nothing is done but what somebody waits for
         self._dice = random.Random(seed)
         self._lines: list[_FakeLine] = []
         self.steps = 0
@@ -41,6 +42,8 @@ class Pump:
 
     def some(self) -> None:
         """A little work, of any lines."""
+        if self.stands:
+            return
         for _ in range(self._dice.choice([0, 0, 1, 2, 5])):
             able = [line for line in self._lines if line.able()]
             if not able:

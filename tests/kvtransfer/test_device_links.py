@@ -188,6 +188,7 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     said: list[Word] = []
     wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
     before = peers.receiver.counters.bytes_received
+    ends.rig.pump.stands = True
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
@@ -197,14 +198,17 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     time.sleep(0.01)
     assert peers.receiver.restless
     assert peers.receiver.counters.bytes_received == before
+    ends.rig.pump.stands = False
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
     peers.check_ledger()
 
 
-def announced(peers: Peers) -> None:
-    """Transfer 2, of two blocks and its commit, is heard before any byte of it is there."""
+def announced(peers: Peers, ends: Ends) -> None:
+    """Transfer 2, of two blocks and its commit, is heard before any byte of it is there; the devices
+    stand."""
     sent(peers, 1)
+    ends.rig.pump.stands = True
     peers.expect(2, [[11, 12], []])
     transfer = peers.begin(2, [2, 0])
     peers.push_all(transfer, [[4, 5]])
@@ -217,7 +221,8 @@ def announced(peers: Peers) -> None:
 
 def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> None:
     peers = ends()
-    announced(peers)
+    announced(peers, ends)
+    ends.rig.pump.stands = False
     peers.run_until(lambda: 2 in peers.acknowledged())
     assert peers.equal([[4, 5], []], [[11, 12], []])
     peers.check_ledger()
@@ -226,7 +231,7 @@ def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> 
 def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> None:
     """Its credits come home when nobody can write their places any more, and no sooner."""
     peers = ends()
-    announced(peers)
+    announced(peers, ends)
     peers.forget(2)
     before = peers.sink.groups[0].copy()
     (receiving,) = peers.receiver._links
@@ -234,6 +239,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
     assert link.credited_pieces == link.window_pieces - (device_wire(peers)._gather._sent - there)
+    ends.rig.pump.stands = False
     peers.run_until(lambda: 2 in peers.failures())
     peers.check_ledger()
     assert (peers.sink.groups[0] == before).all()
@@ -242,7 +248,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
 
 def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends) -> None:
     peers = ends()
-    announced(peers)
+    announced(peers, ends)
     wire = device_wire(peers)
     assert wire._control is not None
     wire._control.end()
@@ -254,6 +260,7 @@ def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends
     assert peers.withdrawn()[2].reason is WithdrawReason.LINK_LOST
     (link,) = peers.receiver.links
     assert link.quarantined_pieces == link.window_pieces
+    ends.rig.pump.stands = False
     for _ in range(200):
         ends.rig.advance()
     assert (peers.sink.groups[0] == before).all()

@@ -130,7 +130,7 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     parts = pair.source.engine._parts
     pair.say(words(4, 1))  # a link is there
     shipped: list[int] = []
-    take, begin = parts.prefill.loop.take, parts.prefill.loop.begin
+    take, begin = parts.prefill.loop.ended, parts.prefill.loop.begin
     ended: list[int] = []
 
     def count_ended() -> list[ChunkResult]:
@@ -143,7 +143,7 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
             shipped.append(parts.sender.counters.bytes_shipped - before)
         return begin()
 
-    monkeypatch.setattr(parts.prefill.loop, "take", count_ended)
+    monkeypatch.setattr(parts.prefill.loop, "ended", count_ended)
     monkeypatch.setattr(parts.prefill.loop, "begin", look)
     before = parts.sender.counters.bytes_shipped
     asked = pair.begin(pair.reserve(words(16, 2)))
