@@ -67,8 +67,6 @@ class Arrivals:
         self._incoming: dict[int, Incoming] = {}
         self._answers = Answers()
         self._events: list[ReceiverEvent] = []
-        # Transfers whose commit was here before the last of their bytes.
-        self._postponed: list[Incoming] = []
 
     def __len__(self) -> int:
         """How many transfers are expected."""
@@ -78,21 +76,6 @@ class Arrivals:
     def commits(self) -> bool:
         """Whether an event waits that somebody is to be admitted by."""
         return any(isinstance(event, Committed) for event in self._events)
-
-    @property
-    def closing(self) -> bool:
-        """Whether a commit waits for nothing but the end of a kernel."""
-        if not self._postponed:
-            return False
-        self._postponed = [
-            incoming
-            for incoming in self._postponed
-            if self._incoming.get(incoming.transfer_id) is incoming and not incoming.committed
-        ]
-        return any(
-            incoming.link is not None and incoming.link.moves_last_of(incoming.transfer_id)
-            for incoming in self._postponed
-        )
 
     def take_events(self) -> list[ReceiverEvent]:
         """Since the last call."""
@@ -289,7 +272,6 @@ class Arrivals:
             return
         if incoming.under_way:
             incoming.postponed = record
-            self._postponed.append(incoming)
             self._events.append(Announced(commit.transfer, record))
         else:
             self._accept(link, incoming, record)

@@ -82,12 +82,6 @@ class DeviceScatter:
     def under_way(self) -> bool:
         return bool(self._landed or self._announced)
 
-    def moves_last_of(self, transfer: int) -> bool:
-        """Whether all that was announced of a transfer is there, and is being moved."""
-        return any(landed.piece.transfer == transfer for landed in self._landed) and not any(
-            announced.piece.transfer == transfer for announced in self._announced
-        )
-
     def keep_awake(self) -> None:
         """While bytes are awaited: a device that has had nothing to do for milliseconds takes a hundred
         microseconds and more to begin, when they are there."""

@@ -33,9 +33,6 @@ from kvtransfer.ticket import TicketSigner
 from kvtransfer.transport import Listener
 from kvtransfer.transports import listeners_of
 
-# How long a poll waits for a device that scatters the last piece of a transfer.
-_LAST_KERNEL_S = 60e-6
-
 
 class Receiver:
     """One receiver of one incarnation: its listener, links and expected transfers."""
@@ -104,20 +101,12 @@ class Receiver:
         else:
             self._keep_awake()
             self._hear(max_pieces)
-            self._await_last()
         return self._arrivals.take_events()
 
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
         self._take_all_ended()
         self._hear(max_pieces)
-
-    def _await_last(self) -> None:
-        """A prompt's first step waits for one kernel of some ten microseconds alone, and a turn of the loop
-        takes longer."""
-        until = time.monotonic() + _LAST_KERNEL_S
-        while self._arrivals.closing and not self._arrivals.commits and time.monotonic() < until:
-            self._take_all_ended()
 
     def _keep_awake(self) -> None:
         if self._device is not None and len(self._arrivals):
@@ -180,6 +169,11 @@ class Receiver:
         """Whether to poll again within microseconds: a device has something under way that wakes nobody."""
         awaited = len(self._arrivals) > 0
         return any(link.restless(awaited=awaited) for link in self._links)
+
+    @property
+    def landing(self) -> bool:
+        """Whether a device moves pieces, or is about to."""
+        return any(link.scatter is not None and link.scatter.under_way for link in self._links)
 
     @property
     def expectant(self) -> bool:

@@ -77,11 +77,6 @@ class ReceivingLink:
     def tell(self, frame: ReceiverFrame) -> None:
         self._wire.tell(frame)
 
-    def moves_last_of(self, transfer: int) -> bool:
-        """Whether a device is at work on the last bytes of a transfer, and on nothing that is still to
-        come."""
-        return self.scatter is not None and self.scatter.moves_last_of(transfer)
-
     def keep_awake(self) -> None:
         """Bytes are awaited: their device is to be ready."""
         if self.scatter is not None:

@@ -40,6 +40,7 @@ from services.worker.reservation import Admission, Key, Reservation
 from services.worker.wire_blocks import WireBlocks
 
 MAX_TTL_S = 3600.0
+_LANDING_S = 0.0002
 
 
 class DecodeSide:
@@ -235,10 +236,18 @@ class DecodeSide:
             self._receiver.land(max_pieces)
 
     def poll(self, max_pieces: int) -> bool:
-        """Bounded link work; True where there was some."""
+        """Bounded link work; True where there was some. While a device moves pieces it is looked at again and
+        again, for a while: a turn of the loop takes longer than what there is to wait for."""
         if self._receiver is None:
             return False
-        events = self._receiver.poll(max_pieces)
+        until = time.monotonic() + _LANDING_S
+        worked = self._take_events(self._receiver, max_pieces)
+        while self._receiver.landing and time.monotonic() < until:
+            worked |= self._take_events(self._receiver, max_pieces)
+        return worked
+
+    def _take_events(self, receiver: Receiver, max_pieces: int) -> bool:
+        events = receiver.poll(max_pieces)
         for event in events:
             match event:
                 case Arrived(transfer_id):

@@ -51,6 +51,7 @@ from services.worker.parameters import check_token_ids, limits_of, sampling_of
 # Blocks are pushed so long before the step that computes them should end. Links' wires stand still from then
 # on, and what else there is for them waits as long.
 _ANNOUNCED_S = 0.001
+_AWAITED_S = 0.00015
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +102,9 @@ class PrefillSide:
         self._jobs: dict[AttemptKey, Job] = {}
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
-        self._announced: Moment | None = None  # the end of the step whose blocks were pushed before it
+        # The end of the step whose blocks were pushed last before it; the same, until it has come.
+        self._announced: Moment | None = None
+        self._awaited: Moment | None = None
 
     @property
     def loop(self) -> PrefillLoop:
@@ -242,6 +245,7 @@ class PrefillSide:
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
         False where none were begun."""
+        self._await_end()
         if self._end_steps() and self._ships_first:  # nobody waits for a token until the next step is said
             self.poll(self._ships_first)
         if self._ships_first:
@@ -265,11 +269,20 @@ class PrefillSide:
         if ending is None or ending[1] is self._announced or ending[1].ended():
             return
         chunks, self._announced = ending
+        self._awaited = self._announced
         for chunk in chunks:
             job = self._by_sequence.get(chunk.sequence)
             if job is not None and isinstance(job.handoff, Transfer):
                 self._push(job, job.handoff, chunk.start + chunk.count, self._announced)
         self.poll(self._ships_first)
+
+    def _await_end(self) -> None:
+        """Of a step whose blocks are announced: a turn of the loop takes longer than what is left of it, and
+        its first tokens go with the commits."""
+        until = time.monotonic() + _AWAITED_S
+        while self._awaited is not None and time.monotonic() < until:
+            if self._awaited.ended():
+                self._awaited = None
 
     def _ship(self, results: list[ChunkResult]) -> None:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,

@@ -169,6 +169,8 @@ class PlayedLink:
         del self.expected[transfer_id]
         self.refusals.append(error)
 
+    landing = False
+
     def poll(self, limit: int) -> list[ReceiverEvent]:
         events, self.events = self.events, []
         return events
