@@ -91,3 +91,27 @@ def test_as_many_rows_as_parts(how: str) -> None:
     table = torch.tensor([(16 * n, 0, 16, BEGINS, 16 * n) for n in range(SUM_PARTS)])
     _, found = moved(how, source, None, table, 16, aligned=True)
     assert found == words_sum(source)
+
+
+@pytest.mark.parametrize("how", [KERNEL])
+def test_what_stands_before_a_piece_is_handed_over(how: str) -> None:
+    """Behind the parts that were found, whatever the programs are."""
+    from kvtransfer.gpu.move_runs import move_piece
+
+    words, begins = 3 * 4096, 2 * SUM_PARTS
+    source = random_words(begins + words, 7)
+    rows = torch.tensor(
+        [(begins, 0, words // 2, BEGINS, 0), (begins + words // 2, words // 2, words // 2, 0, words // 2)]
+    )
+    parts, there = torch.full((2 * SUM_PARTS,), -9, dtype=torch.int64), torch.zeros(words, dtype=torch.int32)
+    if DEVICE == "cuda":
+        rows, parts = rows.pin_memory(), parts.pin_memory()
+    there = there.to(DEVICE)
+    move_piece(source.to(DEVICE), there, rows, words // 2, parts, aligned=True, head=True)
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    sums = PieceSums(parts.numpy().view(np.uint64)[None], 0)
+    assert torch.equal(there.cpu(), source[begins:])
+    assert (sums.of(0) - BEGINS) % (1 << 64) == words_sum(source[begins:])
+    assert torch.equal(sums.said_parts(0), source[:begins].view(torch.int64))
+    assert sums.said(0) == sum(source[:begins].view(torch.int64).tolist()) % (1 << 64)
