@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
+
+_LOG = logging.getLogger(__name__)
 
 HANDLE_BYTES = 64
 _BUS_ID_BYTES = 32
@@ -165,13 +168,21 @@ class CudaRuntime:
         self, destination: int, sources: Sequence[int], size: int, device: int, stream: int
     ) -> None:
         """Enqueues copies of equal size on one device, whose places there follow each other: by one call
-        where the driver knows it (12.8), with no pause between them. 64 at most, by one thread at a time."""
+        where the driver knows it (CUDA 13), with no pause between them. 64 at most, by one thread at a time."""
+        if self._batch is not None and len(sources) > 1:
+            try:
+                self._copy_batch(self._batch, destination, sources, size, device, stream)
+                return
+            except CudaError as error:
+                _LOG.warning("copies are said one by one: %s", error)
+                self._batch = None
+        for n, source in enumerate(sources):
+            self.copy(destination + n * size, source, size, stream)
+
+    def _copy_batch(
+        self, batch: _Batch, destination: int, sources: Sequence[int], size: int, device: int, stream: int
+    ) -> None:
         count = len(sources)
-        if self._batch is None or count < 2:
-            for n, source in enumerate(sources):
-                self.copy(destination + n * size, source, size, stream)
-            return
-        batch = self._batch
         batch.attributes.hints[:] = (_ON_A_DEVICE, device, _ON_A_DEVICE, device)
         batch.destinations[:count] = [destination + n * size for n in range(count)]
         batch.sources[:count] = list(sources)
