@@ -26,7 +26,7 @@ _OLD, _NEW, _MARK = 0x11, 0x22, 0xAB
 _CTAS = (1, 2, 4, 8, 16, 32)
 
 
-def connect(sender: Peer, receiver: Peer, name: str, ctas: int = 16, blocking: bool = False) -> Facts:
+def connect(sender: Peer, receiver: Peer, name: str, ctas: int = 16, blocking: bool = True) -> Facts:
     """A link, and its first transfer, in which NCCL really connects the two."""
     begun = time.monotonic()
     number = sender.ask("unique_id", 20)["id"]
@@ -174,8 +174,8 @@ def costs(stage: Stage, facts: Facts) -> None:
         sender.ask("send", name=name, buffer="long", mb=256)
         receiver.ask("wait", name=name, within=2.0)
         fact["steps_beside_moving"] = _steps_beside_moving(sender, receiver, name)
-    facts["blocking"] = connect(sender, receiver, "blocking", 16, blocking=True)
-    facts["blocking"]["transfer"] = transfer(sender, receiver, "blocking", "long", 64, 10)
+    facts["not_blocking"] = connect(sender, receiver, "not_blocking", 16, blocking=False)
+    facts["not_blocking"]["transfer"] = transfer(sender, receiver, "not_blocking", "long", 64, 10)
     facts["free_mb"] = [peer.ask("free")["free_mb"] for peer in (sender, receiver)]
     for ctas in _CTAS:
         name = f"c{ctas}"

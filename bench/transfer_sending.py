@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 _IDENTITY = WorkerIdentity(name="bench", incarnation=b"b" * 16, rank=0, rank_count=1)
 
-_NCCL_WAIT_S = 0.00005
-
 Condition = Callable[[list[SenderEvent]], bool]
 
 
@@ -63,8 +61,6 @@ class SendingEnd:
 
             source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
             nccl = nccl_links_for(transport, source.blocks)
-            if nccl is not None:  # a loop that never waits keeps Python's lock from its lines
-                self._patience = _NCCL_WAIT_S
             which = transport if nccl is not None else "auto"
             connectors = connectors_of(which, self._woken.set, source.blocks, nccl)
         self.blocks = source

@@ -16,9 +16,10 @@ from kvtransfer.move_plan import WORD_BYTES
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Four blocks of 64 tokens of an 8B model in 16 bits, and eight of them on their way.
-_PIECE_BYTES = 32 << 20
-WINDOW_PIECES = 8
+# Eight blocks of 64 tokens of an 8B model in 16 bits, which are on the wire for longer than the hosts take to
+# speak of them, and four such pieces on their way.
+_PIECE_BYTES = 64 << 20
+WINDOW_PIECES = 4
 _ALIGNED_BYTES = 16
 
 
@@ -45,6 +46,7 @@ class DeviceBlocks:
 
         self.device = device
         self.words = tuple(words_of(pool) for pool in pools)
+        self.addresses = tuple(pool.data_ptr() for pool in pools)
         self.block_bytes = tuple(pool[0].nbytes for pool in pools)
         self.block_words = tuple(size // WORD_BYTES for size in self.block_bytes)
         if any(size % WORD_BYTES for size in self.block_bytes):

@@ -12,20 +12,23 @@ away gives up its pieces first (`give_up`).
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from baton.device.link_device import Memory, Moment
+from baton.device.link_device import Moment
 from kvtransfer.checksum import place_sum
 from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.frames import Piece
-from kvtransfer.move_plan import Travels
-from kvtransfer.row_mover import Prepared, RowMover
+from kvtransfer.move_plan import Act
+from kvtransfer.piece_memory import PieceMemory
+from kvtransfer.row_mover import NOTHING, Prepared, RowMover, sums_of
 
-_MASK = (1 << 64) - 1
+# An H200's kernels begin as soon as ever after so long a pause; after ten milliseconds, 70 to 170 µs later.
+_AWAKE_S = 200e-6
 
 
 class Outcome(Enum):
@@ -59,15 +62,18 @@ class _Announced:
 class DeviceScatter:
     """Owned by the loop."""
 
-    def __init__(self, sink: DeviceSink, window: Memory) -> None:
+    def __init__(self, sink: DeviceSink, window: PieceMemory) -> None:
         device = sink.blocks.device
         pieces, piece_bytes = sink.window_pieces, sink.piece_bytes
         self._sink = sink
         self._window = window
-        self._mover = RowMover(sink.blocks, window.tensor, pieces, piece_bytes, Travels.SOURCE)
-        self._found = device.on_host(pieces, 1)
-        self._found_view, self._found_at = self._found.numpy(), self._found.data_ptr()
+        self._heads = window.head > 0
+        self._sums = sums_of(device, pieces, heads=self._heads)
+        self._mover = RowMover(sink.blocks, pieces, piece_bytes, Act.SCATTER, sums=self._sums, staging=window)
         self._line = device.line()
+        nowhere = sums_of(device, 1, heads=self._heads)
+        self._nothing = RowMover(sink.blocks, 1, piece_bytes, Act.SCATTER, sums=nowhere, staging=window)
+        self._awake_until = 0.0
         self._announced: deque[_Announced] = deque()
         self._landed: deque[_Announced] = deque()
         self._count = 0
@@ -76,12 +82,21 @@ class DeviceScatter:
     def under_way(self) -> bool:
         return bool(self._landed or self._announced)
 
+    def keep_awake(self) -> None:
+        """While bytes are awaited: a device that has had nothing to do for milliseconds takes a hundred
+        microseconds and more to begin, when they are there."""
+        now = time.monotonic()
+        if now < self._awake_until or self.under_way or self._sink.steps_run():
+            return
+        self._awake_until = now + _AWAKE_S
+        self._nothing.move(self._line, NOTHING)
+
     def begin(self, piece: Piece, blocks: int, whole_blocks: int) -> None:
         """Will be moved: into so many blocks, whose places are expected, and no other piece has them."""
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
-        begins = place_sum(transfer, group, ordinal, piece.offset, piece.length)
-        rows = self._mover.prepare(self._line, piece, places, begins)
+        place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
+        rows = self._mover.prepare(piece, places, place)
         self._announced.append(_Announced(piece, whole_blocks, rows))
 
     def hold(self, piece: Piece) -> None:
@@ -99,20 +114,20 @@ class DeviceScatter:
             announced = self._announced.popleft()
             if announced.outcome is None and announced.rows is not None:
                 beside = self._sink.steps_run()
-                found = self._mover.move(self._line, announced.rows, beside_steps=beside)
-                self._line.copy(self._found_at + 8 * announced.piece.staging, found, 8)
+                self._mover.move(self._line, announced.rows, beside_steps=beside)
                 announced.end = self._line.moment()
             self._landed.append(announced)
 
     def ended(self, said: Callable[[Piece], int]) -> list[Ended]:
         """What has ended since the last call, in its order. `said`: the checksum that its sender's device
-        found in a piece that has landed."""
+        found in a piece that has landed, where it does not stand before the piece itself."""
         done: list[Ended] = []
         while self._landed and ((end := self._landed[0].end) is None or end.ended()):
             announced = self._landed.popleft()
             piece, outcome = announced.piece, announced.outcome
             if outcome is None:
-                right = int(self._found_view[piece.staging, 0]) & _MASK == said(piece)
+                told = self._sums.said(piece.staging) if self._heads else said(piece)
+                right = self._sums.of(piece.staging) == told
                 outcome = Outcome.RIGHT if right else Outcome.WRONG
             done.append(Ended(piece, announced.whole_blocks, outcome))
         return done

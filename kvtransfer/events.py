@@ -62,10 +62,12 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The receiver accepted the commit, over a link of this transport."""
+    """The receiver accepted the commit, over a link of this transport: heard at `at_ns` of the monotonic
+    clock."""
 
     transfer: Transfer
     transport: str
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)

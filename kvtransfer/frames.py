@@ -7,7 +7,6 @@
                 out; behind all pieces
       WITHDRAW  nothing more comes; not committed     COMMITTED  the commit is accepted
       QUIET     answers STOP: nothing more comes      REFUSED    it is not; kind and text say why
-      SUMMED    the checksum of a piece whose header came before its bytes were there (nccl alone)
 
     header, 48 bytes:  magic u16 | kind u8 | reason u8 | group u32 | transfer u64 | ordinal u32 |
                        staging u32 | offset u64 | length u32 | zero u32 | checksum u64
@@ -32,7 +31,6 @@ from baton.errors import BatonError, ErrorKind
 _HEADER = struct.Struct("<HBBIQIIQIIQ")
 HEADER_BYTES = _HEADER.size
 _CHECKSUM_BYTES = 8  # the header's last field
-_SUMMED = struct.Struct("<IQ")
 _KIND_AT = 2
 _MAGIC = 0xBA70
 
@@ -57,8 +55,10 @@ class Kind(IntEnum):
     STOP = 6
     COMMITTED = 7
     REFUSED = 8
-    SUMMED = 9
-    RECORD = 10
+    RECORD = 10  # 9 was another's
+
+
+_KINDS = frozenset(Kind)
 
 
 class WithdrawReason(IntEnum):
@@ -113,14 +113,6 @@ class Quiet:
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
-    """What the sender's device found in the piece in staging index `staging`."""
-
-    staging: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
 class Credit:
     indices: tuple[int, ...]
 
@@ -157,7 +149,7 @@ def encode_piece_header(piece: Piece) -> bytes:
     )  # fmt: skip
 
 
-def encode(frame: Words | Summed | ReceiverFrame) -> bytes:
+def encode(frame: Words | ReceiverFrame) -> bytes:
     """The whole message of a frame other than a piece."""
     match frame:
         case Record(transfer, record):
@@ -168,8 +160,6 @@ def encode(frame: Words | Summed | ReceiverFrame) -> bytes:
             return _message(Kind.WITHDRAW, transfer, reason)
         case Quiet(transfer):
             return _message(Kind.QUIET, transfer)
-        case Summed(staging, checksum):
-            return _message(Kind.SUMMED, payload=_SUMMED.pack(staging, checksum))
         case Credit(indices):
             return _message(Kind.CREDIT, payload=struct.pack(f"<{len(indices)}I", *indices))
         case Stop(transfer, why):
@@ -230,17 +220,6 @@ def decode_announced(message: bytes) -> list[SenderFrame]:
     return pieces
 
 
-def decode_summed(message: bytes) -> Summed | None:
-    """None for a message of another kind."""
-    if len(message) < HEADER_BYTES or message[_KIND_AT] != Kind.SUMMED:
-        return None
-    _, reason, frame, payload = _split(message)
-    _expect_bare(frame)
-    _expect(reason == 0 and frame.transfer == 0, "a sum with other fields")
-    _expect(len(payload) == _SUMMED.size, f"a sum of {len(payload)} bytes")
-    return Summed(*_SUMMED.unpack(payload))
-
-
 def decode_from_receiver(message: bytes) -> ReceiverFrame:
     """A frame on its way to the sender."""
     kind, reason, frame, payload = _split(message)
@@ -283,7 +262,7 @@ def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
     )
     _expect(magic == _MAGIC, f"magic {magic:#06x}")
     _expect(zero == 0, "reserved field in use")
-    _expect(Kind.PIECE <= kind <= Kind.RECORD, f"kind {kind}")
+    _expect(kind in _KINDS, f"kind {kind}")
     payload = memoryview(message)[HEADER_BYTES:]
     _expect(len(payload) == length, f"{len(payload)} bytes of payload, {length} announced")
     header = memoryview(message)[:HEADER_BYTES]

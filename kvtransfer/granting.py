@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Sequence
 from typing import cast
 
-from baton.device.link_device import Memory
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
@@ -14,6 +13,7 @@ from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.device_scatter import DeviceScatter
 from kvtransfer.geometry import Geometry
 from kvtransfer.opening import agree
+from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.receiving_link import Cut, ReceivingLink
 from kvtransfer.staging import Staging
 from kvtransfer.transport import OpenCall
@@ -59,7 +59,7 @@ class Granting:
             window_pieces=cut.window_pieces,
         )
         window = call.window(cut.window_pieces, cut.geometry.piece_bytes)
-        scatter = None if on_device is None else _scatter(on_device, cast(Memory, window))
+        scatter = None if on_device is None else _scatter(on_device, cast(PieceMemory, window))
         staging = Staging(
             cut.window_pieces, cut.geometry.piece_bytes, window, between_devices=on_device is not None
         )
@@ -70,7 +70,7 @@ class Granting:
         )
 
 
-def _scatter(sink: DeviceSink, window: Memory) -> DeviceScatter:
+def _scatter(sink: DeviceSink, window: PieceMemory) -> DeviceScatter:
     try:
         return DeviceScatter(sink, window)
     except RuntimeError as error:

@@ -53,10 +53,6 @@ class GrpcSenderWire:
     def put(self, piece: Piece, payload: memoryview) -> None:
         self._outbox.add(b"".join((encode_piece_header(piece), payload)))
 
-    def announce(self, headers: bytes) -> None:
-        """Names pieces whose bytes go another way, in one message."""
-        self._outbox.add(headers)
-
     def tell(self, frame: Words) -> None:
         self._outbox.add(encode(frame))
 

@@ -42,7 +42,7 @@ BEAT_S = 0.5
 SILENT_S = 1.75
 DEAF_S = 10.0
 
-HELLO = b"baton-ipc-2"
+HELLO = b"baton-ipc-3"
 
 _LENGTH = struct.Struct("<BI")
 _MAX_MESSAGE = 1 << 16

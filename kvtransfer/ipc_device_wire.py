@@ -4,8 +4,10 @@ bytes are there."""
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
+from baton.device.link_device import Moment
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device_gather import DeviceGather
@@ -27,6 +29,7 @@ class IpcDeviceWire(IpcSenderWire):
     ) -> None:
         super().__init__(sock, memory, response, wake, between_devices=True)
         self._gather = gather
+        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
 
     @property
     def gathers(self) -> bool:
@@ -35,18 +38,27 @@ class IpcDeviceWire(IpcSenderWire):
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
         if self._closed:
             return
         self._add(self.header(piece))  # the other end makes ready while we speak to the device
-        try:
-            self._gather.gather(piece, blocks)
-        except RuntimeError as error:  # CUDA's, torch's
-            self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+        self._put.append((piece, blocks, after))
+
+    def gather(self) -> None:
+        while self._put:
+            piece, blocks, after = self._put.popleft()
+            try:
+                self._gather.gather(piece, blocks, after)
+            except RuntimeError as error:  # CUDA's, torch's
+                self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
 
     def header(self, piece: Piece) -> bytes:
         """What announces a piece."""
         return encode_piece_header(piece)
+
+    def keep_awake(self) -> None:
+        if not self._closed:
+            self._gather.keep_awake()
 
     def restless(self) -> bool:
         return self._gather.busy or super().restless()

@@ -37,6 +37,7 @@ from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_page import ListenersPage
 from kvtransfer.ipc_receiver_wire import IpcReceiverWire
 from kvtransfer.open_calls import OpenCalls
+from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.staging import Staging, Window
 from kvtransfer.transport import OpenCall
 
@@ -63,8 +64,8 @@ class _OpenCall:
             if self.device is None:
                 self._memory = LinkMemory.create(pieces * piece_bytes)
                 return self._memory.window
-            window = self.device.allocate(pieces * piece_bytes)
-            self._memory = LinkMemory.create_beside(window.handle(), pieces)
+            window = PieceMemory(self.device, pieces, piece_bytes)
+            self._memory = LinkMemory.create_beside(window.memory.handle(), pieces)
             return window
         except (OSError, RuntimeError) as error:
             raise BatonError(ErrorKind.OVERLOADED, f"no memory for a link: {error}") from error

@@ -2,10 +2,10 @@
 where the window is a device's memory, what a device writes beside it.
 
     ring to the receiver | ring to the sender | window                                           on the host
-                                              | handle of the window | landed | sum 0 | sum 1 …  on a device
+                                              | handle of the window | landed | sums         on a device
 
-A sum belongs to a staging index: the checksum that the gather found. `landed` counts the pieces whose bytes
-and sum are there, in the order in which they were announced. The sender's device writes them.
+Sums are by staging index, in parts (`piece_sums`): what the sender's device found. `landed` counts the pieces
+whose bytes and sum are there, in the order in which they were announced. The sender's device writes them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from baton.device.link_device import HANDLE_ROOM
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.byte_ring import RING_BYTES, RingReader, RingWriter
 from kvtransfer.inbox import CONTROL_FRAMES
+from kvtransfer.move_plan import SUM_PARTS
+from kvtransfer.piece_sums import ROW_BYTES, PieceSums
 
 _TO_RECEIVER = 0
 _TO_SENDER = RING_BYTES
 # A page's multiple for every page size in use.
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
 LANDED = _WINDOW + HANDLE_ROOM
-SUM_BYTES = 8
-SUMS = LANDED + SUM_BYTES
+SUMS = LANDED + HANDLE_ROOM  # a line of the cache of its own
 
 
 class LinkMemory:
@@ -44,7 +45,7 @@ class LinkMemory:
     @classmethod
     def create_beside(cls, handle: bytes, window_pieces: int) -> LinkMemory:
         """By the receiver, whose window is a device's memory of this handle. OSError."""
-        memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * SUM_BYTES))
+        memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * ROW_BYTES))
         memory.window[: len(handle)] = np.frombuffer(handle, dtype=np.uint8)
         return memory
 
@@ -56,7 +57,7 @@ class LinkMemory:
     @classmethod
     def attach_beside(cls, descriptor: int, window_pieces: int) -> LinkMemory:
         """`attach`, where the window is a device's memory."""
-        return cls._attach(descriptor, SUMS + window_pieces * SUM_BYTES)
+        return cls._attach(descriptor, SUMS + window_pieces * ROW_BYTES)
 
     @classmethod
     def _attach(cls, descriptor: int, size: int) -> LinkMemory:
@@ -89,10 +90,10 @@ class LinkMemory:
         landed: NDArray[np.uint64] = self.shared.region(LANDED, 1, "<u8")
         return landed
 
-    def sums(self, window_pieces: int) -> NDArray[np.uint64]:
-        """[window_pieces]."""
-        sums: NDArray[np.uint64] = self.shared.region(SUMS, window_pieces, "<u8")
-        return sums
+    def sums(self, window_pieces: int, address: int = 0) -> PieceSums:
+        """`address`: of the memory's first byte, as the device finds it that writes them."""
+        parts = self.shared.region(SUMS, window_pieces * SUM_PARTS, "<u8")
+        return PieceSums(parts.reshape(window_pieces, SUM_PARTS), address + SUMS)
 
     def receiver_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
         """What comes from the sender, what goes to it."""

@@ -56,17 +56,13 @@ class IpcReceiverWire(IpcWire):
             self._garbled(malformed)
         return self._announced.popleft() if self._announced else None
 
-    @property
-    def threaded(self) -> bool:
-        return False
-
     def landed(self) -> int:
         assert self._landed is not None, "on the host a piece that is heard is there"
         return int(self._landed[0])
 
     def checksum(self, piece: Piece) -> int:
         assert self._sums is not None, "on the host a piece's checksum is its header's"
-        return int(self._sums[piece.staging])
+        return self._sums.of(piece.staging)
 
     def tell(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))

@@ -51,7 +51,9 @@ class IpcWire:
             return None
         self._writer.flush()
         try:
-            message = self._reader.take(sleeps=not self._awake)
+            # Between devices a bell is asked for when the loop is about to sleep (`restless`), and not
+            # before: it costs either end a thread's turn.
+            message = self._reader.take(sleeps=not self._between_devices)
         except FrameError as malformed:
             self._garbled(malformed)
             return None

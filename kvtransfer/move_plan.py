@@ -6,8 +6,11 @@ from __future__ import annotations
 from enum import Enum
 
 WORD_BYTES = 4
-# Of a row: a run's five words and its sum.
-ROW_WORDS = 6
+# A run's: source, destination, length, piece, place. Of one piece's rows, the first has in place of `piece`
+# what the sum begins with.
+ROW_WORDS = 5
+# The programs that share a piece, at most: each says what it found of the sum.
+SUM_PARTS = 64
 
 
 class Travels(Enum):
@@ -15,3 +18,11 @@ class Travels(Enum):
 
     DESTINATION = 0  # gather
     SOURCE = 1  # scatter
+
+
+class Act(Enum):
+    """What becomes of a piece's words, which are summed in any case."""
+
+    GATHER = 0  # from blocks into staging
+    SCATTER = 1  # from staging into blocks
+    READ = 2  # they stay in their blocks

@@ -109,30 +109,29 @@ def on_gpu(
 
 
 def move_rows(
-    source: Tensor, destination: Tensor, rows: Tensor, longest: int, travels: Travels, *, aligned: bool
+    source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor, *, aligned: bool
 ) -> None:
-    """Moves one run a row between two tensors of `words_of`, and adds the sum of its words where the row
-    says.
+    """Moves one run a row of one piece between two tensors of `words_of`, or reads it where there is no
+    destination; their sum is that of `parts`, int64 [SUM_PARTS], mod 2^64.
 
-    rows: int64 [n, ROW_WORDS], a `Run`'s numbers and a sum; `piece` counts the words of all rows, so that it
-    is 5
-    for the first row's sum. `longest`: of the runs, in words. `aligned`: every place and length is a multiple
-    of 4 words. On a GPU it only enqueues, on the current stream.
+    rows: int64 [n, ROW_WORDS], a `Run`'s numbers, n at most SUM_PARTS; in place of `piece` the first has what
+    the sum begins with. `longest`: of the runs, in words.
+    `aligned`: every place and length is a multiple of 4 words. On a GPU it only enqueues, on the current
+    stream; parts are of the host's memory that it reaches.
     """
     if source.device.type == "cpu":
-        sums = rows.view(-1)
-        for begins, goes_to, length, piece, place, _ in rows.tolist():
+        parts.zero_()
+        parts[0] = rows[0, 3]
+        for begins, goes_to, length, _, place in rows.tolist():
             words = source[begins : begins + length]
-            destination[goes_to : goes_to + length] = words
+            if destination is not None:
+                destination[goes_to : goes_to + length] = words
             weights = torch.from_numpy(multipliers(place + length).view(np.int64))[place:]
-            sums[piece] += ((words.long() & 0xFFFFFFFF) * weights).sum()
+            parts[0] += ((words.long() & 0xFFFFFFFF) * weights).sum()
         return
-    from kvtransfer.gpu.move_runs import move_runs
+    from kvtransfer.gpu.move_runs import move_piece
 
-    move_runs(
-        source, destination, rows, longest, rows.view(-1),
-        convert=False, from_bfloat=False, sum_source=travels is Travels.SOURCE, aligned=aligned,
-    )  # fmt: skip
+    move_piece(source, destination, rows, longest, parts, aligned=aligned)
 
 
 def _move(

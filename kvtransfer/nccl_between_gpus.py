@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from baton.device.link_device import LinkDevice
 from baton.device.nccl_on_cuda import CudaNccl
-from kvtransfer.nccl_device import DeviceLibrary
 from kvtransfer.nccl_links import NcclLinks
 
-# So long until both ends have met, or the link goes over another way.
 CONNECT_S = 5.0
 
 
 def nccl_links(device: LinkDevice) -> NcclLinks:
     """All of them have this in common. RuntimeError where there is no NCCL."""
-    return NcclLinks(DeviceLibrary(device, CudaNccl(device.tensors_on)), CONNECT_S)
+    return NcclLinks(device, CudaNccl(device.tensors_on), CONNECT_S)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
-from baton.device.nccl_line import Job, NcclLine, Way
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.frame_door import bring, secret_of
+from kvtransfer.frame_socket import FrameSocket
 from kvtransfer.grpc_connector import GrpcConnector, GrpcSenderWire
-from kvtransfer.nccl_gather import NcclDeviceWire
-from kvtransfer.nccl_links import GREETING_BYTES, SENDER_RANK, TRANSPORT, NcclLinks, Place, greeting
-from kvtransfer.nccl_sender import NcclSenderWire
+from kvtransfer.inbox import CONTROL_FRAMES
+from kvtransfer.nccl_links import SENDER_RANK, TRANSPORT, NcclLinks
+from kvtransfer.nccl_sender import NcclSenderWire, freeing
 from kvtransfer.routes import NCCL_SCHEME
 from kvtransfer.transport import OutOfReachError
+
+_LOOK_S = 0.002
 
 
 class NcclConnector:
@@ -22,14 +25,12 @@ class NcclConnector:
 
     transport = TRANSPORT
 
-    def __init__(
-        self, wake: Callable[[], None], links: NcclLinks, blocks: DeviceBlocks | None = None
-    ) -> None:
-        """`blocks`: on the device of `links`, where it has one."""
+    def __init__(self, wake: Callable[[], None], links: NcclLinks, blocks: DeviceBlocks) -> None:
+        """`blocks`: on the device of `links`."""
         self._wake = wake
         self._links = links
         self._blocks = blocks
-        self._control = GrpcConnector(wake)
+        self._lifelines = GrpcConnector(wake)
 
     def takes(self, address: str) -> bool:
         return address.startswith(NCCL_SCHEME)
@@ -40,37 +41,38 @@ class NcclConnector:
         if self._links.hung:
             raise OutOfReachError(f"no link to {address}: NCCL did not end one of this process in time")
         deadline = time.monotonic() + timeout_s
-        response, control = self._control.open(address.removeprefix(NCCL_SCHEME), request, timeout_s)
-        try:
-            place = self._links.place(response.window_pieces * response.piece_bytes)
-            line = self._links.line(response.nccl_id, SENDER_RANK, self._wake)
-        except (OSError, ValueError, OutOfReachError) as error:
-            control.close()
-            raise OutOfReachError(f"no link to {address}: {error}") from error
-        within_s = min(self._links.connect_s, deadline - time.monotonic())
-        if not _greet(line, place, greeting(response.link_id), control, within_s):
-            why = line.broken or "the two ends did not meet in time"
-            control.close()
-            self._links.end(line, place, why, free=True)
-            raise OutOfReachError(f"no link to {address}: {why}")
-        ends = self._links, line, place, control, response, self._wake
-        if self._blocks is None:
-            return response, NcclSenderWire(*ends)
-        try:
-            return response, NcclDeviceWire(*ends, self._blocks)
-        except (OSError, RuntimeError) as error:
-            control.close()
-            self._links.end(line, place, str(error), free=True)
-            raise OutOfReachError(f"no link to {address}: {error}") from error
+        listener = address.removeprefix(NCCL_SCHEME)
+        response, lifeline = self._lifelines.open(listener, request, timeout_s)
+        with ExitStack() as undo:
+            undo.callback(lifeline.close)
+            try:
+                host = listener.rpartition(":")[0].strip("[]")
+                wire = self._open(host, response, lifeline, deadline, undo)
+            except (OSError, RuntimeError, ValueError, OutOfReachError) as error:
+                raise OutOfReachError(f"no link to {address}: {error}") from error
+            undo.pop_all()
+        return response, wire
 
-
-def _greet(line: NcclLine, place: Place, words: bytes, control: GrpcSenderWire, within_s: float) -> bool:
-    """Whether the first bytes have gone over to the receiver."""
-    place.write(0, words)
-    gone = threading.Event()
-    line.add(Job(Way.OUT, place.address, GREETING_BYTES, ended=gone.set))
-    deadline = time.monotonic() + within_s
-    while not gone.wait(0.005):
-        if line.broken is not None or control.broken() is not None or time.monotonic() > deadline:
-            return False
-    return True
+    def _open(
+        self,
+        host: str,
+        response: OpenLinkResponse,
+        lifeline: GrpcSenderWire,
+        deadline: float,
+        undo: ExitStack,
+    ) -> NcclSenderWire:
+        """`undo` has what is to be called should a later step fail."""
+        pieces, left_s = response.window_pieces, max(0.001, deadline - time.monotonic())
+        sock = bring(host, response.frames_port, secret_of(response.nccl_id), left_s)
+        frames = FrameSocket(sock, pieces + CONTROL_FRAMES, self._wake, "receiver")
+        undo.callback(frames.close)
+        line = self._links.line(response.nccl_id, SENDER_RANK, self._wake)
+        undo.callback(lambda: self._links.end(line, "no link came of it"))
+        staging = self._links.staging(pieces, response.piece_bytes)
+        undo.callback(lambda: self._links.end(line, "no link came of it", freeing(staging)))
+        until = min(deadline, time.monotonic() + self._links.connect_s)
+        while not line.whole:
+            if line.broken is not None or lifeline.broken() is not None or time.monotonic() > until:
+                raise OutOfReachError(line.broken or "the two ends did not meet in time")
+            time.sleep(_LOOK_S)
+        return NcclSenderWire(self._links, line, staging, lifeline, frames, response, self._blocks)

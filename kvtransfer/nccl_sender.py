@@ -2,92 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 
-from baton.device.nccl_line import Job, NcclLine, Way
+import torch
+
+from baton.device.link_device import Moment
+from baton.device.nccl_line import NcclLine
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from kvtransfer.frames import Piece, ReceiverFrame, Words, encode_piece_header
+from kvtransfer.block_reads import BlockReads
+from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.frame_socket import FrameSocket
+from kvtransfer.frames import (
+    FrameError,
+    Piece,
+    ReceiverFrame,
+    Words,
+    decode_from_receiver,
+    encode,
+    encode_piece_header,
+)
 from kvtransfer.grpc_connector import GrpcSenderWire
-from kvtransfer.nccl_links import NcclLinks, Place
+from kvtransfer.move_plan import Act
+from kvtransfer.nccl_links import NcclLinks
+from kvtransfer.piece_memory import PieceMemory
+from kvtransfer.row_mover import RowMover
+
+_LOG = logging.getLogger(__name__)
+
+_LAST_WORD_S = 0.25
 
 
 class NcclSenderWire:
-    """One link at the sender. Pieces that lie behind one another in staging travel as one run of bytes."""
+    """One link at the sender: a `GatheringWire`. Owned by the loop once made."""
 
     def __init__(
         self,
         links: NcclLinks,
         line: NcclLine,
-        place: Place,
-        control: GrpcSenderWire,
+        staging: PieceMemory,
+        lifeline: GrpcSenderWire,
+        frames: FrameSocket,
         response: OpenLinkResponse,
-        wake: Callable[[], None],
+        blocks: DeviceBlocks,
     ) -> None:
+        """OSError, RuntimeError where the device refuses."""
+        pieces = response.window_pieces
         self._links = links
         self._line = line
-        self._place = place
-        self._control = control
-        self._pieces = response.window_pieces
-        self._piece_bytes = response.piece_bytes
-        # So many pieces at most: half of the window moves while the other half is filled.
-        self._longest = max(1, response.window_pieces // 2)
-        self._wake = wake
-        self._run: list[Piece] = []
+        self._staging = staging
+        self._lifeline = lifeline
+        self._frames = frames
+        self._pieces = pieces
+        self._mover = RowMover(
+            blocks, pieces, response.piece_bytes, Act.GATHER, sums=staging, staging=staging
+        )
+        self._gathering = blocks.device.line(first=True)
+        self._reads = BlockReads()
+        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
         self._closed = False
+        self._malformed: FrameError | None = None
+        self._broken_at: float | None = None
 
     @property
     def gathers(self) -> bool:
-        return False
+        return True
 
     def put(self, piece: Piece, payload: memoryview) -> None:
+        raise AssertionError("blocks on a device are put by their numbers")
+
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
         if self._closed:
             return
-        if piece.staging >= self._pieces:  # written nowhere: its receiver says what it is
-            self.flush()
-            self._line.add(Job(Way.OUT, issued=lambda: self._control.announce(encode_piece_header(piece))))
-            return
-        if self._run and not self._follows(piece):
-            self.flush()
-        self._place.write(piece.staging * self._piece_bytes, payload)
-        if not self._run:
-            self._wake()  # the next `hear` sends what has come together by then
-        self._run.append(piece)
-        if len(self._run) == self._longest:
-            self.flush()
+        self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
+        self._put.append((piece, blocks, after))
 
-    def flush(self) -> None:
-        """Sends the run: first its bytes, which then need this process no more, and behind them its name."""
-        run, self._run = self._run, []
-        if not run:
-            return
-        size = (len(run) - 1) * self._piece_bytes + run[-1].length
-        address = self._place.address + run[0].staging * self._piece_bytes
-        headers = b"".join(map(encode_piece_header, run))
-        self._line.add(Job(Way.OUT, address, size, issued=lambda: self._control.announce(headers)))
+    def gather(self) -> None:
+        while self._put:
+            piece, blocks, after = self._put.popleft()
+            self._reads.put()
+            try:
+                if after is not None:
+                    self._gathering.after(after)
+                if piece.staging < self._pieces:  # what the window does not have is written nowhere
+                    self._gather(piece, blocks)
+                else:
+                    self._reads.read_by(self._gathering.moment())
+            except RuntimeError as error:  # CUDA's, torch's
+                self._line.abort(f"the device refuses: {error}")
+
+    def _gather(self, piece: Piece, blocks: Sequence[int]) -> None:
+        prepared = self._mover.prepare(piece, blocks, piece.checksum)
+        self._mover.move(self._gathering, prepared)
+        there = self._gathering.moment()
+        self._reads.read_by(there)
+        self._line.send(self._staging.address(piece.staging), self._staging.head + piece.length, there)
+
+    def header(self, piece: Piece) -> bytes:
+        """What announces a piece."""
+        return encode_piece_header(piece)
 
     def tell(self, frame: Words) -> None:
-        self.flush()
-        self._line.add(Job(Way.OUT, issued=lambda: self._control.tell(frame)))
+        """Behind what was announced, whose bytes may come later."""
+        self._frames.add(encode(frame))
 
     def hear(self) -> ReceiverFrame | None:
-        self.flush()
-        return self._control.hear()
+        if self._malformed is not None:
+            return None
+        try:
+            message = self._frames.take()
+            return None if message is None else decode_from_receiver(message)
+        except FrameError as malformed:
+            self._malformed = malformed
+            return None
 
     def broken(self) -> BatonError | None:
-        if (error := self._control.broken()) is not None:
+        if (error := self._malformed or self._lifeline.broken()) is not None:
             return error
-        why = self._line.broken
-        return None if why is None else BatonError(ErrorKind.UNAVAILABLE, why)
+        if (why := self._line.broken) is not None:
+            return BatonError(ErrorKind.UNAVAILABLE, why)
+        if (error := self._frames.broken()) is None:
+            return None
+        # The receiver says why over the lifeline, which is slower.
+        now = time.monotonic()
+        self._broken_at = self._broken_at or now
+        return error if now > self._broken_at + _LAST_WORD_S else None
+
+    def keep_awake(self) -> None:
+        """Nothing need be done: who has blocks to send has just computed them, and kernels read them."""
+
+    def restless(self) -> bool:
+        return self._reads.under_way or self._frames.restless()
+
+    def gathered(self) -> int:
+        return self._reads.count()
 
     def close(self) -> None:
+        """Waits until the device reads no block any more; the staging is freed when the line is over."""
         if self._closed:
             return
         self._closed = True
-        self._run.clear()
-        self._control.close()
-        self._links.end(self._line, self._place, "the sender closed the link", free=True)
+        try:
+            self._gathering.finish()
+        except RuntimeError:
+            _LOG.exception("the device of a link has failed")
+        self._reads.end()
+        self._frames.close()
+        self._lifeline.close()
+        self._links.end(self._line, "the sender closed the link", freeing(self._staging))
 
-    def _follows(self, piece: Piece) -> bool:
-        last = self._run[-1]
-        return piece.staging == last.staging + 1 and last.length == self._piece_bytes
+
+def freeing(staging: PieceMemory) -> Callable[[], None]:
+    """Frees it, in a thread of any."""
+    device = staging.memory.tensor.device
+
+    def free() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # a thread that has none yet would be given the first
+        staging.free()
+
+    return free

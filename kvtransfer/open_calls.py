@@ -42,11 +42,8 @@ class OpenCalls(Generic[C]):
             raise BatonError(ErrorKind.DEADLINE, "the receiver did not answer in time") from None
 
     def next(self) -> C | None:
-        """By the loop: whoever has waited longest."""
-        try:
-            return self._calls.get_nowait()
-        except queue.Empty:
-            return None
+        """By the loop, which alone takes them: whoever has waited longest."""
+        return None if self._calls.empty() else self._calls.get_nowait()
 
     def refuse_all(self, error: BatonError) -> None:
         while (call := self.next()) is not None:

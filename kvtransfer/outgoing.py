@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from baton.device.link_device import Moment
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -48,6 +49,7 @@ class _Pushed:
     group: int
     ordinal: int
     block: int
+    after: Moment | None = None
     offset: int = 0
     # Pieces of it that are being read, and whether no more will be.
     reading: int = 0
@@ -55,7 +57,8 @@ class _Pushed:
 
 
 class PieceSource(NamedTuple):
-    """The next piece to read: bytes of one block, or several blocks whole. `last`: it ends with its block."""
+    """The next piece to read: bytes of one block, or several blocks whole, which are final at one moment.
+    `last`: it ends with its block."""
 
     pushed: tuple[_Pushed, ...]
     group: int
@@ -67,6 +70,10 @@ class PieceSource(NamedTuple):
     @property
     def blocks(self) -> tuple[int, ...]:
         return tuple(pushed.block for pushed in self.pushed)
+
+    @property
+    def after(self) -> Moment | None:
+        return self.pushed[0].after
 
 
 class Transfer:
@@ -116,8 +123,9 @@ class Transfer:
         """Blocks still pinned for this transfer."""
         return len(self._queue)
 
-    def push(self, group: int, ordinal: int, block: int) -> None:
-        """Hands over a pinned, finished block as the receiver's `ordinal`-th of this group.
+    def push(self, group: int, ordinal: int, block: int, after: Moment | None = None) -> None:
+        """Hands over a pinned block as the receiver's `ordinal`-th of this group. It is final, or will be at
+        that moment of its device's: the receiver may hear of it before, its bytes are read then.
 
         After the transfer has ended the block is unpinned at once. `ValueError` for a place that the
         ticket does not have or calls held, or that was pushed before, or after `commit`.
@@ -133,7 +141,7 @@ class Transfer:
         if ordinal in self._pushed[group]:
             raise ValueError(f"block {ordinal} of group {group} was pushed before")
         self._pushed[group].add(ordinal)
-        self._queue.append(_Pushed(group, ordinal, block))
+        self._queue.append(_Pushed(group, ordinal, block, after))
         if len(self._queue) == 1:  # else whoever ships the first goes on with it
             self._wake()
 
@@ -182,6 +190,11 @@ class Transfer:
     def has_piece(self) -> bool:
         return bool(self._queue)
 
+    def is_final(self) -> bool:
+        """Whether the next piece's bytes are what they will be."""
+        after = self._queue[0].after
+        return after is None or after.ended()
+
     def next_group(self) -> int:
         """Of the next piece."""
         return self._queue[0].group
@@ -207,7 +220,7 @@ class Transfer:
         run: list[_Pushed] = []
         for pushed in self._queue:
             follows = pushed.group == first.group and pushed.ordinal == first.ordinal + len(run)
-            if len(run) == most or not follows:
+            if len(run) == most or not follows or pushed.after is not first.after:
                 break
             run.append(pushed)
         return tuple(run)

@@ -99,6 +99,7 @@ class Receiver:
         if self._arrivals.commits:
             self._wake()  # an admission goes before all else that there is to do
         else:
+            self._keep_awake()
             self._hear(max_pieces)
         return self._arrivals.take_events()
 
@@ -106,6 +107,11 @@ class Receiver:
         """The same, but what there is to tell waits for the next `poll`."""
         self._take_all_ended()
         self._hear(max_pieces)
+
+    def _keep_awake(self) -> None:
+        if self._device is not None and len(self._arrivals):
+            for link in self._links:
+                link.keep_awake()
 
     def _take_all_ended(self) -> None:
         for link in self._links:
@@ -163,6 +169,11 @@ class Receiver:
         """Whether to poll again within microseconds: a device has something under way that wakes nobody."""
         awaited = len(self._arrivals) > 0
         return any(link.restless(awaited=awaited) for link in self._links)
+
+    @property
+    def landing(self) -> bool:
+        """Whether a device moves pieces, or is about to."""
+        return any(link.scatter is not None and link.scatter.under_way for link in self._links)
 
     @property
     def expectant(self) -> bool:

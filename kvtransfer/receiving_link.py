@@ -77,6 +77,11 @@ class ReceivingLink:
     def tell(self, frame: ReceiverFrame) -> None:
         self._wire.tell(frame)
 
+    def keep_awake(self) -> None:
+        """Bytes are awaited: their device is to be ready."""
+        if self.scatter is not None:
+            self.scatter.keep_awake()
+
     def land(self) -> None:
         """A device begins to move what is there by now."""
         if self.scatter is not None:
@@ -151,10 +156,9 @@ class ReceivingLink:
 
     def restless(self, *, awaited: bool) -> bool:
         """Whether a device has something under way, or may begin to where a transfer is `awaited`, that wakes
-        nobody, and for which a loop need not wait a moment either."""
-        if self.scatter is not None and (awaited or self.scatter.under_way):
-            return not self._landing.threaded
-        return self._wire.restless()
+        nobody."""
+        moves = self.scatter is not None and (awaited or self.scatter.under_way)
+        return moves or self._wire.restless()
 
     def audit(self) -> LinkAudit:
         return LinkAudit(

@@ -7,98 +7,120 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from baton.device.link_device import Kernel, Line
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece
 from kvtransfer.geometry import MOST_BLOCKS
-from kvtransfer.move_plan import ROW_WORDS, WORD_BYTES, Travels
+from kvtransfer.move_plan import ROW_WORDS, SUM_PARTS, WORD_BYTES, Act
+from kvtransfer.piece_sums import PieceSums, SumPlaces
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ROW = struct.Struct("<5qQ")
+    from baton.device.link_device import LinkDevice
+    from kvtransfer.piece_memory import PieceMemory
+
+_ROW = struct.Struct("<3qQq")
 
 
 class Prepared(NamedTuple):
-    """A piece whose rows the device has: where they begin in the table, how many there are, the longest's
-    words."""
+    """A piece whose rows are there: its staging index, how many there are, the longest's words."""
 
     group: int
-    place: int
+    staging: int
     rows: int
     longest: int
 
 
+NOTHING = Prepared(group=0, staging=0, rows=1, longest=0)
+"""As long as nothing was prepared, rows are empty."""
+
+
 class RowMover:
-    """Of one link. Rows of a piece lie at its staging index; they are filled again when its credit is
-    home."""
+    """Of one link. Rows and sums of a piece lie at its staging index, rows in the host's memory; they are
+    written again when its credit is home."""
 
     def __init__(
-        self, blocks: DeviceBlocks, staging: Tensor, pieces: int, piece_bytes: int, travels: Travels
-    ) -> None:
-        """`staging`: all of it. Gathers (`Travels.DESTINATION`) or scatters."""
+        self, blocks: DeviceBlocks, pieces: int, piece_bytes: int, act: Act,
+        *, sums: SumPlaces, staging: PieceMemory | None = None,
+    ) -> None:  # fmt: skip
+        """`staging`: unless words are only read."""
         from kvtransfer.moving import words_of
 
-        device = blocks.device
         self._blocks = blocks
-        self._staging, self._staging_at = words_of(staging), staging.data_ptr()
-        self._piece_words = piece_bytes // WORD_BYTES
-        self._travels = travels
+        self._act = act
+        self._sums = sums
+        self._memory = staging
+        self._staging = None if staging is None else words_of(staging.tensor)
+        self._staging_at = 0 if staging is None else staging.tensor.data_ptr()
+        self._stride = 0 if staging is None else staging.stride // WORD_BYTES
         self._aligned = blocks.aligned(piece_bytes)
+        # What travels before a piece is copied when it is moved.
+        self._heads = act is Act.SCATTER and staging is not None and staging.head > 0
         most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
-        self._index_bytes = most * _ROW.size
-        self._host = device.on_host(pieces * most, ROW_WORDS)
-        self._there = device.table(pieces * most, ROW_WORDS)
-        self._bytes = self._host.numpy().data.cast("B")
-        self._at_host, self._at_device = self._host.data_ptr(), self._there.data_ptr()
-        self._pools = tuple(words.data_ptr() for words in blocks.words)
+        shape = pieces, -(-most * ROW_WORDS // 2) * 2  # each index begins at a multiple of 16 bytes
+        self._rows = blocks.device.on_host(*shape)
+        self._index_bytes = self._rows[0].nbytes
+        self._bytes = self._rows.numpy().data.cast("B")
+        self._rows_at = self._rows.data_ptr()
+        self._pools = blocks.addresses
         self._kernel: Kernel | None = None
-        if staging.is_cuda:
+        if blocks.device.tensors_on.type == "cuda":
             from kvtransfer.gpu.move_runs import prepared, programs
 
             self._programs = programs
-            self._kernel = prepared(staging.device, travels is Travels.SOURCE, self._aligned)
+            self._kernel = prepared(blocks.device.tensors_on, self._aligned, act is not Act.READ, self._heads)
 
-    def prepare(self, line: Line, piece: Piece, blocks: Sequence[int], begins: int | None = None) -> Prepared:
-        """Says on a line which rows a piece of these blocks has; its sum begins with `begins`, or the piece's
-        checksum."""
-        longest = self._fill(piece, blocks, piece.checksum if begins is None else begins)
-        place, size = piece.staging * self._index_bytes, len(blocks) * _ROW.size
-        line.copy(self._at_device + place, self._at_host + place, size)
-        return Prepared(piece.group, place, len(blocks), longest)
-
-    def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> int:
-        """Says on the same line that it is to be moved; where on the device its sum will be."""
-        group, place, count, longest = prepared
-        rows = self._at_device + place
-        if self._kernel is not None:
-            pool, staging = self._pools[group], self._staging_at
-            ends = (staging, pool) if self._travels is Travels.SOURCE else (pool, staging)
-            grid = count, self._programs(count, longest, beside_steps=beside_steps)
-            line.launch(self._kernel, grid, (*ends, rows, rows))
-        else:
-            first = place // _ROW.size
-            self._run(line, group, self._there[first : first + count], longest)
-        return rows + _ROW.size - 8
-
-    def _fill(self, piece: Piece, blocks: Sequence[int], begins: int) -> int:
-        """A row a block, all of whose sums go to the first row's end; the longest's words."""
+    def prepare(self, piece: Piece, blocks: Sequence[int], place: int) -> Prepared:
+        """Writes the rows of a piece of these blocks: one each. Its sum begins with that of its place: what
+        an index had before, or nobody has written, is never right."""
         size = self._blocks.block_words[piece.group]
         words = min(size, piece.length // WORD_BYTES)
-        staging, at = piece.staging * self._piece_words, piece.staging * self._index_bytes
+        staging, at = piece.staging * self._stride, piece.staging * self._index_bytes
         for n, block in enumerate(blocks):
-            ends = block * size + piece.offset // WORD_BYTES, staging + n * words
-            source, destination = ends if self._travels is Travels.DESTINATION else ends[::-1]
-            _ROW.pack_into(self._bytes, at, source, destination, words, ROW_WORDS - 1, n * words, begins)
+            here, there = block * size + piece.offset // WORD_BYTES, staging + n * words
+            source, destination = (there, here) if self._act is Act.SCATTER else (here, there)
+            _ROW.pack_into(self._bytes, at, source, destination, words, place, n * words)
             at += _ROW.size
-        return words
+        return Prepared(piece.group, piece.staging, len(blocks), words)
 
-    def _run(self, line: Line, group: int, rows: Tensor, longest: int) -> None:
-        pool, staging, travels = self._blocks.words[group], self._staging, self._travels
+    def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> None:
+        """Says on a line that it is to be moved; `sums` has its sum then."""
+        group, index, count, longest = prepared
+        if self._kernel is not None:
+            pool, staging = self._pools[group], self._staging_at
+            ends = (staging, pool) if self._act is Act.SCATTER else (pool, staging)
+            grid = count, self._programs(count, longest, beside_steps=beside_steps)
+            addresses = *ends, self._rows_at + index * self._index_bytes, self._sums.place(index)
+            line.launch(self._kernel, grid, addresses)
+        else:
+            rows = self._rows[index, : count * ROW_WORDS].view(count, ROW_WORDS)
+            self._run(line, group, rows, longest, index)
+
+    def _run(self, line: Line, group: int, rows: Tensor, longest: int, index: int) -> None:
         from kvtransfer.moving import move_rows
 
-        source, destination = (pool, staging) if travels is Travels.DESTINATION else (staging, pool)
-        line.run(lambda: move_rows(source, destination, rows, longest, travels, aligned=self._aligned))
+        pool, staging = self._blocks.words[group], self._staging
+        source, destination = (pool, staging) if self._act is not Act.SCATTER else (staging, pool)
+        assert source is not None, "who scatters has staging"
+        parts = self._sums.parts(index)
+
+        def run() -> None:
+            move_rows(source, destination, rows, longest, parts, aligned=self._aligned)
+            if self._heads:
+                assert isinstance(self._sums, PieceSums)
+                assert self._memory is not None
+                self._sums.said_parts(index).copy_(self._memory.parts(index))
+
+        line.run(run)
+
+
+def sums_of(device: LinkDevice, pieces: int, *, heads: bool = False) -> PieceSums:
+    """In memory of this process's own; `heads`: of pieces before which their sender's travel."""
+    parts = device.on_host(pieces, 2 * SUM_PARTS if heads else SUM_PARTS)
+    return PieceSums(parts.numpy().view(np.uint64), parts.data_ptr())
 
 
 def warm(blocks: DeviceBlocks) -> None:
@@ -106,6 +128,6 @@ def warm(blocks: DeviceBlocks) -> None:
     transfer."""
     from kvtransfer.gpu.move_runs import prepared
 
-    for travels in Travels:
-        aligned = blocks.aligned(blocks.largest_piece())
-        prepared(blocks.device.tensors_on, travels is Travels.SOURCE, aligned)
+    aligned = blocks.aligned(blocks.largest_piece())
+    for stores, head in ((False, False), (True, False), (True, True)):
+        prepared(blocks.device.tensors_on, aligned, stores, head)

@@ -122,6 +122,7 @@ class Sender:
         more |= not self._ship(left, now)
         for link in self._links.values():
             link.take_read()
+            link.keep_awake()
         for key, link in list(self._links.items()):
             if link.broken is not None:
                 self._break(key, link.broken)
@@ -232,7 +233,7 @@ class Sender:
                 transfer.end(TransferState.ACKNOWLEDGED)
                 link.remove(transfer)
                 self.counters.transfers_acknowledged += 1
-                self._events.append(Acknowledged(transfer, link.transport))
+                self._events.append(Acknowledged(transfer, link.transport, time.monotonic_ns()))
 
     def _end_by_receiver(self, link: SendingLink, transfer_id: int, error: BatonError) -> None:
         transfer = link.transfers.get(transfer_id)

@@ -104,7 +104,8 @@ class SendingLink:
         return None
 
     def step(self, source: BlockSource, now: float) -> bool:
-        """Sends one piece, record or commit of the transfer whose turn it is; False if none can."""
+        """Sends one piece, with its commit behind the last, or record of the transfer whose turn it is; False
+        if none can."""
         window = self._window
         if window is None or self.broken is not None:
             return False
@@ -116,23 +117,36 @@ class SendingLink:
                 transfer.ahead = None
                 return True
             if transfer.has_piece():
-                if window.credits and transfer.held < window.share:
+                if window.may_put(transfer):
                     if not window.in_flight:
                         self._heard_at = now
                     window.put(transfer, source)
+                    self._commit(window, transfer, now)
+                    window.gather()
                     return True
-            elif transfer.record is not None:
-                self._turns.remove(transfer)
-                transfer.state = TransferState.COMMITTING
-                transfer.commit_deadline = now + self._timeout
-                window.wire.tell(Commit(transfer.transfer_id, transfer.record))
+            elif self._commit(window, transfer, now):
                 return True
         return False
+
+    def _commit(self, window: SendingWindow, transfer: Transfer, now: float) -> bool:
+        """Behind the last piece; False before that."""
+        if transfer.record is None or transfer.has_piece():
+            return False
+        self._turns.remove(transfer)
+        transfer.state = TransferState.COMMITTING
+        transfer.commit_deadline = now + self._timeout
+        window.wire.tell(Commit(transfer.transfer_id, transfer.record))
+        return True
 
     def take_read(self) -> None:
         """What a device has read meanwhile is unpinned."""
         if self._window is not None and self.broken is None:
             self._window.take_read()
+
+    def keep_awake(self) -> None:
+        """While there are transfers, their device is to be ready for their blocks."""
+        if self._window is not None and self.transfers and self.broken is None:
+            self._window.keep_awake()
 
     def restless(self) -> bool:
         return self._window is not None and self.broken is None and self._window.restless()

@@ -39,7 +39,7 @@ class SendingWindow:
         self._gathered = 0
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
-        """Reads the transfer's next piece, or has it read, and spends a credit on it."""
+        """Reads the transfer's next piece, or announces it, and spends a credit on it; `gather` follows."""
         if self._gathering is not None:
             self._put_blocks(self._gathering, transfer)
             return
@@ -59,17 +59,34 @@ class SendingWindow:
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
-        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks)
+        wire.put_blocks(_piece(transfer, part, staging, place), part.blocks, part.after)
         transfer.shipped(part)
+
+    def may_put(self, transfer: Transfer) -> bool:
+        """Whether there is a credit for its next piece, and its bytes can be read, or will be by a device
+        that waits for them itself."""
+        if not self.credits or transfer.held >= self.share:
+            return False
+        return self._gathering is not None or transfer.is_final()
+
+    def keep_awake(self) -> None:
+        """A transfer is to be sent soon."""
+        if self._gathering is not None:
+            self._gathering.keep_awake()
+
+    def gather(self) -> None:
+        """A device reads what was only announced, when what goes right behind it has been said."""
+        if self._gathering is not None:
+            self._gathering.gather()
 
     def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
         """At most. What kernels do before the first piece's copy and after the last one's hides behind none:
-        so with nothing on the wire before it a piece is smaller, and half of one is left for the end."""
+        so with nothing on the wire before it a piece is smaller, and a quarter of one is left for the end."""
         most = self._geometry.blocks_per_piece(group)
-        half = most // 2
+        quarter = most // 4
         if not self.in_flight:
-            most -= most // 4
-        return max(1, half, min(most, transfer.queued_blocks - half))
+            most -= quarter
+        return max(1, quarter, min(most, transfer.queued_blocks - quarter))
 
     def _spend(self, transfer: Transfer) -> int:
         staging = self.credits.popleft()

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.device.link_device import LinkDevice
+from baton.device.link_device import LinkDevice, Moment
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import Piece, ReceiverFrame, SenderFrame, Words
@@ -62,11 +62,6 @@ class ReceiverWire(Protocol):
 class LandingWire(ReceiverWire, Protocol):
     """The receiver's end of a link between devices: a piece may be heard before its bytes are there."""
 
-    @property
-    def threaded(self) -> bool:
-        """Whether threads of this process carry it, from which a loop that never waits would keep Python's
-        lock."""
-
     def landed(self) -> int:
         """How many of the pieces that were heard, or are about to be, are there; they land in their order."""
 
@@ -100,9 +95,16 @@ class SenderWire(Protocol):
 class GatheringWire(SenderWire, Protocol):
     """The sender's end of a link between devices: it reads the blocks itself, later."""
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
-        """A piece of these blocks of its group. Its checksum is of its place alone: that of its words is
-        added on the way."""
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+        """Announces a piece of these blocks of its group, which are final at that moment of their device's;
+        `gather` is to follow. Its checksum is of its place alone: that of its words is added on the way."""
+
+    def gather(self) -> None:
+        """Has the device read what was put. Apart from it, for a word that goes behind the piece is said
+        sooner than that."""
+
+    def keep_awake(self) -> None:
+        """Blocks are about to be put: the device is to be ready when they are."""
 
     def restless(self) -> bool:
         """Whether something is under way that wakes nobody: look again within microseconds, `gathered`

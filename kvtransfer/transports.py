@@ -50,7 +50,7 @@ def connectors_of(
     makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake)}
     if STORES_IN_ORDER:
         makers[IPC] = partial(IpcConnector, wake, blocks)
-    if nccl is not None:
+    if nccl is not None and blocks is not None:
         makers[NCCL] = partial(NcclConnector, wake, nccl, blocks)
     return tuple(make() for make in _of(transport, makers))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,12 @@ from baton.device.shared_memory import SharedMemory
 _WHOLE = 2 << 20
 # Process and address of who allocated, before CUDA's handle: CUDA opens none of its own process.
 _OWNER = struct.Struct("<IQ")
+
+
+class _Recorded(Protocol):
+    """A moment on CUDA: of a line, or of a lane."""
+
+    event: int
 
 
 class _CudaMoment:
@@ -49,6 +55,9 @@ class _CudaLine:
     def copy(self, destination: int, source: int, size: int) -> None:
         self._runtime.copy(destination, source, size, self._raw)
 
+    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+        self._runtime.copy_together(destination, sources, size, self._index, self._raw)
+
     def run(self, work: Callable[[], None]) -> None:
         with torch.cuda.stream(self._stream):
             work()
@@ -67,8 +76,7 @@ class _CudaLine:
         return _CudaMoment(event, self._runtime, self._events)
 
     def after(self, moment: Moment) -> None:
-        assert isinstance(moment, _CudaMoment)
-        self._runtime.wait(self._raw, moment.event)
+        self._runtime.wait(self._raw, cast(_Recorded, moment).event)
 
     def finish(self) -> None:
         self._stream.synchronize()
@@ -177,6 +185,3 @@ class CudaLinkDevice:
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64, pin_memory=True)
-
-    def table(self, rows: int, columns: int) -> Tensor:
-        return torch.empty((rows, columns), dtype=torch.int64, device=self.tensors_on)

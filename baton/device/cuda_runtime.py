@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
+
+_LOG = logging.getLogger(__name__)
 
 HANDLE_BYTES = 64
 _BUS_ID_BYTES = 32
@@ -22,6 +26,10 @@ _ARGUMENTS = 8
 _WITHOUT_TIME = 2
 _NOT_READY = 600
 _BESIDE_THE_DEFAULT = 1  # cudaStreamNonBlocking
+_BATCH = "cuMemcpyBatchAsync_v2"
+_AS_IN_A_STREAM = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+_ON_A_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
+_MOST_COPIES = 64
 
 
 class CudaError(RuntimeError):
@@ -70,6 +78,21 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
+class _CopyAttributes(ctypes.Structure):
+    """CUmemcpyAttributes: in a stream's order; hints (kind, number) of source and destination."""
+
+    _fields_ = (("order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
+
+
+class _Batch:
+    """What a call for many copies is told by."""
+
+    def __init__(self) -> None:
+        self.destinations, self.sources, self.sizes = ((ctypes.c_uint64 * _MOST_COPIES)() for _ in range(3))
+        self.attributes = _CopyAttributes(order=_AS_IN_A_STREAM)
+        self.first = (ctypes.c_size_t * 1)(0)  # the attributes are of all copies from this one on
+
+
 class CudaRuntime:
     """Loaded once (`cuda_runtime`). OSError where the libraries are not there."""
 
@@ -87,6 +110,13 @@ class CudaRuntime:
         self._driver.cuStreamWriteValue64_v2.argtypes = [
             ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint,
         ]  # fmt: skip
+        self._batch: _Batch | None = None
+        with contextlib.suppress(AttributeError):
+            getattr(self._driver, _BATCH).argtypes = [
+                *[ctypes.POINTER(ctypes.c_uint64)] * 3, ctypes.c_size_t, ctypes.POINTER(_CopyAttributes),
+                ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_void_p,
+            ]  # fmt: skip
+            self._batch = _Batch()
         # Their values, and where they are. What a kernel has behind ours is 0: Triton's scratch.
         self._arguments = (ctypes.c_uint64 * _ARGUMENTS)()
         start = ctypes.addressof(self._arguments)
@@ -133,6 +163,34 @@ class CudaRuntime:
     def copy(self, destination: int, source: int, size: int, stream: int) -> None:
         """Enqueues a copy between any two places of which one is on a GPU."""
         self._call("cudaMemcpyAsync", destination, source, size, _TO_ANYWHERE, stream)
+
+    def copy_together(
+        self, destination: int, sources: Sequence[int], size: int, device: int, stream: int
+    ) -> None:
+        """Enqueues copies of equal size on one device, whose places there follow each other: by one call
+        where the driver knows it (CUDA 13), with no pause between them. 64 at most, by one thread at a time."""
+        if self._batch is not None and len(sources) > 1:
+            try:
+                self._copy_batch(self._batch, destination, sources, size, device, stream)
+                return
+            except CudaError as error:
+                _LOG.warning("copies are said one by one: %s", error)
+                self._batch = None
+        for n, source in enumerate(sources):
+            self.copy(destination + n * size, source, size, stream)
+
+    def _copy_batch(
+        self, batch: _Batch, destination: int, sources: Sequence[int], size: int, device: int, stream: int
+    ) -> None:
+        count = len(sources)
+        batch.attributes.hints[:] = (_ON_A_DEVICE, device, _ON_A_DEVICE, device)
+        batch.destinations[:count] = [destination + n * size for n in range(count)]
+        batch.sources[:count] = list(sources)
+        batch.sizes[:count] = [size] * count
+        call(
+            self._driver, _BATCH,
+            batch.destinations, batch.sources, batch.sizes, count, batch.attributes, batch.first, 1, stream,
+        )  # fmt: skip
 
     def event(self) -> int:
         """For its order alone; never destroyed."""

@@ -76,6 +76,7 @@ class _GpuMoment:
     def __init__(self) -> None:
         self._event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._event.record()
+        self.event = int(self._event.cuda_event)  # by which a line of a link's device waits for it
 
     def ended(self) -> bool:
         return bool(self._event.query())  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -51,6 +51,9 @@ class Line(Protocol):
     def copy(self, destination: int, source: int, size: int) -> None:
         """Bytes between two addresses, of which one at least is on a device."""
 
+    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+        """`size` bytes from each of at most 64 places, one behind the other from `destination` on."""
+
     def run(self, work: Callable[[], None]) -> None:
         """Calls `work`, whose kernels are part of this line."""
 
@@ -64,7 +67,7 @@ class Line(Protocol):
         """Here and now."""
 
     def after(self, moment: Moment) -> None:
-        """What is said from now on begins when another line has come to this moment."""
+        """What is said from now on begins when another line, or a lane, has come to this moment."""
 
     def finish(self) -> None:
         """Waits until all that was said is done."""
@@ -137,10 +140,7 @@ class LinkDevice(Protocol):
         """`first`: before what else the device has to do, where it can choose."""
 
     def on_host(self, rows: int, columns: int) -> Tensor:
-        """int64 on the host, where a line copies to and from without waiting."""
-
-    def table(self, rows: int, columns: int) -> Tensor:
-        """int64 on the device, of any values."""
+        """int64 zeros on the host, which kernels read and write by the same address."""
 
     @property
     def tensors_on(self) -> torch.device: ...

@@ -1,13 +1,14 @@
 """NCCL between two processes: the few calls that a link makes, over the library that torch brings.
 
-torch.distributed is no help here: its groups have a store and a watchdog that ends the process when a peer
-is gone. A `Communicator` is ours alone and non-blocking: a call that takes its time returns at once, and
-`state` says later whether it has succeeded.
+torch.distributed is no help here: its groups have a store and a watchdog that ends the process when a peer is
+gone. A `Communicator` is ours alone. Making a blocking one, and its first move with each peer, wait for the
+other without a deadline; later moves wait for nobody. A non-blocking one's calls return at once, and `state`
+says later whether they have succeeded.
 
-    id = Nccl().unique_id()                    one process makes it and sends it to the other
-    c = Nccl().communicator(id, rank, 2)       both; then `state` until it is not IN_PROGRESS
-    c.send(…) / c.receive(…)                   enqueued on a stream once `state` is SUCCESS again
-    c.abort()                                  ends kernels that wait for a peer; in a side thread
+    id = Nccl().unique_id()                               one process makes it and sends it to the other
+    c = Nccl().communicator(id, rank, 2, blocking=True)   both, in a side thread
+    c.send(…) / c.receive(…)                              enqueued on a stream
+    c.abort()                                             ends kernels that wait; in a side thread
 """
 
 from __future__ import annotations
@@ -136,13 +137,13 @@ class Nccl:
 
 
 class Communicator:
-    """One process's end. All calls but `abort` come from one thread; `abort` may come from another at any
-    moment, and every call after it raises `NcclError`."""
+    """One process's end. One thread at a time calls it; `abort` may come from another at any moment, waits
+    for a call that has not returned, and every call after it raises `NcclError`."""
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library = library
         self._handle: ctypes.c_void_p | None = handle
-        # Never held over a call that may wait: none of a non-blocking communicator does but its end.
+        # Held over every call but the end: none waits that is made when the two are connected.
         self._lock = threading.Lock()
 
     def state(self) -> Result:
@@ -155,7 +156,8 @@ class Communicator:
     def send(self, address: int, size: int, peer: int, stream: int) -> None:
         """Sends `size` bytes of device memory, behind what is on the CUDA `stream`; as many are received.
 
-        What is enqueued behind it on the stream before `state` is SUCCESS may run before it.
+        What is enqueued behind it on the stream before `state` is SUCCESS may run before it, where the
+        communicator is non-blocking.
         """
         with self._lock:
             self._move("ncclSend", address, size, peer, stream)

@@ -2,68 +2,105 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
 import torch
 
-from baton.device.cuda_runtime import cuda_runtime
-from baton.device.nccl import Communicator, Nccl
-from baton.device.nccl_line import Moment, NcclLine
+from baton.device.cuda_runtime import CudaRuntime, cuda_runtime
+from baton.device.nccl import Communicator, Nccl, NcclError, Result
+from baton.device.nccl_line import Moment, NcclLine, Stream
 
-# Multiprocessors that a line's kernels take at most: between two H200s 339 GB/s, with half as many 262, with
-# twice as many 354 (docs/decisions/0015).
-MAX_CTAS = 16
+# Multiprocessors that a line's kernels may take: of fewer NCCL 2.28 gives pieces of up to 128 MiB half only,
+# and between two H200s 16 move 340 GB/s, 8 of them 245 (docs/decisions/0015).
+MAX_CTAS = 32
+_WORD_BYTES = 64
+_LOOK_S = 0.001
 
 
-class _LineMoment(Protocol):
-    """A moment of a line of `CudaLinkDevice`'s."""
+class _Event(Protocol):
+    """A moment of a line of `CudaLinkDevice`'s, or of ours."""
 
     event: int
 
 
 class _Moment:
-    def __init__(self, event: torch.cuda.Event) -> None:
+    """Its event is another's when nobody asks any more."""
+
+    def __init__(self, event: int, runtime: CudaRuntime, free: list[int]) -> None:
         self.event = event
+        self._runtime = runtime
+        self._free = free
 
     def ended(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+        return self._runtime.ended(self.event)
+
+    def __del__(self) -> None:
+        self._free.append(self.event)
 
 
 class _OwnStream:
     """Not one of torch's, which others have too: a kernel that waits on it keeps nobody else waiting."""
 
-    def __init__(self, device: torch.device) -> None:
-        torch.cuda.set_device(device)
-        self.handle = cuda_runtime().new_stream()
-        self._stream = torch.cuda.ExternalStream(self.handle, device=device)  # type: ignore[no-untyped-call]
+    def __init__(self, device: int) -> None:
+        self._runtime = cuda_runtime()
+        self._device = device
+        self._runtime.set_device(device)
+        self.handle = self._runtime.new_stream()
+        self._events: list[int] = []
 
     def after(self, moment: Moment) -> None:
-        cuda_runtime().wait(self.handle, cast(_LineMoment, moment).event)
+        self._runtime.wait(self.handle, cast(_Event, moment).event)
 
     def moment(self) -> Moment:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return _Moment(event)
+        if self._events:
+            event = self._events.pop()
+        else:
+            self._runtime.set_device(self._device)
+            event = self._runtime.event()
+        self._runtime.record(event, self.handle)
+        return _Moment(event, self._runtime, self._events)
 
     def close(self) -> None:
-        cuda_runtime().end_stream(self.handle)
+        self._runtime.end_stream(self.handle)
 
 
 class CudaNccl:
     """RuntimeError where there is no NCCL."""
 
     def __init__(self, device: torch.device, max_ctas: int = MAX_CTAS) -> None:
-        self._device = device
+        self._device = int(device.index or 0)
         self._max_ctas = max_ctas
         self._nccl = Nccl()
 
     def unique_id(self) -> bytes:
         return self._nccl.unique_id()
 
-    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None], connect_s: float) -> NcclLine:
-        def begin() -> Communicator:
-            torch.cuda.set_device(self._device)  # the line's thread's from now on
-            return self._nccl.communicator(unique_id, rank, 2, max_ctas=self._max_ctas)
+    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine:
+        def meet(stream: Stream, given_up: Callable[[], bool]) -> Communicator:
+            cuda_runtime().set_device(self._device)  # the line's thread's from now on
+            # Blocking: a call of one that is not costs 450 µs, for it is handed to a thread of NCCL's.
+            ends = self._nccl.communicator(unique_id, rank, 2, max_ctas=self._max_ctas, blocking=True)
+            try:
+                _connect(ends, rank, stream, given_up)
+            except BaseException:
+                ends.abort()
+                raise
+            return ends
 
-        return NcclLine(begin, _OwnStream(self._device), 1 - rank, wake, connect_s)
+        return NcclLine(meet, _OwnStream(self._device), 1 - rank, wake)
+
+
+def _connect(ends: Communicator, rank: int, stream: Stream, given_up: Callable[[], bool]) -> None:
+    """A word from one to the other. It is in memory of its own: nobody knows when NCCL is done with it,
+    should the peer stop here."""
+    word = cuda_runtime().allocate(_WORD_BYTES)
+    move = ends.send if rank == 0 else ends.receive
+    move(word, _WORD_BYTES, 1 - rank, stream.handle)
+    moved = stream.moment()
+    while not moved.ended():
+        if given_up():
+            raise NcclError("ncclRecv", Result.REMOTE_ERROR, "the peer was given up before it came")
+        time.sleep(_LOOK_S)
+    cuda_runtime().free(word)

@@ -53,26 +53,40 @@ class DecodeLoop(ABC):
         limits: Limits,
         masked: bool = False,
     ) -> Entry:
-        """What gives a prefilled sequence its slot once it is told (`admit`). The slot's tables are written
-        now: while its KV is still on its way this may be done, and left at that.
+        """`begin_admission` and `complete`, where all is known."""
+        entry = self.begin_admission(
+            grant, token_ids=token_ids, prompt_length=prompt_length, end=end, sampling=sampling,
+            limits=limits, masked=masked,
+        )  # fmt: skip
+        self.complete(
+            entry, token_ids=token_ids, prompt_length=prompt_length, sampling=sampling, last_token=last_token,
+            last_logprobs=last_logprobs,
+        )  # fmt: skip
+        return entry
 
-        `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted;
-        `last_token` is the next, without KV. The slot's first word in the ring repeats it with
-        `last_logprobs`, without which a request for logprobs is refused (ValueError). `masked`: each
-        further token waits for its mask (`write_mask`).
+    def begin_admission(
+        self,
+        grant: Grant,
+        *,
+        token_ids: Sequence[int],
+        prompt_length: int,
+        end: int,
+        sampling: SamplingParams,
+        limits: Limits,
+        masked: bool = False,
+    ) -> Entry:
+        """What gives a prefilled sequence its slot, once it has its last token (`complete`) and is told
+        (`admit`). The slot's tables are written now: while its KV is computed or on its way this may be done,
+        and left at that.
+
+        `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted. `masked`:
+        each token after the last one waits for its mask (`write_mask`).
         """
-        if (last_logprobs is None) != (sampling.logprobs is None):
-            raise ValueError("the last token comes with logprobs exactly where they are asked for")
         self._state.set_block_table(grant.slot, grant.blocks)
         if sampling.logit_bias:
             self._state.sampler.set_bias(grant.slot, sampling.logit_bias)
-        if sampling.penalizes:
-            output = [*token_ids[prompt_length:], last_token]
-            self._state.sampler.set_counts(grant.slot, token_ids[:prompt_length], output)
-        if last_logprobs is not None:
-            self._state.sampler.set_last_logprobs(grant.slot, last_logprobs)
         entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
-        entry["last_token"], entry["position"] = last_token, len(token_ids)
+        entry["position"] = len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
         entry["stop_ids"] = _NO_STOP
         entry["stop_ids"][0, : len(limits.stop_token_ids)] = limits.stop_token_ids
@@ -81,6 +95,29 @@ class DecodeLoop(ABC):
         entry["features"] = _features(sampling, held_stops=stops_from > len(token_ids) + 1, masked=masked)
         _write_sampling(entry, sampling)
         return entry
+
+    def complete(
+        self,
+        admission: Entry,
+        *,
+        token_ids: Sequence[int],
+        prompt_length: int,
+        sampling: SamplingParams,
+        last_token: int,
+        last_logprobs: Logprobs | None = None,
+    ) -> None:
+        """`last_token` is the one behind `token_ids`, without KV; all else as it was said before. The
+        slot's first word in the ring repeats it with `last_logprobs`, without which a request for logprobs is
+        refused (ValueError)."""
+        if (last_logprobs is None) != (sampling.logprobs is None):
+            raise ValueError("the last token comes with logprobs exactly where they are asked for")
+        slot = int(admission["slot"][0])
+        if sampling.penalizes:
+            output = [*token_ids[prompt_length:], last_token]
+            self._state.sampler.set_counts(slot, token_ids[:prompt_length], output)
+        if last_logprobs is not None:
+            self._state.sampler.set_last_logprobs(slot, last_logprobs)
+        admission["last_token"] = last_token
 
     def admit(self, admission: Entry) -> None:
         """From the next step on the sequence decodes: all its KV is in its blocks."""

@@ -1,6 +1,7 @@
 """The prefill step: schedule, run, sample what is complete.
 
-    begin ─▶ under way ─▶ take: the chunks' results
+    begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle
+                          └────────── take ───────────────┘
 
 On a CPU a step has ended when it was begun. A GPU is given the next step before it has ended the one that
 runs, so that it never waits for the host: whatever a step's chunks lead to happens once their event has come.
@@ -112,9 +113,13 @@ class PrefillLoop:
         self.prompts_run = 0
         self.tokens_run = 0
         self.steps_ended = 0
+        # When what `take` told last was last seen to be under way.
+        self.ended_after_ns = 0
+        self._looked_ns = 0
         self.device_s = 0.0  # what steps took of the device's time
         self.host_s = 0.0  # and the host to say them; on a CPU, to do them
         self._under_way: deque[_Step] = deque()
+        self._unsettled: list[_Step] = []
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
 
@@ -127,6 +132,15 @@ class PrefillLoop:
     def ends_in_s(self) -> float:
         """Seconds until all that is under way should have ended; negative where it is late."""
         return self._ends_at - self._clock()
+
+    def ending(self, within_s: float) -> tuple[list[Chunk], Moment] | None:
+        """The chunks of the step that ends next, and the moment when it does: where it should within so many
+        seconds, or should have."""
+        if not self._under_way:
+            return None
+        first, *others = self._under_way
+        behind = self.scheduler.cost.seconds_of(sum(step.units for step in others))
+        return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
 
     def step(self) -> list[ChunkResult]:
         """Begins a step where one is due, and takes what has ended; on a CPU, the same step."""
@@ -165,17 +179,42 @@ class PrefillLoop:
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
         self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
+        self._looked_ns = time.monotonic_ns()
         return True
 
     def take(self) -> list[ChunkResult]:
         """The results of all steps that have ended since, those of sequences that were removed excepted."""
-        results = []
-        while self._under_way and self._under_way[0].end.ended():
-            results += self._end(self._under_way.popleft())
-            # What is left runs from now on, however long it was thought to wait.
-            left = sum(step.units for step in self._under_way)
-            self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
+        results = self.ended()
+        self.settle()
         return results
+
+    def ended(self) -> list[ChunkResult]:
+        """`take` for who has something to do with results first: `settle` follows, before all else."""
+        results: list[ChunkResult] = []
+        self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
+        while self._under_way and self._under_way[0].end.ended():
+            step = self._under_way.popleft()
+            self.steps_ended += 1
+            self._unsettled.append(step)
+            results += self._results(step)
+        return results
+
+    def settle(self) -> None:
+        """The books of the steps that have ended: their blocks, and what they took."""
+        if not self._unsettled:
+            return
+        for step in self._unsettled:
+            took = step.end.seconds_since(step.begun)
+            self.device_s += took
+            self.scheduler.cost.took(step.runs, took)
+            for chunk in step.chunks:
+                self.tokens_run += chunk.count
+                self.prompts_run += chunk.is_last
+                self.scheduler.computed(chunk)
+        self._unsettled.clear()
+        # What is left runs from now on, however long it was thought to wait.
+        left = sum(step.units for step in self._under_way)
+        self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
 
     def _is_due(self) -> bool:
         """Whether a step may be begun: at once where none is under way, else before that one ends."""
@@ -185,20 +224,14 @@ class PrefillLoop:
             return True
         return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
 
-    def _end(self, step: _Step) -> list[ChunkResult]:
-        self.steps_ended += 1
-        took = step.end.seconds_since(step.begun)
-        self.device_s += took
-        self.scheduler.cost.took(step.runs, took)
+    def _results(self, step: _Step) -> list[ChunkResult]:
         tokens: dict[int, tuple[int, Logprobs | None]] = {}
         if step.drawn is not None:
             told = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)
             tokens = dict(zip(step.drawn.of, told, strict=True))
         results = []
         for number, chunk in enumerate(step.chunks):
-            self.tokens_run += chunk.count
-            self.prompts_run += chunk.is_last
-            if self.scheduler.computed(chunk):
+            if chunk.sequence in self.scheduler:
                 token, logprobs = tokens.get(number, (None, None))
                 of_prompt = tuple(step.of_prompts.get(number, ()))
                 results.append(ChunkResult(chunk, token, logprobs, of_prompt))

@@ -87,6 +87,9 @@ class PrefillScheduler:
         # The last to come, here or gone.
         self._last: deque[tuple[Sequence, float]] = deque(maxlen=2)
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._sequences
+
     @property
     def sequences(self) -> tuple[Sequence, ...]:
         return tuple(self._sequences)

@@ -219,8 +219,8 @@ class HandedOff(_message.Message):
     transport: _builtins.str
     bytes_shipped: _builtins.int
     exposed_ns: _builtins.int
-    """From the end of the prompt's last step, as its engine saw it, to decode's word that all is verified
-    and admitted: what of the handoff no computing hid.
+    """From when the prompt's last step was last seen to run to decode's word that all is verified and
+    admitted: what of the handoff no computing hid.
     """
     def __init__(
         self,

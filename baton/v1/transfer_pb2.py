@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/transfer.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x9a\x01\n\x0fOpenLinkRequest\x12(\n\x06sender\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x1c\n\x14receiver_incarnation\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\"\x9e\x01\n\x10OpenLinkResponse\x12*\n\x08receiver\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07link_id\x18\x03 \x01(\x06\x12\x13\n\x0bpiece_bytes\x18\x04 \x01(\r\x12\x15\n\rwindow_pieces\x18\x05 \x01(\r\x12\x0f\n\x07nccl_id\x18\x06 \x01(\x0c\"\xc3\x02\n\x0c\x43ommitRecord\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x04 \x01(\r\x12\x14\n\x0c\x66irst_number\x18\x05 \x01(\r\x12$\n\x08sampling\x18\x06 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x07 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x13\n\x0bticket_body\x18\x08 \x01(\x0c\x12\x18\n\x10ticket_signature\x18\t \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\n \x03(\r\x12*\n\x0e\x66irst_logprobs\x18\x0b \x01(\x0b\x32\x12.baton.v1.Logprobs2T\n\x0fTransferService\x12\x41\n\x08OpenLink\x12\x19.baton.v1.OpenLinkRequest\x1a\x1a.baton.v1.OpenLinkResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/transfer.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x9a\x01\n\x0fOpenLinkRequest\x12(\n\x06sender\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x1c\n\x14receiver_incarnation\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\x0c\x12\x14\n\x0cprotocol_min\x18\x04 \x01(\r\x12\x14\n\x0cprotocol_max\x18\x05 \x01(\r\"\xb3\x01\n\x10OpenLinkResponse\x12*\n\x08receiver\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x0f\n\x07link_id\x18\x03 \x01(\x06\x12\x13\n\x0bpiece_bytes\x18\x04 \x01(\r\x12\x15\n\rwindow_pieces\x18\x05 \x01(\r\x12\x0f\n\x07nccl_id\x18\x06 \x01(\x0c\x12\x13\n\x0b\x66rames_port\x18\x07 \x01(\r\"\xc3\x02\n\x0c\x43ommitRecord\x12\"\n\x07\x61ttempt\x18\x01 \x01(\x0b\x32\x11.baton.v1.Attempt\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x15\n\rprompt_length\x18\x03 \x01(\r\x12\x16\n\x0e\x66irst_token_id\x18\x04 \x01(\r\x12\x14\n\x0c\x66irst_number\x18\x05 \x01(\r\x12$\n\x08sampling\x18\x06 \x01(\x0b\x32\x12.baton.v1.Sampling\x12 \n\x06limits\x18\x07 \x01(\x0b\x32\x10.baton.v1.Limits\x12\x13\n\x0bticket_body\x18\x08 \x01(\x0c\x12\x18\n\x10ticket_signature\x18\t \x01(\x0c\x12\x14\n\x0c\x62lock_counts\x18\n \x03(\r\x12*\n\x0e\x66irst_logprobs\x18\x0b \x01(\x0b\x32\x12.baton.v1.Logprobs2T\n\x0fTransferService\x12\x41\n\x08OpenLink\x12\x19.baton.v1.OpenLinkRequest\x1a\x1a.baton.v1.OpenLinkResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENLINKREQUEST']._serialized_start=60
   _globals['_OPENLINKREQUEST']._serialized_end=214
   _globals['_OPENLINKRESPONSE']._serialized_start=217
-  _globals['_OPENLINKRESPONSE']._serialized_end=375
-  _globals['_COMMITRECORD']._serialized_start=378
-  _globals['_COMMITRECORD']._serialized_end=701
-  _globals['_TRANSFERSERVICE']._serialized_start=703
-  _globals['_TRANSFERSERVICE']._serialized_end=787
+  _globals['_OPENLINKRESPONSE']._serialized_end=396
+  _globals['_COMMITRECORD']._serialized_start=399
+  _globals['_COMMITRECORD']._serialized_end=722
+  _globals['_TRANSFERSERVICE']._serialized_start=724
+  _globals['_TRANSFERSERVICE']._serialized_end=808
 # @@protoc_insertion_point(module_scope)

@@ -62,6 +62,7 @@ class OpenLinkResponse(_message.Message):
     PIECE_BYTES_FIELD_NUMBER: _builtins.int
     WINDOW_PIECES_FIELD_NUMBER: _builtins.int
     NCCL_ID_FIELD_NUMBER: _builtins.int
+    FRAMES_PORT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     link_id: _builtins.int
     """Names the link in every frame; never given out twice in one incarnation."""
@@ -69,6 +70,8 @@ class OpenLinkResponse(_message.Message):
     window_pieces: _builtins.int
     nccl_id: _builtins.bytes
     """Where the link's bytes go by NCCL: the unique id of its communicator. Empty over other transports."""
+    frames_port: _builtins.int
+    """Where the frames of such a link go: a port of the receiver's host."""
     @_builtins.property
     def receiver(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -80,10 +83,11 @@ class OpenLinkResponse(_message.Message):
         piece_bytes: _builtins.int = ...,
         window_pieces: _builtins.int = ...,
         nccl_id: _builtins.bytes = ...,
+        frames_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["receiver", b"receiver"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["link_id", b"link_id", "nccl_id", b"nccl_id", "piece_bytes", b"piece_bytes", "protocol", b"protocol", "receiver", b"receiver", "window_pieces", b"window_pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames_port", b"frames_port", "link_id", b"link_id", "nccl_id", b"nccl_id", "piece_bytes", b"piece_bytes", "protocol", b"protocol", "receiver", b"receiver", "window_pieces", b"window_pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

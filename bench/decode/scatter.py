@@ -61,6 +61,7 @@ class StagedScatter:
         from baton.device.cuda_link_device import CudaLinkDevice
         from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
         from kvtransfer.device_scatter import DeviceScatter
+        from kvtransfer.piece_memory import PieceMemory
         from kvtransfer.row_mover import warm
 
         device = device or CudaLinkDevice(engine.decoder.device)
@@ -71,7 +72,7 @@ class StagedScatter:
         self._decode = decode
         self._block_bytes = blocks.block_bytes
         self._piece_bytes = sink.piece_bytes
-        self._window = device.allocate(sink.piece_bytes * sink.window_pieces)
+        self._window = PieceMemory(device, sink.window_pieces, sink.piece_bytes)
         self._scatter = DeviceScatter(sink, self._window)
         self._free = list(range(sink.window_pieces))
         self._waiting: deque[tuple[int, int, int, int]] = deque()  # transfer, group, first ordinal, blocks

@@ -69,7 +69,7 @@ class EngineConfig(StrictModel):
         None,
         ge=0,
         description="links with other workers that its GPU has memory for, up to 256 MiB each; unset: one "
-        "with each that it hands prompts to or gets them from",
+        "with each that it gets prompts from, or by NCCL hands them to",
     )
     kv_memory_mb: int | None = Field(
         None,
@@ -290,7 +290,9 @@ class UpConfig(StrictModel):
         if self.engine.gpu_links is not None:
             return self.engine
         counts = self.role_counts
-        peers = {"prefill": counts["decode"], "decode": counts["prefill"], "both": 0}[role]
+        # Unless they go by NCCL, what a sender's GPU copies lies in its blocks until then.
+        sent_to = counts["decode"] if self.transfer.transport == "nccl" else 0
+        peers = {"prefill": sent_to, "decode": counts["prefill"], "both": 0}[role]
         links = 0 if self.transfer.through_host else peers
         return self.engine.model_copy(update={"gpu_links": links})
 

@@ -36,10 +36,11 @@ from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, Ticket
 from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
-from services.worker.reservation import Admission, Key, Reservation, Terms
+from services.worker.reservation import Admission, Key, Reservation
 from services.worker.wire_blocks import WireBlocks
 
 MAX_TTL_S = 3600.0
+_LANDING_S = 0.0002
 
 
 class DecodeSide:
@@ -235,10 +236,18 @@ class DecodeSide:
             self._receiver.land(max_pieces)
 
     def poll(self, max_pieces: int) -> bool:
-        """Bounded link work; True where there was some."""
+        """Bounded link work; True where there was some. While a device moves pieces it is looked at again and
+        again, for a while: a turn of the loop takes longer than what there is to wait for."""
         if self._receiver is None:
             return False
-        events = self._receiver.poll(max_pieces)
+        until = time.monotonic() + _LANDING_S
+        worked = self._take_events(self._receiver, max_pieces)
+        while self._receiver.landing and time.monotonic() < until:
+            worked |= self._take_events(self._receiver, max_pieces)
+        return worked
+
+    def _take_events(self, receiver: Receiver, max_pieces: int) -> bool:
+        events = receiver.poll(max_pieces)
         for event in events:
             match event:
                 case Arrived(transfer_id):
@@ -258,19 +267,19 @@ class DecodeSide:
         entry = self._book.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                entry.grant.terms = self._terms(entry.grant, record)
+                entry.grant.admission = self._admission(entry.grant, record)
 
     def _prepare(self, transfer_id: int, record: CommitRecord) -> None:
         """While its last bytes come; the same."""
         entry = self._book.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                entry.grant.prepared = self._admission(entry.grant, record)
+                self._complete(entry.grant, record)
 
     def _commit(self, transfer_id: int, record: CommitRecord) -> None:
         assert self._receiver is not None
         try:
-            reservation, names = self._admit(transfer_id, record)
+            reservation, admission = self._admit(transfer_id, record)
         except BatonError as error:
             self._receiver.refuse(transfer_id, error)
             entry = self._book.find_transfer(transfer_id)
@@ -278,33 +287,34 @@ class DecodeSide:
                 self._end_unused(entry)
         else:
             self._receiver.acknowledge(transfer_id)  # prefill waits for this word
-            self._admitted(reservation, names)
+            self._admitted(reservation, admission, record)
 
     def commit(self, transfer_id: int, record: CommitRecord) -> None:
         """Admits a sequence whose KV is all here. Raises BatonError where the record is not the ticket's.
 
         That the ticket in the record is ours and for this transfer has been checked before.
         """
-        self._admitted(*self._admit(transfer_id, record))
+        self._admitted(*self._admit(transfer_id, record), record)
 
-    def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, tuple[bytes, ...]]:
-        """It will decode; with the names of its blocks, for `_admitted`."""
+    def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, Admission]:
+        """It will decode; for `_admitted`."""
         entry = self._book.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         reservation = entry.grant
-        admission = reservation.prepared or self._admission(reservation, record)
+        admission = self._complete(reservation, record)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
         self._loop.admit(admission.entry)
         self._book.activate(transfer_id)
-        reservation.terms = reservation.prepared = None
-        reservation.token_ids = tuple(record.token_ids)
-        return reservation, admission.names
+        return reservation, admission
 
-    def _admitted(self, reservation: Reservation, names: tuple[bytes, ...]) -> None:
-        self._keep(reservation, names)
+    def _admitted(self, reservation: Reservation, admission: Admission, record: CommitRecord) -> None:
+        """What can wait until prefill has heard."""
+        reservation.admission = None
+        reservation.token_ids = tuple(record.token_ids)
+        self._keep(reservation, admission.names)
         self.growth.watch(reservation)
         self.handoffs_committed += 1
 
@@ -317,31 +327,41 @@ class DecodeSide:
         self.commit(transfer_id, record)
         self.handoffs_local += 1
 
-    def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
-        """Raises BatonError where the record is not the ticket's."""
+    def _complete(self, reservation: Reservation, record: CommitRecord) -> Admission:
+        """With the first token, once. Raises BatonError where the record is not the ticket's."""
+        admission = reservation.admission or self._admission(reservation, record)
+        if reservation.complete:
+            return admission
         vocab_size = self._model.config.vocab_size
-        sampling, limits, names = reservation.terms or self._terms(reservation, record)
         if record.first_token_id >= vocab_size:
             raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
-        entry = self._loop.admission(
-            reservation.grant,
+        self._loop.complete(
+            admission.entry,
             token_ids=record.token_ids,
             prompt_length=record.prompt_length,
+            sampling=admission.sampling,
             last_token=record.first_token_id,
-            last_logprobs=first_logprobs_of(record, sampling, vocab_size),
-            end=reservation.end,
-            sampling=sampling,
-            limits=limits,
+            last_logprobs=first_logprobs_of(record, admission.sampling, vocab_size),
         )
-        return Admission(entry, names)
+        reservation.admission, reservation.complete = admission, True
+        return admission
 
-    def _terms(self, reservation: Reservation, record: CommitRecord) -> Terms:
-        """The same of all but the first token."""
+    def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
+        """All but the first token; raises the same."""
         vocab_size = self._model.config.vocab_size
         sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
         limits = limits_of(record.limits, vocab_size)
         self._check_record(record, reservation, limits)
-        return Terms(sampling, limits, self._names_of(record, reservation))
+        names = self._names_of(record, reservation)
+        entry = self._loop.begin_admission(
+            reservation.grant,
+            token_ids=record.token_ids,
+            prompt_length=record.prompt_length,
+            end=reservation.end,
+            sampling=sampling,
+            limits=limits,
+        )
+        return Admission(entry, sampling, names)
 
     def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
         end = record.prompt_length + limits.max_tokens

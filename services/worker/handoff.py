@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from baton.device.link_device import Moment
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.commit_check import complete
@@ -18,8 +19,9 @@ from services.worker.decode_side import DecodeSide
 class Handoff(Protocol):
     """One sequence on its way."""
 
-    def push(self, group: int, ordinal: int, block: int) -> None:
-        """Block `ordinal` of the sequence is complete."""
+    def push(self, group: int, ordinal: int, block: int, after: Moment | None = None) -> None:
+        """Block `ordinal` of the sequence is complete, now or at that moment of the step that completes
+        it."""
 
     def commit(self, record: CommitRecord) -> None:
         """All blocks are pushed. `record`: what the last step found, behind what was said at the beginning.
@@ -39,7 +41,7 @@ class LocalHandoff:
         self._record = record
         record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
 
-    def push(self, group: int, ordinal: int, block: int) -> None:
+    def push(self, group: int, ordinal: int, block: int, after: Moment | None = None) -> None:
         """Nothing to do: the block is already the ticket's."""
 
     def commit(self, record: CommitRecord) -> None:

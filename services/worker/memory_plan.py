@@ -6,10 +6,11 @@
 All of it is known before a byte is loaded, and is the same at every start: workers of one GPU start at the
 same time, so what is free there at a moment says nothing of whose it will be.
 
-`links` is the staging of `gpu_links` links from GPU to GPU, a window on the receiver's and as much on the
-sender's. It is taken when workers meet, so at a start it looks free. A link beyond that number, or one that
-follows a link whose window is still in quarantine, takes of what is left alone; where there is none, blocks
-go the next way. NCCL's own buffers are the driver's, and not in it: nobody has measured them yet.
+`links` is the staging of `gpu_links` links from GPU to GPU: a window on the receiver's, and where they go by
+NCCL as much on the sender's. It is taken when workers meet, so at a start it looks free. A link beyond that
+number, or one that follows a link whose window is still in quarantine, takes of what is left alone; where
+there is none, blocks go the next way. NCCL's own buffers are the driver's, and not in it: nobody has measured
+them yet.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from functools import partial
 
 from google.protobuf.message import DecodeError
 
+from baton.device.lane import Moment
 from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
 from baton.engine.prefill import ChunkResult, PrefillLoop
@@ -47,6 +48,11 @@ from services.worker.handoff import Handoff, LocalHandoff
 from services.worker.loaded_model import LoadedModel
 from services.worker.parameters import check_token_ids, limits_of, sampling_of
 
+# Blocks are pushed so long before the step that computes them should end. Links' wires stand still from then
+# on, and what else there is for them waits as long.
+_ANNOUNCED_S = 0.001
+_AWAITED_S = 0.00015
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -62,7 +68,7 @@ class Job:
     prompt_logprobs: list[Logprobs] = field(default_factory=list)  # not told yet
     prompt_told: int = 1  # index in the prompt of the first of them; that of token 0 is not defined
     first: FirstToken | None = None  # drawn, and told to the router within the turn
-    computed_ns: int = 0  # when the last step was seen to have ended
+    computed_ns: int = 0  # when the last step was last seen to be under way
 
 
 class PrefillSide:
@@ -96,6 +102,9 @@ class PrefillSide:
         self._jobs: dict[AttemptKey, Job] = {}
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
+        # The end of the step whose blocks were pushed last before it; the same, until it has come.
+        self._announced: Moment | None = None
+        self._awaited: Moment | None = None
 
     @property
     def loop(self) -> PrefillLoop:
@@ -141,7 +150,7 @@ class PrefillSide:
         job.handoff, job.pushed[:] = transfer, transfer.held_counts
         self._by_transfer[transfer] = job
         if job.sequence.blocks is not None:  # it has begun
-            self._push(job, transfer)
+            self._push(job, transfer, job.sequence.computed)
         if job.first is not None:
             self._settle(job, transfer, job.first)
 
@@ -236,30 +245,55 @@ class PrefillSide:
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes what others have finished, tells first tokens;
         False where none were begun."""
+        self._await_end()
         if self._end_steps() and self._ships_first:  # nobody waits for a token until the next step is said
             self.poll(self._ships_first)
+        if self._ships_first:
+            self._announce()
         begun = self._loop.begin()
         self._end_steps()
         return begun
 
     def _end_steps(self) -> bool:
         """Ships and tells the results of all that have ended; False where none has."""
-        finished = self._loop.take()
+        finished = self._loop.ended()
         self._ship(finished)
+        self._loop.settle()
         self._take(finished)
         return bool(finished)
+
+    def _announce(self) -> None:
+        """What the step that is about to end completes is pushed before it has: links' devices wait for that
+        moment themselves, and nothing that hosts have to say of it is left for then."""
+        ending = self._loop.ending(_ANNOUNCED_S)
+        if ending is None or ending[1] is self._announced or ending[1].ended():
+            return
+        chunks, self._announced = ending
+        self._awaited = self._announced
+        for chunk in chunks:
+            job = self._by_sequence.get(chunk.sequence)
+            if job is not None and isinstance(job.handoff, Transfer):
+                self._push(job, job.handoff, chunk.start + chunk.count, self._announced)
+        self.poll(self._ships_first)
+
+    def _await_end(self) -> None:
+        """Of a step whose blocks are announced: a turn of the loop takes longer than what is left of it, and
+        its first tokens go with the commits."""
+        until = time.monotonic() + _AWAITED_S
+        while self._awaited is not None and time.monotonic() < until:
+            if self._awaited.ended():
+                self._awaited = None
 
     def _ship(self, results: list[ChunkResult]) -> None:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
         before anything is told."""
-        now_ns = time.monotonic_ns()
         for job, result in self._jobs_of(results):
-            job.computed_ns = now_ns
+            job.computed_ns = self._loop.ended_after_ns
             if result.token is not None:
                 job.first = _first_of(job.sequence, result)
             if job.handoff is None:
                 continue
-            self._push(job, job.handoff)
+            self._push(job, job.handoff, result.chunk.start + result.chunk.count)
             ahead = self._ships_first and isinstance(job.handoff, Transfer)
             if ahead and job.first is not None and not job.first.finish_reason:
                 self._commit(job, job.handoff, job.first)
@@ -290,8 +324,8 @@ class PrefillSide:
             if job is None:
                 continue  # cancelled meanwhile
             match event:
-                case Acknowledged(_, transport):
-                    self._handed_off(job, transport, event.transfer.bytes_shipped)
+                case Acknowledged(transfer, transport, at_ns):
+                    self._handed_off(job, transport, transfer.bytes_shipped, at_ns)
                 case Failed(_, error):
                     self._fail(job, error)
         return bool(events)
@@ -309,19 +343,20 @@ class PrefillSide:
             job.prompt_told += len(part)
             self._tell(job, PrefillResponse(prompt_logprobs=told))
 
-    def _push(self, job: Job, handoff: Handoff) -> None:
-        """Hands over the blocks that are complete; after the last chunk, the partly filled one too."""
+    def _push(self, job: Job, handoff: Handoff, computed: int, after: Moment | None = None) -> None:
+        """Hands over the blocks that are complete once so many tokens are computed, now or at that moment;
+        after the last chunk, the partly filled one too."""
         sequence = job.sequence
         assert sequence.blocks is not None
-        complete = sequence.computed == sequence.length
+        complete = computed == sequence.length
         for group, layout in enumerate(self._model.layout.groups):
-            full = sequence.computed // layout.block_tokens
+            full = computed // layout.block_tokens
             until = len(sequence.blocks[group]) if complete else full
             for ordinal in range(job.pushed[group], until):
                 block = sequence.blocks[group][ordinal]
                 if not sequence.borrowed:
                     self._model.pools.pools[group].pin(block)  # until the transfer has read it
-                handoff.push(group, ordinal, block)
+                handoff.push(group, ordinal, block, after)
             job.pushed[group] = max(job.pushed[group], until)
 
     def _first_token(self, job: Job, first: FirstToken) -> None:
@@ -337,7 +372,7 @@ class PrefillSide:
             self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))
             return
         if self._commit(job, handoff, first) and isinstance(handoff, LocalHandoff):
-            self._handed_off(job, "local", 0)
+            self._handed_off(job, "local", 0, time.monotonic_ns())
 
     def _commit(self, job: Job, handoff: Handoff, first: FirstToken) -> bool:
         """Behind the prompt's last block, of a sequence that goes on; False where that cannot be."""
@@ -350,9 +385,9 @@ class PrefillSide:
             return False
         return True
 
-    def _handed_off(self, job: Job, transport: str, bytes_shipped: int) -> None:
+    def _handed_off(self, job: Job, transport: str, bytes_shipped: int, at_ns: int) -> None:
         self._end(job)
-        exposed_ns = time.monotonic_ns() - job.computed_ns
+        exposed_ns = at_ns - job.computed_ns
         handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped, exposed_ns=exposed_ns)
         self._tell(job, PrefillResponse(handed_off=handed_off))
         self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baton.engine.blocks import BlockTables
 from baton.engine.mailbox import Entry
-from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.sequence import SamplingParams
 from baton.engine.slots import Grant
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
@@ -16,19 +16,12 @@ Key = tuple[int, int]
 """(slot, generation)."""
 
 
-class Terms(NamedTuple):
-    """What a record asks for, found right; the names of its prompt's blocks."""
-
-    sampling: SamplingParams
-    limits: Limits
-    names: tuple[bytes, ...]
-
-
 class Admission(NamedTuple):
-    """A commit's record that was found right, as what its sequence's slot is told; the names of its prompt's
-    blocks."""
+    """A record that was found right, as what its sequence's slot is told but for the last token; how its
+    tokens are drawn, and the names of its prompt's blocks."""
 
     entry: Entry
+    sampling: SamplingParams
     names: tuple[bytes, ...]
 
 
@@ -51,9 +44,10 @@ class Reservation:
     names: tuple[bytes, ...] = ()
     # How many of each cache group were here: the sequence reads them, and nobody writes them.
     held: int = 0
-    # Made when the record came ahead of its blocks, and when its commit was here before the last byte.
-    terms: Terms | None = None
-    prepared: Admission | None = None
+    # Made when the record came ahead of its blocks; whether it has the last token, when the commit was here
+    # before the last byte.
+    admission: Admission | None = None
+    complete: bool = False
 
     @property
     def key(self) -> Key:

@@ -1,8 +1,8 @@
 """NCCL over sockets: communicators of two processes, or of one, that move bytes of the host's memory.
 
-What matters of the real one is kept. A call is not done when it returns, and what a stream is asked before
-that may come first. A send ends when its bytes were received. Work whose peer has gone never ends by itself,
-and no state tells of it: `abort` alone ends it. Not kept: a stopped process's streams stop with it here.
+What matters of the real one is kept. Making one waits for the peer. A move is not done when its call returns;
+a send ends when its bytes were received. Work whose peer has gone never ends by itself, and no state tells of
+it: `abort` alone ends it. Not kept: a stopped process's streams stop with it here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 
 from baton.device.nccl import UNIQUE_ID_BYTES, NcclError, Result
-from baton.device.nccl_line import Moment, NcclLine
+from baton.device.nccl_line import Moment, NcclLine, Stream
 
 RECEIVER, SENDER = 1, 0
 _SIZE = struct.Struct("<Q")
@@ -85,66 +85,70 @@ class NcclDouble:
         self.hangs = threading.Event()  # while set, an abort does not return
         self.fails: Result | None = None  # what every state says from now on
         self.ends: list[DoubleEnds] = []
+        self.meeting = 0  # threads that wait for a peer
 
     def unique_id(self) -> bytes:
         return secrets.token_hex(UNIQUE_ID_BYTES // 2).encode()
 
-    def begin(self, unique_id: bytes, rank: int) -> DoubleEnds:
-        made = DoubleEnds(self, unique_id, rank)
-        self.ends.append(made)
-        return made
+    def meet(self, unique_id: bytes, rank: int, given_up: Callable[[], bool]) -> DoubleEnds:
+        self.meeting += 1
+        try:
+            made = DoubleEnds(self, unique_id, rank, given_up)
+            self.ends.append(made)
+            return made
+        finally:
+            self.meeting -= 1
 
-    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None], connect_s: float = 5.0) -> NcclLine:
-        return NcclLine(lambda: self.begin(unique_id, rank), DoubleStream(), 1 - rank, wake, connect_s)
+    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine:
+        def meet(stream: Stream, given_up: Callable[[], bool]) -> DoubleEnds:
+            return self.meet(unique_id, rank, given_up)
+
+        return NcclLine(meet, DoubleStream(), 1 - rank, wake)
 
 
 class DoubleEnds:
-    """One end of a communicator."""
+    """One end of a communicator; made when the other is."""
 
-    def __init__(self, library: NcclDouble, unique_id: bytes, rank: int) -> None:
+    def __init__(
+        self, library: NcclDouble, unique_id: bytes, rank: int, given_up: Callable[[], bool]
+    ) -> None:
+        """`NcclError` where the other is given up, or the library's state says that it has failed."""
         self._library = library
         self._name = "\0nccl-double-" + unique_id[:32].decode()
-        self._socket: socket.socket | None = None
         self._aborted = threading.Event()
-        self._pending: list[tuple[Callable[[], None], int]] = []
-        self._polled = 0
         self._moving = threading.Lock()
-        meet = self._listen if rank == RECEIVER else self._call
-        self._meeting = threading.Thread(target=meet, name="double-meets", daemon=True)
-        self._meeting.start()
+        if library.fails is not None:
+            raise NcclError("init", library.fails, "the double was told so")
+        self._there = self._listen(given_up) if rank == RECEIVER else self._call(given_up)
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted.is_set()
 
     def state(self) -> Result:
-        if self._aborted.is_set():
+        if self.aborted:
             raise NcclError("state", Result.INVALID_USAGE, "the communicator has ended")
-        if self._library.fails is not None:
-            return self._library.fails
-        if self._socket is None:
-            return Result.IN_PROGRESS
-        if self._pending and self._polled == 0:
-            self._polled = 1
-            return Result.IN_PROGRESS
-        for work, stream in self._pending:
-            _STREAMS[stream].add(work)
-        self._pending.clear()
-        self._polled = 0
-        return Result.SUCCESS
+        return Result.SUCCESS if self._library.fails is None else self._library.fails
 
     def send(self, address: int, size: int, peer: int, stream: int) -> None:
-        self._pending.append((lambda: self._guarded(self._send, address, size), stream))
+        self._say(self._send, address, size, stream)
 
     def receive(self, address: int, size: int, peer: int, stream: int) -> None:
-        self._pending.append((lambda: self._guarded(self._receive, address, size), stream))
+        self._say(self._receive, address, size, stream)
+
+    def _say(self, move: Callable[[int, int], None], address: int, size: int, stream: int) -> None:
+        if self.state() is not Result.SUCCESS:
+            raise NcclError("move", self.state(), "the communicator has failed")
+        _STREAMS[stream].add(lambda: self._guarded(move, address, size))
 
     def abort(self) -> None:
         while self._library.hangs.is_set():
             time.sleep(1e-3)
         self._aborted.set()
-        self._meeting.join()
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
-            with self._moving:
-                self._socket.close()
+        with contextlib.suppress(OSError):
+            self._there.shutdown(socket.SHUT_RDWR)
+        with self._moving:
+            self._there.close()
 
     # -- the "device" -----------------------------------------------------------------------------
 
@@ -174,11 +178,6 @@ class DoubleEnds:
             filled += count
         self._there.sendall(b"!")
 
-    @property
-    def _there(self) -> socket.socket:
-        assert self._socket is not None, "nothing moves before both have met"
-        return self._socket
-
     def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
@@ -190,19 +189,20 @@ class DoubleEnds:
 
     # -- meeting ----------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _listen(self, given_up: Callable[[], bool]) -> socket.socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(self._name)
             listener.listen(1)
             listener.settimeout(0.05)
-            while not self._aborted.is_set():
+            while not given_up():
                 with contextlib.suppress(TimeoutError):
-                    self._socket, _ = listener.accept()
-                    self._socket.settimeout(None)
-                    return
+                    there, _ = listener.accept()
+                    there.settimeout(None)
+                    return there
+        raise NcclError("init", Result.REMOTE_ERROR, "nobody came")
 
-    def _call(self) -> None:
-        while not self._aborted.is_set():
+    def _call(self, given_up: Callable[[], bool]) -> socket.socket:
+        while not given_up():
             caller = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 caller.connect(self._name)
@@ -210,8 +210,8 @@ class DoubleEnds:
                 caller.close()
                 time.sleep(0.005)
             else:
-                self._socket = caller
-                return
+                return caller
+        raise NcclError("init", Result.REMOTE_ERROR, "nobody came")
 
 
 def _memory(address: int, size: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Which devices a link is tried between, by a CUDA that is played."""
+"""Which devices a link is tried between, and how copies are said, by a CUDA that is played."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.device.cuda_runtime import CudaError, CudaRuntime, call
+from baton.device.cuda_runtime import CudaError, CudaRuntime, _Batch, call
 
 NOT_THERE = 101
 
@@ -62,3 +62,37 @@ def test_a_call_that_fails_is_named() -> None:
     call(driver, "cuStreamWriteValue64_v2", 1, 2, 3, 0)
     with pytest.raises(CudaError, match="cuStreamWriteValue64_v2: error 700"):
         call(driver, "cuStreamWriteValue64_v2", 1, 2, 4, 0)
+
+
+class PlayedCopies:
+    """Notes copies, said one by one or together; a driver of this `answer`."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+        self.copies: list[tuple[int, int, int]] = []
+        self.batches = 0
+
+    def cuMemcpyBatchAsync_v2(self, there: Any, here: Any, sizes: Any, count: int, *how: Any) -> int:  # noqa: N802
+        self.batches += 1
+        attributes, first, kinds, stream = how
+        assert (list(attributes.hints), list(first), kinds, stream) == ([1, 3, 1, 3], [0], 1, 9)
+        if not self.answer:
+            self.copies += zip(there[:count], here[:count], sizes[:count], strict=True)
+        return self.answer
+
+    def cudaMemcpyAsync(self, there: int, here: int, size: int, kind: int, stream: int) -> int:  # noqa: N802
+        assert stream == 9
+        self.copies.append((there, here, size))
+        return 0
+
+
+@pytest.mark.parametrize(("answer", "batches"), [(0, 2), (801, 1)])
+def test_copies_are_said_together_where_the_driver_takes_them(answer: int, batches: int) -> None:
+    played, runtime = PlayedCopies(answer), CudaRuntime.__new__(CudaRuntime)
+    runtime.__dict__ |= {"_runtime": played, "_driver": played, "_batch": _Batch()}
+    for _ in range(2):
+        runtime.copy_together(1000, [7, 5, 6], 10, 3, 9)
+    runtime.copy_together(2000, [8], 10, 3, 9)
+    three = [(1000, 7, 10), (1010, 5, 10), (1020, 6, 10)]
+    assert played.copies == [*three, *three, (2000, 8, 10)]
+    assert played.batches == batches

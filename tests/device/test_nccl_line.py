@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,10 +12,17 @@ from numpy.typing import NDArray
 
 from baton.device import nccl_line
 from baton.device.nccl import Result
-from baton.device.nccl_line import Job, NcclLine, Way
+from baton.device.nccl_line import Ends, Moment, NcclLine, Stream
 from tests.device.nccl_double import RECEIVER, SENDER, DoubleStream, NcclDouble
 
 Pair = tuple[NcclDouble, NcclLine, NcclLine]
+
+
+class Now:
+    """A moment that is over."""
+
+    def ended(self) -> bool:
+        return True
 
 
 def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
@@ -38,49 +44,31 @@ def pair() -> Iterator[Pair]:
     until(lambda: all(line.over for line in lines))
 
 
-def _out(array: NDArray[np.uint8], issued: Callable[[], None] | None = None) -> Job:
-    return Job(Way.OUT, array.ctypes.data, array.size, issued=issued)
+def send(line: NcclLine, array: NDArray[np.uint8], after: Moment | None = None) -> None:
+    line.send(array.ctypes.data, array.size, after or Now())
 
 
-def _in(array: NDArray[np.uint8], ended: Callable[[], None] | None = None) -> Job:
-    return Job(Way.IN, array.ctypes.data, array.size, ended=ended)
+def receive(line: NcclLine, array: NDArray[np.uint8]) -> Moment:
+    there = line.receive(array.ctypes.data, array.size)
+    assert there is not None
+    return there
 
 
 def test_bytes_arrive_in_their_order_before_it_is_said(pair: Pair) -> None:
     _, sender, receiver = pair
     rng = np.random.default_rng(3)
-    sent = [rng.integers(0, 256, size, dtype=np.uint8) for size in (1, 70_000, 333)]
+    sent = [rng.integers(0, 256, size, dtype=np.uint8) for size in (10, 70_000, 333)]
     got = [np.zeros_like(each) for each in sent]
-    said: list[int] = []
-
-    def arrived(number: int) -> None:
-        assert np.array_equal(got[number], sent[number])
-        said.append(number)
-
-    for number, array in enumerate(got):
-        receiver.add(_in(array, lambda number=number: arrived(number)))  # type: ignore[misc]
+    moments = [receive(receiver, array) for array in got]
+    assert not any(moment.ended() for moment in moments)
     for array in sent:
-        sender.add(_out(array))
-    until(lambda: said == [0, 1, 2])
+        send(sender, array)
+    for number, moment in enumerate(moments):
+        until(moment.ended)
+        assert np.array_equal(got[number], sent[number])
 
 
-def test_what_is_issued_needs_nobody_any_more(pair: Pair) -> None:
-    """A send is issued while nobody receives; what is said behind it comes behind it."""
-    _, sender, receiver = pair
-    said: list[str] = []
-    array = np.full(100, 7, dtype=np.uint8)
-    sender.add(_out(array, lambda: said.append("bytes")))
-    sender.add(Job(Way.OUT, issued=lambda: said.append("word")))
-    until(lambda: said == ["bytes", "word"])
-    got = np.zeros_like(array)
-    receiver.add(_in(got, lambda: said.append("arrived")))
-    until(lambda: said[-1] == "arrived")
-    assert (got == 7).all()
-
-
-def test_a_job_that_waits_for_its_moment_holds_up_no_other(pair: Pair) -> None:
-    """Both sends are handed over; each is called issued when its own moment has ended, in their order."""
-
+def test_a_send_waits_for_its_moment_and_nobody_for_the_send(pair: Pair) -> None:
     class Late:
         there = False
 
@@ -88,45 +76,42 @@ def test_a_job_that_waits_for_its_moment_holds_up_no_other(pair: Pair) -> None:
             return self.there
 
     _, sender, receiver = pair
-    said: list[str] = []
-    moments = Late(), Late()
-    arrays = [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
+    late, arrays = Late(), [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
     got = [np.zeros_like(array) for array in arrays]
-    for number, array in enumerate(arrays):
-        issued, arrived = partial(said.append, f"issued {number}"), partial(said.append, f"arrived {number}")
-        sender.add(Job(Way.OUT, array.ctypes.data, array.size, moments[number], issued))
-        receiver.add(_in(got[number], arrived))
-    until(lambda: not sender._jobs)
-    moments[1].there = True
+    begun = time.monotonic()
+    send(sender, arrays[0], late)
+    send(sender, arrays[1])
+    moments = [receive(receiver, array) for array in got]
+    assert time.monotonic() - begun < 1.0
     time.sleep(0.05)
-    assert said == []
-    moments[0].there = True
-    until(lambda: len(said) == 4)
-    assert said.index("issued 0") < said.index("issued 1")
+    assert not any(moment.ended() for moment in moments)
+    late.there = True
+    until(moments[1].ended)
     assert [int(array[0]) for array in got] == [1, 2]
 
 
 def test_a_receive_without_a_sender_ends_with_the_abort(pair: Pair) -> None:
     _, sender, receiver = pair
-    ended: list[bool] = []
-    receiver.add(_in(np.zeros(64, dtype=np.uint8), lambda: ended.append(True)))
+    there = receive(receiver, np.zeros(64, dtype=np.uint8))
     sender.abort()
     until(lambda: sender.over)
     time.sleep(0.05)
     assert receiver.broken is None  # NCCL does not say so
-    assert not ended
-    receiver.abort("its peer has gone")
+    assert not there.ended()
+    freed = threading.Event()
+    receiver.abort("its peer has gone", then=freed.set)
     until(lambda: receiver.over)
+    assert freed.is_set()
     assert receiver.broken == "its peer has gone"
     assert not receiver.whole
-    assert not ended
     assert not receiver.overdue
+    assert receiver.receive(0, 64) is None  # nothing is asked for any more
 
 
 def test_an_abort_that_hangs_is_overdue_and_not_over(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
     library, _, receiver = pair
-    receiver.add(_in(np.zeros(64, dtype=np.uint8)))
+    receive(receiver, np.zeros(64, dtype=np.uint8))
     library.hangs.set()
     begun = time.monotonic()
     receiver.abort()
@@ -138,50 +123,79 @@ def test_an_abort_that_hangs_is_overdue_and_not_over(pair: Pair, monkeypatch: py
     assert not receiver.overdue
 
 
-def _wait(event: threading.Event) -> None:
-    event.wait(5)
-
-
-def test_it_is_over_when_the_stream_has_come_to_its_end() -> None:
+def test_it_is_over_when_the_stream_has_come_to_its_end(pair: Pair) -> None:
     """An abort that has returned is not enough: kernels may still be on their way out."""
-    library, stream, works = NcclDouble(), DoubleStream(), threading.Event()
-    freed = threading.Event()
-    line = NcclLine(lambda: library.begin(library.unique_id(), RECEIVER), stream, SENDER, lambda: None, 1.0)
+    _, _, receiver = pair
+    works, freed = threading.Event(), threading.Event()
+    stream = receiver._stream
+    assert isinstance(stream, DoubleStream)
     stream.add(lambda: _wait(works))
-    line.abort(then=freed.set)
+    receiver.abort(then=freed.set)
     time.sleep(0.2)  # the double's abort takes a quarter of it
-    assert not line.over
+    assert not receiver.over
     assert not freed.is_set()
     works.set()
-    until(lambda: line.over)
+    until(lambda: receiver.over)
     assert freed.is_set()
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait(5)
 
 
 def test_a_communicator_that_fails_breaks_the_line(pair: Pair) -> None:
     library, sender, _ = pair
     library.fails = Result.REMOTE_ERROR
-    sender.add(_out(np.zeros(5, dtype=np.uint8)))
     until(lambda: sender.broken is not None)
     assert "remote_error" in str(sender.broken)
     assert not sender.over  # broken, and still to be ended
 
 
-def test_nobody_comes() -> None:
-    woken = threading.Event()
-    line = NcclDouble().line(NcclDouble().unique_id(), RECEIVER, woken.set, connect_s=0.1)
-    until(lambda: line.broken is not None)
-    assert "not done within 0.1 s" in str(line.broken)
-    assert woken.is_set()
-    line.abort()
+def test_who_is_not_met_is_given_up_at_once() -> None:
+    """It has touched nobody's memory. The thread that waits for the peer goes when it is told."""
+    library, freed = NcclDouble(), threading.Event()
+    line = library.line(library.unique_id(), RECEIVER, lambda: None)
+    time.sleep(0.05)
+    assert not line.whole
+    assert line.broken is None
+    line.abort("it takes too long", then=freed.set)
     until(lambda: line.over)
+    assert freed.is_set()
+    assert line.broken == "it takes too long"
+    until(lambda: not library.meeting)
+
+
+def test_who_comes_too_late_is_sent_away() -> None:
+    library, wait = NcclDouble(), threading.Event()
+    name = library.unique_id()
+    made: list[Ends] = []
+
+    def meet(stream: Stream, given_up: Callable[[], bool]) -> Ends:
+        made.append(library.meet(name, RECEIVER, lambda: False))
+        wait.wait(5)
+        return made[0]
+
+    line = NcclLine(meet, DoubleStream(), SENDER, lambda: None)
+    other = library.line(name, SENDER, lambda: None)
+    until(lambda: bool(made))
+    line.abort()
+    until(lambda: line.over)  # though NCCL has not come back
+    wait.set()
+    until(lambda: made[0].aborted)  # type: ignore[attr-defined]
+    assert not line.whole
+    other.abort()
+    until(lambda: other.over)
 
 
 def test_a_library_that_refuses_at_once() -> None:
-    def refuse() -> nccl_line.Ends:
+    woken = threading.Event()
+
+    def refuse(stream: Stream, given_up: Callable[[], bool]) -> Ends:
         raise RuntimeError("no such device")
 
-    line = NcclLine(refuse, DoubleStream(), 0, lambda: None, 1.0)
+    line = NcclLine(refuse, DoubleStream(), 0, woken.set)
     until(lambda: line.broken is not None)
     assert "no such device" in str(line.broken)
+    assert woken.is_set()
     line.abort()
     until(lambda: line.over)

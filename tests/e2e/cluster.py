@@ -141,18 +141,30 @@ BATON = (sys.executable, "-m", "baton.cli.main")
 
 @contextlib.contextmanager
 def baton_up(
-    model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON, ray: str = WITHOUT_RAY
+    model: Path,
+    *flags: str,
+    config: str = "",
+    program: Sequence[str] = BATON,
+    ray: str = WITHOUT_RAY,
+    every_gpu: bool = False,
 ) -> Iterator[Cluster]:
     """Starts a cluster on free ports and stops it, checking that it ends well and leaves no process. Without
-    Ray, unless a test is about that: it is supervised alike, and ready seconds earlier."""
-    with starting_up(model, *flags, config=config, program=program, ray=ray) as (process, log):
+    Ray, unless a test is about that: it is supervised alike, and ready seconds earlier. It sees one GPU, or
+    `every_gpu` there is."""
+    started = starting_up(model, *flags, config=config, program=program, ray=ray, every_gpu=every_gpu)
+    with started as (process, log):
         http, rpc = _ready(process, log)
         yield Cluster(process, rpc, http, log)
 
 
 @contextlib.contextmanager
 def starting_up(
-    model: Path, *flags: str, config: str = "", program: Sequence[str] = BATON, ray: str = WITHOUT_RAY
+    model: Path,
+    *flags: str,
+    config: str = "",
+    program: Sequence[str] = BATON,
+    ray: str = WITHOUT_RAY,
+    every_gpu: bool = False,
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`baton_up` that does not wait for READY: the process, and the file that its logs go to."""
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +182,7 @@ def starting_up(
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, **first_gpu(), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **({} if every_gpu else first_gpu()), "OMP_NUM_THREADS": "1"},
             )
         try:
             yield process, log

@@ -1,5 +1,5 @@
-"""Engines whose links go by the double of NCCL, through the host. In the one whose process id names a file of
-the folder HANGS, every line is aborted and no abort returns."""
+"""Engines with played devices, whose links go by the double of NCCL. In the one whose process id names a file
+of the folder HANGS, every line is aborted and no abort returns."""
 
 from __future__ import annotations
 
@@ -11,33 +11,40 @@ from pathlib import Path
 from baton.device import nccl_line
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.nccl_links import NcclLinks
-from services.common.config import WorkerConfig
+from services.common.config import TransferConfig, WorkerConfig
 from services.worker import engine_process
-from tests.kvtransfer.nccl_transport import CONNECT_S, WatchedLibrary
+from services.worker.loaded_model import LoadedModel
+from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.kvtransfer.nccl_transport import WatchedLinks
 
 HANGS = "BATON_TEST_NCCL_HANGS"
 _LOOK_S = 0.02
 
 
 def install() -> None:
-    library = WatchedLibrary()
+    device = FakeDevice(Pump(None))
+    made = WatchedLinks(device)
+
+    def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
+        return DeviceBlocks(device, model.cache.groups)
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks | None:
-        return NcclLinks(library, CONNECT_S) if transport == "nccl" else None
+        return made if transport == "nccl" else None
 
     def let_start(config: WorkerConfig) -> None:
         """There is no GPU."""
 
+    engine_process.device_blocks = blocks  # type: ignore[attr-defined]
     engine_process.nccl_links = links  # type: ignore[attr-defined]
     engine_process.check_transport = let_start  # type: ignore[attr-defined]
-    threading.Thread(target=_watch, args=(library,), name="played-hang", daemon=True).start()
+    threading.Thread(target=_watch, args=(made,), name="played-hang", daemon=True).start()
 
 
-def _watch(library: WatchedLibrary) -> None:
+def _watch(made: WatchedLinks) -> None:
     named = Path(os.environ[HANGS]) / str(os.getpid())
     while not named.exists():
         time.sleep(_LOOK_S)
     nccl_line.OVERDUE_S = 0.3
-    library.double.hangs.set()
-    for line in library.lines:
+    made.double.hangs.set()
+    for line in made.lines:
         line.abort("played")

@@ -98,8 +98,8 @@ class CudaRig:
         """As a worker has it before its first link, whose opening has a deadline."""
         from kvtransfer.gpu.move_runs import prepared
 
-        for sum_source, aligned in product((False, True), repeat=2):
-            prepared(device.tensors_on, sum_source, aligned)
+        for aligned, stores, head in product((False, True), repeat=3):
+            prepared(device.tensors_on, aligned, stores, head)
 
 
 def rig_of(transport: str, *, at_once: bool = False) -> DeviceRig | None:

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from baton.device.link_device import Moment
 from kvtransfer.checksum import multipliers
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.frames import Piece, encode_piece_header
 from kvtransfer.ipc_device_wire import IpcDeviceWire
-from kvtransfer.nccl_gather import NcclDeviceWire
+from kvtransfer.nccl_sender import NcclSenderWire
 from kvtransfer.transport import Connector, SenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.wrapped import WrappedConnector, WrappedWire
@@ -42,7 +43,7 @@ class Bottom(WrappedWire):
 
     def __init__(
         self,
-        wire: IpcDeviceWire | NcclDeviceWire,
+        wire: IpcDeviceWire | NcclSenderWire,
         scratch: NDArray[np.uint8],
         first: int,
         pieces: int,
@@ -65,6 +66,7 @@ class Bottom(WrappedWire):
         self._said[piece.staging].append(piece)
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
         self.wire.put_blocks(gathered, (index,))
+        self.wire.gather()
 
     def _header(self, piece: Piece) -> bytes:
         return encode_piece_header(self._said[piece.staging].popleft())
@@ -84,7 +86,8 @@ class Top(WrappedWire):
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+        assert after is None
         group, begins = self._groups[piece.group], piece.offset
         data = b"".join(group[block, begins : begins + piece.length].tobytes() for block in blocks)
         whole = (piece.checksum + words_sum(data)) & _MASK
@@ -93,6 +96,12 @@ class Top(WrappedWire):
         )
         self._read += 1
         self._wire.put(said, memoryview(data))
+
+    def gather(self) -> None:
+        """It was."""
+
+    def keep_awake(self) -> None:
+        self._bottom.wire.keep_awake()
 
     def restless(self) -> bool:
         return self._bottom.wire.restless()
@@ -126,7 +135,7 @@ class Taps:
 
     def lower(self, wire: SenderWire) -> SenderWire:
         self._opening.bottom = None
-        if not isinstance(wire, IpcDeviceWire | NcclDeviceWire):
+        if not isinstance(wire, IpcDeviceWire | NcclSenderWire):
             return wire
         first = next(self._links) % _LINKS * self._pieces
         bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))

@@ -11,8 +11,9 @@ import ctypes
 import os
 import random
 import struct
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ class Pump:
 
     def __init__(self, seed: int | None) -> None:
         self.at_once = seed is None
+        self.stands = False  # while set, nothing is done but what somebody waits for
         self._dice = random.Random(seed)
         self._lines: list[_FakeLine] = []
         self.steps = 0
@@ -40,6 +42,8 @@ class Pump:
 
     def some(self) -> None:
         """A little work, of any lines."""
+        if self.stands:
+            return
         for _ in range(self._dice.choice([0, 0, 1, 2, 5])):
             able = [line for line in self._lines if line.able()]
             if not able:
@@ -64,10 +68,17 @@ class _FakeMoment:
         return self.passed()
 
 
+class _Elsewhere:
+    """A moment that no line of ours comes to."""
+
+    def __init__(self, moment: Moment) -> None:
+        self.passed = moment.ended
+
+
 class _FakeLine:
     def __init__(self, pump: Pump) -> None:
         self.pump = pump
-        self.left: deque[Callable[[], None] | _FakeMoment] = deque()
+        self.left: deque[Callable[[], None] | _FakeMoment | _Elsewhere] = deque()
         self.done = 0
         self._said = 0
         pump.add(self)
@@ -77,6 +88,10 @@ class _FakeLine:
             ctypes.memmove(destination, source, size)
 
         self._say(move)
+
+    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+        for n, source in enumerate(sources):
+            self.copy(destination + n * size, source, size)
 
     def run(self, work: Callable[[], None]) -> None:
         self._say(work)
@@ -94,30 +109,35 @@ class _FakeLine:
         return _FakeMoment(self, self._said)
 
     def after(self, moment: Moment) -> None:
-        assert isinstance(moment, _FakeMoment)
-        self._say(moment)
+        self._say(moment if isinstance(moment, _FakeMoment) else _Elsewhere(moment))
 
     def finish(self) -> None:
         while self.left:
             first = self.left[0]
             if isinstance(first, _FakeMoment) and not first.passed():
                 first.line.finish()
+            if isinstance(first, _Elsewhere):
+                while not first.passed():
+                    time.sleep(1e-4)
             self.step()
 
     def able(self) -> bool:
-        return bool(self.left) and (not isinstance(self.left[0], _FakeMoment) or self.left[0].passed())
+        return bool(self.left) and (not isinstance(self.left[0], _Waits) or self.left[0].passed())
 
     def step(self) -> None:
         work = self.left.popleft()
-        if not isinstance(work, _FakeMoment):
+        if not isinstance(work, _Waits):
             work()
         self.done += 1
 
-    def _say(self, work: Callable[[], None] | _FakeMoment) -> None:
+    def _say(self, work: Callable[[], None] | _FakeMoment | _Elsewhere) -> None:
         self.left.append(work)
         self._said += 1
         if self.pump.at_once:
             self.finish()
+
+
+_Waits = (_FakeMoment, _Elsewhere)
 
 
 class _FakeMemory:
@@ -197,6 +217,3 @@ class FakeDevice:
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64)
-
-    def table(self, rows: int, columns: int) -> Tensor:
-        return torch.full((rows, columns), -1, dtype=torch.int64)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from baton.device.link_device import Moment
 from baton.errors import BatonError
 from kvtransfer.frames import (
     Commit,
@@ -189,13 +190,14 @@ class CountingWire:
         self._trials = trials
         self.put, self.tell, self.hear = self._wire.put, self._wire.tell, self._wire.hear
         self.broken, self.close = self._wire.broken, self._wire.close
-        self.gathered = self._wire.gathered
+        self.gather, self.gathered = self._wire.gather, self._wire.gathered
+        self.keep_awake = self._wire.keep_awake
 
     def restless(self) -> bool:
         return self._wire.restless()
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int]) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
         trial = self._trials(piece.transfer)
         if trial is not None:
             trial.pieces += len(blocks)
-        self._wire.put_blocks(piece, blocks)
+        self._wire.put_blocks(piece, blocks, after)

@@ -57,7 +57,7 @@ class HappyContract:
 
     def test_longer_than_the_window(self, link_peers: LinkPeers) -> None:
         peers = link_peers(Shape(block_bytes=(9000,), piece_bytes=1000, window_pieces=2))
-        blocks = [list(range(30))]
+        blocks = [list(range(8))]
         peers.send(5, blocks, blocks)
         peers.run_until(lambda: peers.acknowledged() == [5])
         assert peers.equal(blocks, blocks)

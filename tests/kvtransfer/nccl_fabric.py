@@ -1,4 +1,5 @@
-"""Links by NCCL for the adversary: one of whose ends is cut, or its memory overwritten."""
+"""Links by NCCL for the adversary, between a rig's devices: one of whose ends is cut, or its memory
+overwritten."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class _WrongedLine(WrongedWire):
         super().__init__(wire, fabric.dice, fabric.weights, fabric.struck)
         self._link = link
         # The receiver's end was opened just before the sender's.
-        self._far = fabric.nccl.receiving.lines[-1], fabric.nccl.receiving.places[-1]
+        self._far = fabric.nccl.receiving.lines[-1], fabric.nccl.receiving.stagings[-1]
 
     def _strike(self, kind: str, piece: Piece | None) -> None:
         dice = self._dice
@@ -40,38 +41,35 @@ class _WrongedLine(WrongedWire):
             case "line":  # one end's kernels end, and nobody is told
                 dice.choice((self._link._line, self._far[0])).abort("wronged")
             case _ if piece is not None and piece.staging < self._link._pieces:
-                self._link.flush()
-                place = dice.choice((self._link._place, self._far[1]))
-                at = piece.staging * self._link._piece_bytes + dice.randrange(piece.length)
-                place.write(at, bytes([place.window[at : at + 1][0] ^ 1 << dice.randrange(8)]))
+                staging = dice.choice((self._link._staging, self._far[1]))
+                at = piece.staging * staging.stride + dice.randrange(staging.head + piece.length)
+                staging.memory.tensor[at : at + 1].bitwise_xor_(1 << dice.randrange(8))
 
 
 class NcclFabric:
-    """Real time, real sockets, and NCCL or its double; between a rig's devices where there is one."""
+    """Real time, real sockets, and NCCL or its double."""
 
     transport = "nccl"
     weights = {"none": 2, "cut": 2, "line": 3, "window": 3}  # noqa: RUF012
 
-    def __init__(self, seed: int, rig: DeviceRig | None = None) -> None:
+    def __init__(self, seed: int, rig: DeviceRig) -> None:
         self.woken = threading.Event()
         self.dice = random.Random(seed)
         self.struck: Counter[str] = Counter()
-        self.rig = rig
+        self.rig: DeviceRig | None = rig
         self.device: DeviceSink | None = None
         self.nccl = NcclTransport(self.woken.set, rig)
-        self._inner: Connector = self.nccl.connector
-        self._taps: Taps | None = None
 
     def take(self, source: Source, sink: Sink) -> None:
-        if self.rig is not None:
-            self._taps = Taps(source.bytes, WINDOW, PIECE_BYTES, self.rig)
-            arrays = [self.rig.tensor(array, self.rig.receiver) for array in sink.bytes]
-            blocks = DeviceBlocks(self.rig.receiver, arrays)
-            self.device = DeviceSink(blocks, sink.place, window_pieces=WINDOW, piece_bytes=PIECE_BYTES)
-            self._inner = self.nccl.connect(self.woken.set, self._taps.blocks)
+        rig = self.rig
+        assert rig is not None
+        self._taps = Taps(source.bytes, WINDOW, PIECE_BYTES, rig)
+        blocks = DeviceBlocks(rig.receiver, [rig.tensor(array, rig.receiver) for array in sink.bytes])
+        self.device = DeviceSink(blocks, sink.place, window_pieces=WINDOW, piece_bytes=PIECE_BYTES)
+        self._inner: Connector = self.nccl.connect(self.woken.set, self._taps.blocks)
 
     def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
-        return tampering(self) if self._taps is None else self._taps.top(tampering(self))
+        return self._taps.top(tampering(self))
 
     def takes(self, address: str) -> bool:
         return self._inner.takes(address)
@@ -81,7 +79,7 @@ class NcclFabric:
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(address, request, timeout_s)
         assert isinstance(wire, NcclSenderWire)
-        return response, _WrongedLine(wire if self._taps is None else self._taps.lower(wire), wire, self)
+        return response, _WrongedLine(self._taps.lower(wire), wire, self)
 
     def clock(self) -> float:
         return time.monotonic()
@@ -93,7 +91,7 @@ class NcclFabric:
 
     def rest(self, idle: bool) -> None:
         if idle:
-            self.woken.wait(0.005 if self.rig is None else 0.001)
+            self.woken.wait(0.001)
         self.woken.clear()
 
     def close(self) -> None:

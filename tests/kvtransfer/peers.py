@@ -296,10 +296,12 @@ def make_peers(
     rig: DeviceRig | None = None,
     tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
     connect: Callable[[Callable[[], None], DeviceBlocks], Connector] = IpcConnector,
+    ways: Callable[[Callable[[], None], DeviceBlocks], Sequence[Connector]] | None = None,
     nccl: NcclLinks | None = None,
 ) -> Peers:
-    """Over the transport named, or over the listener and connectors given; or between a rig's devices over
-    ipc, where `tap` may put wires of bytes in between."""
+    """Over the transport named, or over the listener and connectors given; or between a rig's devices, over
+    ipc or what `connect` makes, where `tap` may put wires of bytes in between, or over all that `ways`
+    has."""
     array = np.empty if rig is None else rig.array
     source = Store(shape.block_bytes, shape.blocks, 1, array)
     sink = Store(shape.block_bytes, shape.blocks, 2, array)
@@ -311,7 +313,7 @@ def make_peers(
             sink.place, window_pieces=shape.window_pieces, piece_bytes=shape.piece_bytes,
         )  # fmt: skip
         taps = Taps(source.groups, shape.window_pieces, shape.piece_bytes, rig)
-        connectors = [tap(taps, connect(event.set, taps.blocks))]
+        connectors = ways(event.set, taps.blocks) if ways else [tap(taps, connect(event.set, taps.blocks))]
     receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
         address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)

@@ -15,6 +15,7 @@ from kvtransfer.events import Announced, Arrived
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.ipc_control import Word
 from kvtransfer.ipc_device_wire import IpcDeviceWire
+from kvtransfer.outgoing import Transfer
 from kvtransfer.sending_link import SendingLink
 from kvtransfer.transport import LandingWire
 from kvtransfer.transports import connectors_of
@@ -123,15 +124,6 @@ def test_where_one_end_has_no_device_the_host_carries_it(ends: Ends, sender: boo
     assert windows(ends) == []
 
 
-def test_a_sender_without_room_for_its_staging_goes_over_grpc(ends: Ends) -> None:
-    peers = ends()
-    assert isinstance(ends.rig.sender, FakeDevice)
-    ends.rig.sender.full = True
-    assert sent(peers, 1) == "grpc"
-    assert peers.sender.counters.link_fallbacks == 1
-    peers.run_until(lambda: windows(ends) == [True])  # granted, never used, given back
-
-
 def test_a_sender_that_finds_only_then_that_it_cannot_write_goes_over_grpc(ends: Ends) -> None:
     """As one does that does not see the receiver's GPU, and so has to try."""
     peers = ends()
@@ -196,6 +188,7 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     said: list[Word] = []
     wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
     before = peers.receiver.counters.bytes_received
+    ends.rig.pump.stands = True
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
@@ -205,14 +198,17 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     time.sleep(0.01)
     assert peers.receiver.restless
     assert peers.receiver.counters.bytes_received == before
+    ends.rig.pump.stands = False
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
     peers.check_ledger()
 
 
-def announced(peers: Peers) -> None:
-    """Transfer 2, of two blocks and its commit, is heard before any byte of it is there."""
+def announced(peers: Peers, ends: Ends) -> None:
+    """Transfer 2, of two blocks and its commit, is heard before any byte of it is there; the devices
+    stand."""
     sent(peers, 1)
+    ends.rig.pump.stands = True
     peers.expect(2, [[11, 12], []])
     transfer = peers.begin(2, [2, 0])
     peers.push_all(transfer, [[4, 5]])
@@ -225,7 +221,8 @@ def announced(peers: Peers) -> None:
 
 def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> None:
     peers = ends()
-    announced(peers)
+    announced(peers, ends)
+    ends.rig.pump.stands = False
     peers.run_until(lambda: 2 in peers.acknowledged())
     assert peers.equal([[4, 5], []], [[11, 12], []])
     peers.check_ledger()
@@ -234,7 +231,7 @@ def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> 
 def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> None:
     """Its credits come home when nobody can write their places any more, and no sooner."""
     peers = ends()
-    announced(peers)
+    announced(peers, ends)
     peers.forget(2)
     before = peers.sink.groups[0].copy()
     (receiving,) = peers.receiver._links
@@ -242,6 +239,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
     assert link.credited_pieces == link.window_pieces - (device_wire(peers)._gather._sent - there)
+    ends.rig.pump.stands = False
     peers.run_until(lambda: 2 in peers.failures())
     peers.check_ledger()
     assert (peers.sink.groups[0] == before).all()
@@ -250,7 +248,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
 
 def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends) -> None:
     peers = ends()
-    announced(peers)
+    announced(peers, ends)
     wire = device_wire(peers)
     assert wire._control is not None
     wire._control.end()
@@ -262,6 +260,7 @@ def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends
     assert peers.withdrawn()[2].reason is WithdrawReason.LINK_LOST
     (link,) = peers.receiver.links
     assert link.quarantined_pieces == link.window_pieces
+    ends.rig.pump.stands = False
     for _ in range(200):
         ends.rig.advance()
     assert (peers.sink.groups[0] == before).all()
@@ -281,10 +280,12 @@ def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
     peers.forget(2)
 
 
-def test_who_does_not_sleep_is_rung_no_bell(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.ipc_wire._AWAKE_S", 60.0)
+def test_who_does_not_sleep_is_rung_no_bell(ends: Ends) -> None:
+    """However long ago the last word was: a loop that looks in vain and does not sleep wants none."""
     peers = ends()
     sent(peers, 1)
+    time.sleep(0.01)
+    peers.receiver.poll(4)
     wire = device_wire(peers)
     assert wire._control is not None
     said: list[Word] = []
@@ -317,3 +318,54 @@ def test_a_device_that_refuses_leaves_no_block_pinned(ends: Ends, monkeypatch: p
     assert "the device refuses: out of memory" in peers.failures()[2].message
     assert not peers.source.pins
     assert peers.sender.pinned_blocks == 0
+
+
+class Later:
+    """The end of a step that is under way."""
+
+    come = False
+
+    def ended(self) -> bool:
+        return self.come
+
+
+def begun_before_its_step_ends(peers: Peers, later: Later) -> Transfer:
+    """Blocks 5 and 6 of the second group, which are not computed yet."""
+    peers.expect(1, [[], [3, 4]])
+    transfer = peers.begin(1, [0, 2])
+    peers.run_until(lambda: peers.sender.links[0].window_pieces > 0)
+    for ordinal, block in enumerate((5, 6)):
+        peers.source.pin(1, block)
+        transfer.push(1, ordinal, block, later)
+    for _ in range(50):
+        peers.step()
+    return transfer
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) -> None:
+    peers, later = ends(sender=on_device), Later()
+    transfer = begun_before_its_step_ends(peers, later)
+    assert any(isinstance(event, Arrived) for event in peers.received) is on_device, "announced before"
+    assert peers.receiver.counters.bytes_received == 0
+    peers.source.groups[1][5:7] = 77  # only now
+    later.come = True
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: peers.acknowledged() == [1])
+    assert (peers.sink.groups[1][3:5] == 77).all()
+    peers.check_ledger()
+
+
+def test_given_up_before_its_step_ends(ends: Ends) -> None:
+    """Its blocks may be computed all the same: nothing of them is written there, and all credits come
+    home."""
+    peers, later = ends(), Later()
+    before = peers.sink.groups[1].copy()
+    transfer = begun_before_its_step_ends(peers, later)
+    transfer.withdraw(WithdrawReason.ABORTED)
+    peers.run_until(lambda: peers.receiver.expected_transfers == 0)
+    assert peers.source.pins, "the device has not read them"
+    later.come = True
+    peers.run_until(lambda: not peers.source.pins and link_of(peers).audit().credited_pieces == 0)
+    assert (peers.sink.groups[1] == before).all()
+    peers.check_ledger()

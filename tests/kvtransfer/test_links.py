@@ -27,7 +27,7 @@ class Memory:
         woken = threading.Event()
         self.clock = FakeClock()
         self.transport = MemoryTransport(woken.set)
-        self.connector = TamperedConnector(self.transport)
+        self.connector = TamperedConnector(self.transport, "memory")
         self.peers = make_peers(
             shape, listener=self.transport, connectors=[self.connector], clock=self.clock, woken=woken
         )

@@ -5,37 +5,41 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
-import numpy as np
 import pytest
+import torch
 
 from baton.device import nccl_line
 from baton.device.nccl import Result
-from baton.device.nccl_line import Job, Way
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.events import Acknowledged
-from kvtransfer.frames import FrameError, Piece, Quiet, Summed, encode, encode_piece_header
+from kvtransfer.frames import FrameError, Piece, Quiet, encode, encode_piece_header
 from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.grpc_listener import GrpcListener
-from kvtransfer.nccl_links import GREETING_BYTES, RECEIVER_RANK, SENDER_RANK
-from kvtransfer.nccl_receiver import RunInbox
-from kvtransfer.staging import Owner, Staging
-from kvtransfer.transport import Connector
-from tests.kvtransfer.nccl_transport import NcclTransport, WatchedLibrary
+from kvtransfer.nccl_links import SENDER_RANK
+from kvtransfer.nccl_receiver import NcclReceiverWire
+from kvtransfer.nccl_sender import NcclSenderWire
+from tests.device.nccl_double import DoubleStream
+from tests.kvtransfer.device_rigs import FakeRig
+from tests.kvtransfer.nccl_transport import NcclTransport
 from tests.kvtransfer.peers import Peers, Shape, make_peers
 
 SHAPE = Shape(block_bytes=(8192,), window_pieces=8)
 
 
 class Linked:
-    """Peers that have nccl, and grpc as the second way."""
+    """Peers on played devices that have nccl, and grpc as the second way."""
 
     def __init__(self) -> None:
         self.woken = threading.Event()
-        self.nccl = NcclTransport(self.woken.set)
-        connectors: list[Connector] = [self.nccl.connector, GrpcConnector(self.woken.set)]
+        self.rig = FakeRig(None)
+        self.nccl = NcclTransport(self.woken.set, self.rig)
         listener = self.nccl.listener()
-        self.peers = make_peers(SHAPE, listener=listener, connectors=connectors, woken=self.woken)
+        self.peers = make_peers(
+            SHAPE, listener=listener, woken=self.woken, rig=self.rig,
+            ways=lambda wake, blocks: (self.nccl.connect(wake, blocks), GrpcConnector(wake)),
+        )  # fmt: skip
         second = GrpcListener(
             "127.0.0.1", 0, piece_bytes=4096, peer_timeout_s=1.0, max_links=8, wake=self.woken.set
         )
@@ -56,7 +60,7 @@ class Linked:
         for library in (self.nccl.receiving, self.nccl.sending):
             library.double.hangs.clear()
         self.peers.close()
-        until(self.peers, lambda: not self.nccl.receiver_links.ending + self.nccl.sender_links.ending)
+        until(self.peers, lambda: not self.nccl.receiving.ending + self.nccl.sending.ending)
 
 
 def until(peers: Peers, holds: object) -> None:
@@ -71,25 +75,25 @@ def linked() -> Iterator[Linked]:
 
 
 def test_bytes_go_from_staging_to_staging(linked: Linked) -> None:
-    """The same index on both sides; over the stream, nothing but their names."""
+    """The same index on both sides, and with them what the sender's device found of their sum."""
     assert linked.send(1) == "nccl"
-    (ours,), (theirs,) = linked.nccl.sending.places, linked.nccl.receiving.places
+    (ours,), (theirs,) = linked.nccl.sending.stagings, linked.nccl.receiving.stagings
     moved = linked.peers.receiver.counters.bytes_received
     assert moved == 4 * 8192
-    assert np.array_equal(ours.window[:moved], theirs.window[:moved])
-    assert ours.window[:moved].any()
+    assert torch.equal(ours.memory.tensor, theirs.memory.tensor)
+    assert ours.parts(0).any()
     linked.peers.check_ledger()
     assert linked.peers.sender.counters.link_fallbacks == 0
 
 
 def test_a_receive_without_a_sender_is_ended_by_ourselves(linked: Linked) -> None:
-    """The sender's device stops within a run: its window is fenced by our own abort, and by nothing less."""
+    """The sender's device stops within a piece: its window is fenced by our own abort, and by nothing
+    less."""
     assert linked.send(1) == "nccl"
-    peers, library = linked.peers, linked.nccl.receiving
-    line, place = library.lines[0], library.places[0]
-    ended = threading.Event()
-    line.add(Job(Way.IN, place.address, 4096, ended=ended.set))  # what nobody sends
-    library.double.hangs.set()
+    peers, links = linked.peers, linked.nccl.receiving
+    line, window = links.lines[0], links.stagings[0]
+    assert line.receive(window.address(0), 4096)  # what nobody sends
+    links.double.hangs.set()
     linked.nccl.sending.lines[0].abort("killed")
     peers.run_until(lambda: peers.receiver.counters.links_broken == 1)
     for _ in range(20):
@@ -98,17 +102,15 @@ def test_a_receive_without_a_sender_is_ended_by_ourselves(linked: Linked) -> Non
     (audit,) = peers.receiver.links
     assert audit.quarantined_pieces == audit.window_pieces
     assert not line.over
-    library.double.hangs.clear()
+    links.double.hangs.clear()
     peers.run_until(lambda: peers.receiver.links == [])
     assert peers.receiver.counters.links_fenced == 1
     assert line.over
-    assert not ended.is_set()
 
 
 def test_a_link_that_broke_is_followed_by_one_over_grpc(linked: Linked) -> None:
     assert linked.send(1) == "nccl"
     linked.nccl.sending.double.fails = Result.REMOTE_ERROR
-    linked.nccl.sending.lines[0].add(Job(Way.OUT, linked.nccl.sending.places[0].address, 64))
     linked.peers.run_until(lambda: not linked.peers.sender.links)
     assert linked.send(2) == "grpc"
     assert linked.peers.sender.counters.link_fallbacks == 1
@@ -126,7 +128,7 @@ def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: 
     """For good, though the abort comes back at last."""
     monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
     assert linked.send(1) == "nccl"
-    links, double = linked.nccl.sender_links, linked.nccl.sending.double
+    links, double = linked.nccl.sending, linked.nccl.sending.double
     double.hangs.set()
     linked.peers.sender._break(
         next(iter(linked.peers.sender._links)), BatonError(ErrorKind.UNAVAILABLE, "cut")
@@ -148,85 +150,70 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At once: nobody has judged the sender's request, and no transfer fails of it."""
-    monkeypatch.setattr(linked.nccl.receiver_links, "_hung", True)
+    monkeypatch.setattr(linked.nccl.receiving, "_hung", True)
     assert linked.send(1) == "grpc"
     assert not linked.peers.failures()
     assert linked.peers.sender.counters.link_fallbacks == 1
     assert linked.peers.receiver.counters.links_refused == 1
 
 
-def _run_inbox(*, between_devices: bool = False) -> tuple[RunInbox, Staging, WatchedLibrary]:
-    library = WatchedLibrary()
-    place = library.place(8 * 4096)
-    line = library.line(library.unique_id(), RECEIVER_RANK, lambda: None, 1.0)
-    staging = Staging(8, 4096, place.window)
-    inbox = RunInbox(staging, line, place.address, lambda: None, between_devices=between_devices)
-    inbox.greeted.set()
-    return inbox, staging, library
+def wires(linked: Linked) -> tuple[NcclSenderWire, NcclReceiverWire]:
+    """Both ends of the one link there is."""
+    (sending,), (receiving,) = linked.peers.sender._links.values(), linked.peers.receiver._links
+    assert sending._window is not None
+    return cast(NcclSenderWire, sending._window.wire), cast(NcclReceiverWire, receiving._wire)
 
 
-def _names(*indices: int, length: int = 4096) -> bytes:
+def names(*indices: int, length: int = 4096) -> bytes:
     return b"".join(encode_piece_header(Piece(1, 0, n, 0, length, n, 7)) for n in indices)
 
 
 @pytest.mark.parametrize(
     "message",
-    [_names(1, 3), _names(2, 1), _names(7, 8), _names(9), _names(0, 0), _names(1, 2, length=4097),
-     _names(0, 1, length=100), _names(1, 2) + b"x", _names(1) + encode(Quiet(3))],
-    ids=["gap", "back", "beyond", "far", "twice", "too long", "short before the last", "crumbs", "mixed"],
-)  # fmt: skip
-def test_what_is_no_run_of_the_senders_is_not_received(message: bytes) -> None:
-    inbox, _, library = _run_inbox()
-    with pytest.raises(FrameError):
-        inbox.accept(message)
-    assert inbox.take() is None
-    assert not inbox.expects()
-    library.lines[0].abort()
-
-
-def test_what_comes_behind_a_run_is_heard_behind_it() -> None:
-    inbox, staging, library = _run_inbox()
-    inbox.accept(_names(2, 3))
-    inbox.accept(encode(Quiet(5)))
-    assert inbox.take() is None
-    assert inbox.expects()
-    assert staging.count(Owner.RECEIVER) == 2
-    inbox._posted.arrived = True  # type: ignore[union-attr]
-    heard = [inbox.take() for _ in range(4)]
-    assert [getattr(frame, "staging", None) for frame in heard] == [2, 3, None, None]
-    assert heard[2] == Quiet(5)
-    library.lines[0].abort()
-
-
-def test_between_devices_a_piece_is_heard_before_it_has_landed() -> None:
-    """It has when its bytes and its sum are here, and all before it have."""
-    inbox, staging, library = _run_inbox(between_devices=True)
-    for index in (2, 3):
-        inbox.accept(_names(index))
-    heard = [inbox.take(), inbox.take(), inbox.take()]
-    assert [getattr(frame, "staging", None) for frame in heard] == [2, 3, None]
-    runs = list(inbox._landing)
-    assert inbox.landed() == 0
-    runs[1].arrived = True
-    inbox.accept(encode(Summed(3, 33)))
-    assert inbox.landed() == 0
-    inbox.accept(encode(Summed(2, 22)))
-    assert inbox.landed() == 0
-    runs[0].arrived = True
-    assert inbox.landed() == 2
-    assert [inbox.checksum(piece) for piece in heard[:2] if isinstance(piece, Piece)] == [22, 33]
-    with pytest.raises(FrameError, match="none is awaited"):
-        inbox.accept(encode(Summed(3, 33)))
-    assert staging.count(Owner.RECEIVER) == 2
-    library.lines[0].abort()
-
-
-def test_the_greeting_is_compared(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that brings something else carries no block."""
-    monkeypatch.setattr("kvtransfer.nccl_connector.greeting", lambda link_id: b"?" * GREETING_BYTES)
-    peers = linked.peers
-    peers.send(1, [[1]], [[1]])
-    peers.run_until(lambda: 1 in peers.failures())
-    assert "greeting" in peers.failures()[1].message
-    assert peers.receiver.counters.bytes_received == 0
+    [names(9), names(0, 0), names(1, length=4097), names(1, 2) + b"x", names(1) + encode(Quiet(3)), b""],
+    ids=["far", "twice", "too long", "crumbs", "mixed", "nothing"],
+)
+def test_what_is_no_frame_of_the_senders_breaks_the_link(linked: Linked, message: bytes) -> None:
+    """And no receive is posted for a place that is not the sender's."""
+    linked.send(1)
+    sending, receiving = wires(linked)
+    until(linked.peers, lambda: not receiving._landing)
+    sending._frames.add(message)
+    linked.peers.run_until(lambda: linked.peers.receiver.counters.links_broken == 1)
+    assert isinstance(receiving._broken, FrameError)
+    until(linked.peers, lambda: not linked.peers.sender.links)
     assert linked.send(2) == "grpc"
+
+
+def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
+    """Its receive waits for the bytes; those behind it land behind it."""
+    linked.send(1)
+    _, receiving = wires(linked)
+    before = receiving.landed()
+    stopped = linked.nccl.sending.lines[0]._stream
+    assert isinstance(stopped, DoubleStream)
+    goes_on = threading.Event()
+    stopped.add(lambda: _wait(goes_on))
+    peers = linked.peers
+    peers.send(2, [[1, 2]], [[30, 31]])
+    peers.run_until(lambda: len(receiving._landing) == 4)
+    assert receiving.landed() == before
+    assert receiving.restless()
+    goes_on.set()
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert receiving.landed() == before + 4
+    assert peers.equal([[1, 2]], [[30, 31]])
+
+
+def test_a_stream_that_carries_frames_breaks_the_link(linked: Linked) -> None:
+    """The lifeline is there to be broken: nothing lands over it."""
+    linked.send(1)
+    sending, _ = wires(linked)
+    sending._lifeline.tell(Quiet(3))
+    until(linked.peers, lambda: not linked.peers.sender.links)
+    assert linked.peers.receiver.counters.links_broken == 1
+    assert linked.send(2) == "grpc"
+
+
+def _wait(event: threading.Event) -> None:
+    event.wait(5)

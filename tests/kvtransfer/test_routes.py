@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
+from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
+from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.events import Acknowledged
 from kvtransfer.ipc_control import address_of
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.routes import routes
-from kvtransfer.transport import SenderWire
+from kvtransfer.transport import Connector, SenderWire
 from kvtransfer.transports import connectors_of, listeners_of
-from tests.kvtransfer.nccl_transport import CONNECT_S, WatchedLibrary
+from tests.kvtransfer.device_rigs import FakeRig
+from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.kvtransfer.nccl_transport import WatchedLinks
 from tests.kvtransfer.peers import Peers, Shape, make_peers
 
 
@@ -93,16 +98,20 @@ def test_ends_that_do_not_fit_are_told_so_over_the_first_way(peers: Peers) -> No
     assert peers.receiver.counters.links_refused == 1
 
 
-def links() -> NcclLinks:
+def links(device: LinkDevice | None = None) -> NcclLinks:
     """Of a process; their NCCL is the double."""
-    return NcclLinks(WatchedLibrary(), CONNECT_S)
+    return WatchedLinks(device or FakeDevice(Pump(None)))
 
 
 def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
     """Ends that have NCCL too, as `auto` may one day; the sender is told to use `told`."""
     monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
-    connectors = connectors_of(told, lambda: None, nccl=links())
-    return make_peers(Shape(), transport="auto", connectors=connectors, nccl=links())
+    rig = FakeRig(None)
+
+    def ways(wake: Callable[[], None], blocks: DeviceBlocks) -> tuple[Connector, ...]:
+        return connectors_of(told, wake, blocks, links(rig.sender))
+
+    return make_peers(Shape(), transport="auto", rig=rig, ways=ways, nccl=links(rig.receiver))
 
 
 @pytest.mark.parametrize("transport", ["grpc", "ipc", "nccl"])
@@ -142,7 +151,9 @@ def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nccl_is_not_taken_unless_told() -> None:
     """Before it is known to hold: docs/decisions/0015."""
-    here = connectors_of("auto", lambda: None, nccl=links())
+    device = FakeDevice(Pump(None))
+    blocks = DeviceBlocks(device, [torch.zeros((4, 64), dtype=torch.uint8)])
+    here = connectors_of("auto", lambda: None, blocks, links(device))
     assert [connector.transport for connector in here] == ["ipc", "grpc"]
 
 

@@ -73,13 +73,16 @@ class PlayedSteps:
     def ring(self) -> PlayedSteps:
         return self
 
-    def admission(
-        self, grant: Grant, *, token_ids: Sequence[int], last_token: int, end: int, **_: Any
-    ) -> Slot:
+    def begin_admission(self, grant: Grant, *, token_ids: Sequence[int], end: int, **_: Any) -> Slot:
         attempt, tenant = self._driver.committing
         table = [list(blocks) for blocks in grant.blocks]
         key, text = (grant.slot, grant.generation), Text(tenant, token_ids)
-        return Slot(key, attempt, text, last_token, end, table, grant.capacity, [last_token])
+        return Slot(key, attempt, text, -1, end, table, grant.capacity, [])
+
+    def complete(self, slot: Slot, *, last_token: int, **_: Any) -> None:
+        assert not slot.emitted, "completed once"
+        slot.last = last_token
+        slot.emitted.append(last_token)
 
     def admit(self, slot: Slot) -> None:
         self.slots[slot.key] = slot
@@ -165,6 +168,8 @@ class PlayedLink:
     def refuse(self, transfer_id: int, error: BatonError) -> None:
         del self.expected[transfer_id]
         self.refusals.append(error)
+
+    landing = False
 
     def poll(self, limit: int) -> list[ReceiverEvent]:
         events, self.events = self.events, []

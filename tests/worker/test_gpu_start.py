@@ -54,7 +54,7 @@ def test_kernels_that_cannot_be_kept_are_refused(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers, gpu_links=2)
+    engine = EngineConfig(device="cpu", weights="random", kv_memory_mb=100, gpu_workers=workers, gpu_links=8)
     model = replace(load(str(tmp_path), engine), device=GPU)
     blocks = sum(group.nbytes for group in model.cache.groups)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))

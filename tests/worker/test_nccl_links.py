@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.nccl_links import NcclLinks
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.worker.device_links import check_transport, nccl_links
-from tests.kvtransfer.nccl_transport import CONNECT_S, WatchedLibrary
+from services.worker.loaded_model import LoadedModel
+from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.kvtransfer.nccl_transport import WatchedLinks
 from tests.worker.paired import Pair
 from tests.worker.test_device_links import words
 from tests.worker.test_prefix_cache import ask
@@ -23,14 +26,21 @@ from tests.worker.turned import Turned
 
 
 @pytest.fixture
-def libraries(monkeypatch: pytest.MonkeyPatch) -> list[WatchedLibrary]:
-    """Of every engine from here on, in the order of their starts."""
-    made: list[WatchedLibrary] = []
+def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
+    """What every engine from here on has, in the order of their starts; each has a played device. `truth` was
+    made before: its blocks are the host's."""
+    made: list[WatchedLinks] = []
+    pump, names = Pump(None), itertools.count()
+
+    def device(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
+        return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.groups)
 
     def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks:
-        made.append(WatchedLibrary())
-        return NcclLinks(made[-1], CONNECT_S)
+        assert blocks is not None
+        made.append(WatchedLinks(blocks.device))
+        return made[-1]
 
+    monkeypatch.setattr("services.worker.engine_process.device_blocks", device)
     monkeypatch.setattr("services.worker.engine_process.nccl_links", links)
     monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
     return made
@@ -41,14 +51,14 @@ def pair_over(folder: Path, transport: Transport) -> Pair:
 
 
 @pytest.fixture
-def ways(tmp_path: Path, libraries: list[WatchedLibrary], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def ways(tmp_path: Path, made: list[WatchedLinks], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """NCCL first, and grpc for when it falls."""
     monkeypatch.setattr("kvtransfer.transports.AUTO", ("nccl", "grpc"))
-    made = pair_over(tmp_path, "auto")
-    yield made
-    for library in libraries:
-        library.double.hangs.clear()
-    made.close()
+    pair = pair_over(tmp_path, "auto")
+    yield pair
+    for links in made:
+        links.double.hangs.clear()
+    pair.close()
 
 
 def transports(pair: Pair) -> list[str]:
@@ -59,16 +69,14 @@ def unfit(engine: Turned) -> list[str]:
     return [event.unfit.reason for event in engine.events if event.HasField("unfit")]
 
 
-def test_prompts_go_by_nccl_where_it_is_told(
-    tmp_path: Path, truth: Turned, libraries: list[WatchedLibrary]
-) -> None:
+def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made: list[WatchedLinks]) -> None:
     pair = pair_over(tmp_path, "nccl")
     for length in (1, 5, 16, 30):
         prompt = words(length, seed=length)
         assert pair.say(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
     assert transports(pair) == ["nccl"]
-    assert sum(len(library.lines) for library in libraries) == 2
+    assert sum(len(links.lines) for links in made) == 2
     assert pair.audit().bytes_received == pair.source.engine._parts.sender.counters.bytes_shipped > 0
     assert unfit(pair.source) == unfit(pair.target) == []
     pair.close()
@@ -76,14 +84,14 @@ def test_prompts_go_by_nccl_where_it_is_told(
 
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_an_engine_whose_nccl_hangs_says_so_once_and_goes_on(
-    ways: Pair, truth: Turned, libraries: list[WatchedLibrary], end: str
+    ways: Pair, truth: Turned, made: list[WatchedLinks], end: str
 ) -> None:
     """Its link's line is aborted, and the abort does not return; what comes then goes the next way."""
     assert ways.say(words(9, 1))[0] == ask(truth, words(9, 1))[0]
     assert transports(ways) == ["nccl"]
-    engine, library = getattr(ways, end), libraries[0 if end == "source" else 1]
-    library.double.hangs.set()
-    library.lines[0].abort("played")
+    engine, links = getattr(ways, end), made[0 if end == "source" else 1]
+    links.double.hangs.set()
+    links.lines[0].abort("played")
     ways.play(lambda: bool(unfit(engine)))
     for seed in (2, 3):
         assert ways.say(words(16, seed))[0] == ask(truth, words(16, seed))[0]
