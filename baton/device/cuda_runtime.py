@@ -168,7 +168,7 @@ class CudaRuntime:
         self, destination: int, sources: Sequence[int], size: int, device: int, stream: int
     ) -> None:
         """Enqueues copies of equal size on one device, whose places there follow each other: by one call
-        where the driver knows it (CUDA 13), with no pause between them. 64 at most, by one thread at a time."""
+        where the driver knows it (CUDA 13), with no pause between them. 64 at most; one thread at a time."""
         if self._batch is not None and len(sources) > 1:
             try:
                 self._copy_batch(self._batch, destination, sources, size, device, stream)
