@@ -51,12 +51,12 @@ class DeviceGather:
             self._mover = RowMover(blocks, window_pieces, piece_bytes, Act.READ, sums=self._sums)
             # The next chunk's kernels would else go before what somebody waits for.
             self._wire, self._telling, self._waking = (device.line(first=True) for _ in range(3))
+            touched = min(_TOUCHED_BYTES, window_pieces * piece_bytes)
+            self._nowhere = torch.empty(touched, dtype=torch.uint8, device=device.tensors_on)
             self._let_go = undo.pop_all()
         self._landed = self._registered.address + LANDED
         self._reads = BlockReads()
         self._sent = 0
-        touched = min(_TOUCHED_BYTES, window_pieces * piece_bytes)
-        self._nowhere = torch.empty(touched, dtype=torch.uint8, device=device.tensors_on)
         self._awake_until = 0.0
         self._waited_for: Moment | None = None
 

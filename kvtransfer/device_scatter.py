@@ -97,6 +97,8 @@ class DeviceScatter:
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
         rows = self._mover.prepare(piece, places, place)
+        if self._heads:
+            self._sums.forget_said(piece.staging)
         self._announced.append(_Announced(piece, whole_blocks, rows))
 
     def hold(self, piece: Piece) -> None:

@@ -35,6 +35,10 @@ class IpcDeviceWire(IpcSenderWire):
     def gathers(self) -> bool:
         return True
 
+    @property
+    def waits(self) -> bool:
+        return True
+
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
@@ -57,8 +61,12 @@ class IpcDeviceWire(IpcSenderWire):
         return encode_piece_header(piece)
 
     def keep_awake(self) -> None:
-        if not self._closed:
+        if self._closed:
+            return
+        try:
             self._gather.keep_awake()
+        except RuntimeError as error:  # CUDA's
+            self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
 
     def restless(self) -> bool:
         return self._gather.busy or super().restless()

@@ -70,6 +70,7 @@ class NcclReceiverWire:
         self._brought = brought
         self._wake = wake
         self._frames: FrameSocket | None = None
+        self._bound = 2 * staging.pieces + CONTROL_FRAMES  # of frames that wait, on either side
         self._closed = False
         self._broken: BatonError | None = None  # by what its sender said
         self._broken_at: float | None = None
@@ -87,7 +88,7 @@ class NcclReceiverWire:
         assert self._frames is not None, "who is attached has brought it"
         try:
             # All that are there: receives are to be posted before their bytes come, whatever else is to do.
-            while (message := self._frames.take()) is not None:
+            while len(self._heard) < self._bound and (message := self._frames.take()) is not None:
                 for frame in decode_announced(message):
                     if isinstance(frame, Piece):
                         self._receive(frame)
@@ -118,8 +119,7 @@ class NcclReceiverWire:
 
     def attached(self) -> bool:
         if self._frames is None and self._brought.done():
-            bound = 2 * self._staging.pieces + CONTROL_FRAMES
-            self._frames = FrameSocket(self._brought.result(), bound, self._wake, "sender")
+            self._frames = FrameSocket(self._brought.result(), self._bound, self._wake, "sender")
         return self._frames is not None and self._line.whole and self._lifeline.attached()
 
     def restless(self) -> bool:

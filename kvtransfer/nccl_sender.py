@@ -62,7 +62,7 @@ class NcclSenderWire:
         )
         self._gathering = blocks.device.line(first=True)
         self._reads = BlockReads()
-        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
+        self._put: deque[tuple[Piece, Sequence[int]]] = deque()
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
@@ -71,6 +71,11 @@ class NcclSenderWire:
     def gathers(self) -> bool:
         return True
 
+    @property
+    def waits(self) -> bool:
+        """The receive that an announcement asks for would keep multiprocessors of the other end."""
+        return False
+
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
@@ -78,15 +83,13 @@ class NcclSenderWire:
         if self._closed:
             return
         self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
-        self._put.append((piece, blocks, after))
+        self._put.append((piece, blocks))
 
     def gather(self) -> None:
         while self._put:
-            piece, blocks, after = self._put.popleft()
+            piece, blocks = self._put.popleft()
             self._reads.put()
             try:
-                if after is not None:
-                    self._gathering.after(after)
                 if piece.staging < self._pieces:  # what the window does not have is written nowhere
                     self._gather(piece, blocks)
                 else:

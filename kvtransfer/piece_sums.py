@@ -56,6 +56,10 @@ class PieceSums:
         """The sum of the words that were moved last, in [0, 2^64), once the device is done with them."""
         return int(np.add.reduce(self._parts[index])) & _MASK
 
+    def forget_said(self, index: int) -> None:
+        """What was said of the piece that had the index before: only a move says it anew."""
+        self._said[index] = 0
+
     def said(self, index: int) -> int:
         """The sum that its sender found, of a piece that was moved."""
         return int(np.add.reduce(self._said[index])) & _MASK

@@ -109,9 +109,13 @@ class Receiver:
         self._hear(max_pieces)
 
     def _keep_awake(self) -> None:
-        if self._device is not None and len(self._arrivals):
-            for link in self._links:
-                link.keep_awake()
+        """One link's move wakes the device of all."""
+        if self._device is None or not len(self._arrivals):
+            return
+        for link in self._links:
+            if link.scatter is not None:
+                link.scatter.keep_awake()
+                return
 
     def _take_all_ended(self) -> None:
         for link in self._links:

@@ -77,11 +77,6 @@ class ReceivingLink:
     def tell(self, frame: ReceiverFrame) -> None:
         self._wire.tell(frame)
 
-    def keep_awake(self) -> None:
-        """Bytes are awaited: their device is to be ready."""
-        if self.scatter is not None:
-            self.scatter.keep_awake()
-
     def land(self) -> None:
         """A device begins to move what is there by now."""
         if self.scatter is not None:

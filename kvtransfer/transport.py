@@ -95,6 +95,10 @@ class SenderWire(Protocol):
 class GatheringWire(SenderWire, Protocol):
     """The sender's end of a link between devices: it reads the blocks itself, later."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether blocks may be put that are not final, since nothing but its own lines waits for them."""
+
     def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
         """Announces a piece of these blocks of its group, which are final at that moment of their device's;
         `gather` is to follow. Its checksum is of its place alone: that of its words is added on the way."""

@@ -139,7 +139,10 @@ class PrefillLoop:
         if not self._under_way:
             return None
         first, *others = self._under_way
-        behind = self.scheduler.cost.seconds_of(sum(step.units for step in others))
+        cost = self.scheduler.cost
+        if not cost.seconds_of(first.units):  # nothing has been measured
+            return None
+        behind = cost.seconds_of(sum(step.units for step in others))
         return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
 
     def step(self) -> list[ChunkResult]:

@@ -29,7 +29,7 @@ from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import SlotState
-from kvtransfer.events import Announced, Arrived, Committed, Described, Withdrawn
+from kvtransfer.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
 from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
@@ -237,17 +237,17 @@ class DecodeSide:
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where there was some. While a device moves pieces it is looked at again and
-        again, for a while: a turn of the loop takes longer than what there is to wait for."""
+        again, for a while, or until somebody is admitted: a turn of the loop takes longer than what there is
+        to wait for."""
         if self._receiver is None:
             return False
-        until = time.monotonic() + _LANDING_S
-        worked = self._take_events(self._receiver, max_pieces)
-        while self._receiver.landing and time.monotonic() < until:
-            worked |= self._take_events(self._receiver, max_pieces)
+        until, committed = time.monotonic() + _LANDING_S, self.handoffs_committed
+        worked = self._take_events(self._receiver.poll(max_pieces))
+        while self._receiver.landing and self.handoffs_committed == committed and time.monotonic() < until:
+            worked |= self._take_events(self._receiver.poll(max_pieces))
         return worked
 
-    def _take_events(self, receiver: Receiver, max_pieces: int) -> bool:
-        events = receiver.poll(max_pieces)
+    def _take_events(self, events: Sequence[ReceiverEvent]) -> bool:
         for event in events:
             match event:
                 case Arrived(transfer_id):

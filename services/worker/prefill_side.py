@@ -36,7 +36,7 @@ from baton.v1.prefill_pb2 import (
 )
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity
-from kvtransfer.events import Acknowledged, Failed
+from kvtransfer.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.outgoing import Transfer
 from kvtransfer.sender import Sender
@@ -257,9 +257,10 @@ class PrefillSide:
     def _end_steps(self) -> bool:
         """Ships and tells the results of all that have ended; False where none has."""
         finished = self._loop.ended()
-        self._ship(finished)
+        heard = self._ship(finished)
         self._loop.settle()
         self._take(finished)
+        self._handle(heard)  # a handoff may have ended by now: its job has told all that it had to tell
         return bool(finished)
 
     def _announce(self) -> None:
@@ -269,11 +270,11 @@ class PrefillSide:
         if ending is None or ending[1] is self._announced or ending[1].ended():
             return
         chunks, self._announced = ending
-        self._awaited = self._announced
         for chunk in chunks:
             job = self._by_sequence.get(chunk.sequence)
             if job is not None and isinstance(job.handoff, Transfer):
                 self._push(job, job.handoff, chunk.start + chunk.count, self._announced)
+                self._awaited = self._announced
         self.poll(self._ships_first)
 
     def _await_end(self) -> None:
@@ -284,9 +285,9 @@ class PrefillSide:
             if self._awaited.ended():
                 self._awaited = None
 
-    def _ship(self, results: list[ChunkResult]) -> None:
+    def _ship(self, results: list[ChunkResult]) -> list[SenderEvent]:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,
-        before anything is told."""
+        before anything is told. What was heard meanwhile."""
         for job, result in self._jobs_of(results):
             job.computed_ns = self._loop.ended_after_ns
             if result.token is not None:
@@ -297,8 +298,7 @@ class PrefillSide:
             ahead = self._ships_first and isinstance(job.handoff, Transfer)
             if ahead and job.first is not None and not job.first.finish_reason:
                 self._commit(job, job.handoff, job.first)
-        if results and self._ships_first:
-            self.poll(self._ships_first)
+        return self._sender.poll(self._ships_first) if results and self._ships_first else []
 
     def _jobs_of(self, results: list[ChunkResult]) -> Iterator[tuple[Job, ChunkResult]]:
         """But of those that another's result has ended meanwhile."""
@@ -319,6 +319,10 @@ class PrefillSide:
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where a handoff ended."""
         events = self._sender.poll(max_pieces)
+        self._handle(events)
+        return bool(events)
+
+    def _handle(self, events: list[SenderEvent]) -> None:
         for event in events:
             job = self._by_transfer.get(event.transfer)
             if job is None:
@@ -328,7 +332,6 @@ class PrefillSide:
                     self._handed_off(job, transport, transfer.bytes_shipped, at_ns)
                 case Failed(_, error):
                     self._fail(job, error)
-        return bool(events)
 
     def _tell_prompt(self, job: Job, result: ChunkResult) -> None:
         """Tells the prompt's logprobs in messages of bounded size, all of them before the first token."""

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from baton.errors import ErrorKind
+from baton.errors import BatonError, ErrorKind
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.events import Announced, Arrived
 from kvtransfer.frames import WithdrawReason
@@ -369,3 +369,20 @@ def test_given_up_before_its_step_ends(ends: Ends) -> None:
     peers.run_until(lambda: not peers.source.pins and link_of(peers).audit().credited_pieces == 0)
     assert (peers.sink.groups[1] == before).all()
     peers.check_ledger()
+
+
+def test_a_link_that_breaks_before_its_step_ends(ends: Ends) -> None:
+    """Its sender's device cannot be stopped, so whoever breaks it waits for the step, and the receiver for
+    the sender."""
+    peers, later = ends(), Later()
+    begun_before_its_step_ends(peers, later)
+    device_wire(peers)._break(BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    ending = threading.Timer(0.05, setattr, (later, "come", True))
+    ending.start()
+    peers.run_until(lambda: 1 in peers.failures() and 1 in peers.withdrawn())
+    ending.join()
+    assert not peers.source.pins
+    before = peers.sink.groups[1].copy()  # what landed while its blocks were reserved
+    peers.run_until(lambda: windows(ends) == [True])
+    assert (peers.sink.groups[1] == before).all()
+    assert sent(peers, 2) == "grpc", "the next way"

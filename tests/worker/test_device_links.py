@@ -14,6 +14,7 @@ from baton.engine.prefill import ChunkResult
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import PrefillResponse
 from kvtransfer.device_blocks import DeviceBlocks
+from kvtransfer.events import SenderEvent
 from kvtransfer.outgoing import Transfer, TransferState
 from services.common.config import EngineConfig
 from services.worker.loaded_model import LoadedModel
@@ -150,3 +151,39 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     pair.play(lambda: pair.ended(asked))
     pair.close()
     assert shipped[0] >= 2 * pair.block_bytes, "of the first chunk's eight tokens"
+
+
+def test_a_handoff_that_ends_while_its_commit_is_said_has_told_all(
+    pair: Pair, truth: Turned, pump: Pump, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks were there before: decode answers as soon as it hears of it."""
+    sender, prefixes = pair.source.engine._parts.sender, pair.source.engine._parts.prefixes
+    assert prefixes is not None
+    pair.say(words(9, 1))  # a link is there
+    poll = sender.poll
+
+    def commits() -> bool:
+        under_way = [transfer for link in sender._links.values() for transfer in link.transfers.values()]
+        return any(transfer.state is TransferState.COMMITTING for transfer in under_way)
+
+    def patient(max_pieces: int) -> list[SenderEvent]:
+        events = poll(max_pieces)
+        for _ in range(2000):
+            if events or not commits():
+                break
+            pump.some()
+            pair.target.play()
+            events = poll(max_pieces)
+        return events
+
+    monkeypatch.setattr(sender, "poll", patient)
+    told = len(firsts(pair))
+    prompt = words(16, seed=5)
+    assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+    assert len(firsts(pair)) == told + 1
+    assert prefixes._held(pair.names(prompt)) == 4
+
+
+def firsts(pair: Pair) -> list[int]:
+    """First tokens that prefill has told."""
+    return [e.prefill.first_token.token_id for e in pair.source.events if e.prefill.HasField("first_token")]
