@@ -16,8 +16,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import torch
-
 from baton.device.link_device import Moment
 from kvtransfer.block_reads import BlockReads
 from kvtransfer.device_blocks import DeviceBlocks
@@ -36,6 +34,8 @@ class DeviceGather:
     def __init__(
         self, blocks: DeviceBlocks, memory: LinkMemory, window_pieces: int, piece_bytes: int
     ) -> None:
+        import torch
+
         device = blocks.device
         self._piece_bytes = piece_bytes
         self._pieces = window_pieces

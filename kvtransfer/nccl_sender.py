@@ -7,8 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import torch
-
 from baton.device.link_device import Moment
 from baton.device.nccl_line import NcclLine
 from baton.errors import BatonError, ErrorKind
@@ -164,6 +162,8 @@ def freeing(staging: PieceMemory) -> Callable[[], None]:
 
     def free() -> None:
         if device.type == "cuda":
+            import torch
+
             torch.cuda.set_device(device)  # a thread that has none yet would be given the first
         staging.free()
 

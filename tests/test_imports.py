@@ -1,4 +1,4 @@
-"""Router, load generator and command line start without torch, triton, Ray or transformers."""
+"""Router, load generator, command line and links start without torch, triton, Ray or transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ sys.meta_path.insert(0, Blocker())
 
 
 @pytest.mark.parametrize(
-    "module", ["services.router.__main__", "loadgen.cli", "loadgen.__main__", "baton.cli.main"]
+    "module",
+    [
+        "services.router.__main__",
+        "loadgen.cli",
+        "loadgen.__main__",
+        "baton.cli.main",
+        "kvtransfer.receiver",
+        "kvtransfer.sender",
+    ],
 )
 def test_starts_without_torch(module: str) -> None:
     script = f"{BLOCKED_THEN}\nimport {module}"
