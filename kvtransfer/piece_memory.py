@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.device.link_device import LinkDevice, Memory
-from kvtransfer.piece_sums import ROW_BYTES
+from kvtransfer.piece_sums import ROW_BYTES, sum_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNED = 16
-_MASK = (1 << 64) - 1
 
 
 class PieceMemory:
@@ -56,7 +55,7 @@ class PieceMemory:
     def sum_of(self, index: int) -> int:
         """That of an index's head; waits for the device."""
         begins = index * self.stride
-        return int(np.add.reduce(self.memory[begins : begins + self.head].view(np.uint64))) & _MASK
+        return sum_of(self.memory[begins : begins + self.head].view(np.uint64))
 
     def __getitem__(self, part: slice) -> NDArray[np.uint8]:
         """A copy on the host, of bytes of one piece."""

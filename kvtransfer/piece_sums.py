@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROW_BYTES = 8 * SUM_PARTS
-_MASK = (1 << 64) - 1
+
+
+def sum_of(parts: NDArray[np.uint64]) -> int:
+    """Mod 2^64."""
+    return int(np.add.reduce(parts))
 
 
 class SumPlaces(Protocol):
@@ -54,7 +58,7 @@ class PieceSums:
 
     def of(self, index: int) -> int:
         """The sum of the words that were moved last, in [0, 2^64), once the device is done with them."""
-        return int(np.add.reduce(self._parts[index])) & _MASK
+        return sum_of(self._parts[index])
 
     def forget_said(self, index: int) -> None:
         """What was said of the piece that had the index before: only a move says it anew."""
@@ -62,7 +66,7 @@ class PieceSums:
 
     def said(self, index: int) -> int:
         """The sum that its sender found, of a piece that was moved."""
-        return int(np.add.reduce(self._said[index])) & _MASK
+        return sum_of(self._said[index])
 
     def said_parts(self, index: int) -> Tensor:
         """As int64 [SUM_PARTS]."""
