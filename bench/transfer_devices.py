@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import time
 
 import torch
 from torch import Tensor
 
 from baton.device.cuda_link_device import CudaLinkDevice
+from baton.device.cuda_runtime import call, cuda_driver
+from baton.device.cuda_stream import CudaStream
+from baton.device.link_device import Moment
 from bench.transfer_ends import GPU_BLOCK_BYTES
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.row_mover import warm
+
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_AWAKE_CYCLES = 5_000_000  # 2.5 ms of an H200's
 
 
 class GpuBlocks:
@@ -64,6 +72,33 @@ def _random_pool(count: int, device: torch.device, block_bytes: int) -> Tensor:
     shape = (count, block_bytes // 4)
     numbers = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device=device, generator=generator)
     return numbers.view(torch.uint8)
+
+
+class HeldStep:
+    """Stands for a prefill step: what is handed over with its end is final when it is let go, at a time of
+    the host's. A GPU that computes nothing meanwhile is kept awake by a thread of one kernel."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._step = CudaStream(int(device.index or 0), [])
+        self._word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._seen = self._word.numpy()
+        self._count = 0
+
+    def begin(self) -> Moment:
+        """Its end."""
+        self._count += 1
+        torch.cuda._sleep(_AWAKE_CYCLES)  # type: ignore[no-untyped-call]
+        call(
+            cuda_driver(), "cuStreamWaitValue64_v2", ctypes.c_void_p(self._step.handle),
+            ctypes.c_uint64(self._word.data_ptr()), ctypes.c_uint64(self._count), _AT_LEAST,
+        )  # fmt: skip
+        return self._step.moment()
+
+    def end(self) -> float:
+        """When, on the monotonic clock: just before."""
+        at = time.monotonic()
+        self._seen[0] = self._count
+        return at
 
 
 class RawCopies:

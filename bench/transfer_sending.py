@@ -30,8 +30,11 @@ from kvtransfer.sender import Sender
 from kvtransfer.transports import connectors_of
 
 if TYPE_CHECKING:
-    from bench.transfer_devices import GpuBlocks
+    from baton.device.link_device import Moment
+    from bench.transfer_devices import GpuBlocks, HeldStep
 
+# As long before its end as prefill does.
+_AHEAD_S = 0.001
 _IDENTITY = WorkerIdentity(name="bench", incarnation=b"b" * 16, rank=0, rank_count=1)
 
 Condition = Callable[[list[SenderEvent]], bool]
@@ -105,15 +108,27 @@ class SendingEnd:
     def _place(self, ordinal: int, first: int) -> int:
         return self.blocks.place((ordinal + first) % self._count)
 
-    def push(self, transfer: Transfer, first: int = 0) -> None:
+    def push(self, transfer: Transfer, first: int = 0, after: Moment | None = None) -> None:
         for ordinal in range(transfer.body.block_counts[0]):
-            transfer.push(0, ordinal, self._place(ordinal, first))
+            transfer.push(0, ordinal, self._place(ordinal, first), after)
 
     def commit(self, transfer: Transfer) -> tuple[float, float]:
         """When the first block was pushed and when the commit's acknowledgement was heard, by the host's
         monotonic clock."""
         begun = time.monotonic()
         self.push(transfer)
+        _commit(transfer)
+        self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
+        return begun, time.monotonic()
+
+    def commit_ahead(self, transfer: Transfer, step: HeldStep) -> tuple[float, float]:
+        """As prefill does: blocks are handed over before the step that computes them ends. When it ended, and
+        when the acknowledgement of the commit, said then, was heard."""
+        self.push(transfer, after=step.begin())
+        until = time.monotonic() + _AHEAD_S
+        while time.monotonic() < until:
+            self._turn()
+        begun = step.end()
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
         return begun, time.monotonic()

@@ -191,7 +191,7 @@ class Arrivals:
             scatter.drop(piece)
         else:
             incoming.under_way += 1
-            scatter.begin(piece, incoming.blocks_of(piece), incoming.mark(piece))
+            scatter.begin(piece, incoming.blocks_of(piece), incoming.mark(piece), link.arrival(piece))
 
     def _piece(self, link: ReceivingLink, piece: Piece) -> None:
         incoming = self._takes(link, piece)

@@ -3,11 +3,13 @@
     begin, hold, drop: a piece is announced ─▶ land: its bytes are there, a kernel ─▶ ended: what became of it
 
 Announcements come before bytes, so that all that the host has to do for a piece, but the kernel's launch, is
-done while they travel. Pieces land in the order in which they were announced.
+done while they travel; and that too where the device itself knows when they are there. Pieces land in the
+order in which they were announced.
 
 A piece that turns out wrong has been written by then, into blocks which its ticket reserved and no slot has
 seen (`kvtransfer.moving`). So only a piece whose place is expected is moved, and whoever takes the blocks
-away gives up its pieces first (`give_up`).
+away gives up its pieces first (`give_up`): a kernel that waits for bytes reads its rows when it begins, and
+finds them empty.
 """
 
 from __future__ import annotations
@@ -50,12 +52,14 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class _Announced:
-    """`rows`: of a piece that is to be moved. `outcome`: of one that is not, or is no more."""
+    """`rows`: of a piece that is to be moved. `outcome`: of one that is not, or is no more. `there`: when a
+    kernel that was launched ahead begins."""
 
     piece: Piece
     whole_blocks: int = 0
     rows: Prepared | None = None
     outcome: Outcome | None = None
+    there: Moment | None = None
     end: Moment | None = None
 
 
@@ -91,15 +95,24 @@ class DeviceScatter:
         self._awake_until = now + _AWAKE_S
         self._nothing.move(self._line, NOTHING)
 
-    def begin(self, piece: Piece, blocks: int, whole_blocks: int) -> None:
-        """Will be moved: into so many blocks, whose places are expected, and no other piece has them."""
+    def begin(self, piece: Piece, blocks: int, whole_blocks: int, there: Moment | None = None) -> None:
+        """Will be moved: into so many blocks, whose places are expected, and no other piece has them.
+        `there`: when its bytes are, where the device knows."""
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
         places = [self._sink.place(transfer, group, ordinal + n) for n in range(blocks)]
         place = place_sum(transfer, group, ordinal, piece.offset, piece.length)
         rows = self._mover.prepare(piece, places, place)
         if self._heads:
             self._sums.forget_said(piece.staging)
-        self._announced.append(_Announced(piece, whole_blocks, rows))
+        announced = _Announced(piece, whole_blocks, rows, there=there)
+        self._announced.append(announced)
+        if there is not None:
+            self._line.after(there)
+            self._move(announced, rows)
+
+    def _move(self, announced: _Announced, rows: Prepared) -> None:
+        self._mover.move(self._line, rows, beside_steps=self._sink.steps_run())
+        announced.end = self._line.moment()
 
     def hold(self, piece: Piece) -> None:
         """Stays where it lands, for somebody to look at."""
@@ -114,10 +127,8 @@ class DeviceScatter:
         while self._announced and self._count < count:
             self._count += 1
             announced = self._announced.popleft()
-            if announced.outcome is None and announced.rows is not None:
-                beside = self._sink.steps_run()
-                self._mover.move(self._line, announced.rows, beside_steps=beside)
-                announced.end = self._line.moment()
+            if announced.outcome is None and announced.rows is not None and announced.end is None:
+                self._move(announced, announced.rows)
             self._landed.append(announced)
 
     def ended(self, said: Callable[[Piece], int]) -> list[Ended]:
@@ -139,16 +150,32 @@ class DeviceScatter:
         for announced in (*self._announced, *self._landed):
             if announced.piece.transfer == transfer and announced.outcome is None:
                 announced.outcome = Outcome.DROPPED
-                if announced.end is not None:
-                    self._line.finish()
+                self._stop(announced)
+
+    def _stop(self, announced: _Announced) -> None:
+        """It moves nothing from now on. Waits for a kernel that may run at this moment, and for none that
+        waits for bytes."""
+        if announced.end is None:
+            return
+        if announced.there is not None and announced.rows is not None:
+            self._mover.empty(announced.rows)
+            if not announced.there.ended():  # asked afterwards: it will begin with no rows
+                return
+        self._line.wait_for(announced.end)
 
     def break_off(self) -> list[Piece]:
         """No more will land: waits until what has landed has been moved. The pieces that have not."""
-        self._line.finish()
+        for announced in self._announced:
+            self._stop(announced)
+        for announced in self._landed:
+            if announced.end is not None:
+                self._line.wait_for(announced.end)
         lost = [announced.piece for announced in self._announced]
         self._announced.clear()
         return lost
 
     def release(self) -> None:
-        """The link is fenced, and nothing is under way: the window goes back to the device."""
+        """The link is fenced, so that no kernel waits for bytes any more: the window goes back to the
+        device."""
+        self._line.finish()
         self._window.free()

@@ -62,8 +62,8 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The receiver accepted the commit, over a link of this transport: heard at `at_ns` of the monotonic
-    clock."""
+    """The receiver accepted the commit, over a link of this transport: at `at_ns` of the monotonic clock
+    where both are of one host, over ipc, else heard then."""
 
     transfer: Transfer
     transport: str

@@ -11,11 +11,11 @@
     header, 48 bytes:  magic u16 | kind u8 | reason u8 | group u32 | transfer u64 | ordinal u32 |
                        staging u32 | offset u64 | length u32 | zero u32 | checksum u64
 
-`length` is the payload's. A field that a kind does not use is zero. A piece's checksum is `checksum.py`'s,
-over its bytes and place, and the receiver verifies it in staging; that of every other frame is a digest of
-the whole message, verified here: a bit that flips in a commit's token ids, or in the transfer an answer
-names, ends the link. Decoding checks every field and raises `FrameError`; it never trusts a length and never
-reads past the message.
+`length` is the payload's. COMMITTED has a time in place of `offset`. A field that a kind does not use is
+zero. A piece's checksum is `checksum.py`'s, over its bytes and place, and the receiver verifies it in
+staging; that of every other frame is a digest of the whole message, verified here: a bit that flips in a
+commit's token ids, or in the transfer an answer names, ends the link. Decoding checks every field and raises
+`FrameError`; it never trusts a length and never reads past the message.
 """
 
 from __future__ import annotations
@@ -125,7 +125,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
+    """`at_ns`: when, by the receiver's monotonic clock, which is the sender's too on one host."""
+
     transfer: int
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +167,8 @@ def encode(frame: Words | ReceiverFrame) -> bytes:
             return _message(Kind.CREDIT, payload=struct.pack(f"<{len(indices)}I", *indices))
         case Stop(transfer, why):
             return _message(Kind.STOP, transfer, why)
-        case Committed(transfer):
-            return _message(Kind.COMMITTED, transfer)
+        case Committed(transfer, at_ns):
+            return _message(Kind.COMMITTED, transfer, at_ns=at_ns)
         case Refused(transfer, kind, text):
             payload = text.encode()[:MAX_REASON_BYTES]
             return _message(Kind.REFUSED, transfer, kind.value, payload)
@@ -223,7 +226,7 @@ def decode_announced(message: bytes) -> list[SenderFrame]:
 def decode_from_receiver(message: bytes) -> ReceiverFrame:
     """A frame on its way to the sender."""
     kind, reason, frame, payload = _split(message)
-    _expect_bare(frame)
+    _expect_bare(frame, timed=kind is Kind.COMMITTED)
     if kind is Kind.REFUSED:
         _expect(reason in {known.value for known in ErrorKind}, f"error kind {reason}")
         _expect(len(payload) <= MAX_REASON_BYTES, f"a reason of {len(payload)} bytes")
@@ -239,11 +242,13 @@ def decode_from_receiver(message: bytes) -> ReceiverFrame:
         return Credit(struct.unpack(f"<{len(payload) // 4}I", payload))
     _expect(kind is Kind.COMMITTED, f"{kind.name} does not come from a receiver")
     _expect(not payload, "a committed with a payload")
-    return Committed(frame.transfer)
+    return Committed(frame.transfer, frame.offset)
 
 
-def _message(kind: Kind, transfer: int = 0, reason: int = 0, payload: bytes = b"") -> bytes:
-    header = _HEADER.pack(_MAGIC, kind, reason, 0, transfer, 0, 0, 0, len(payload), 0, 0)
+def _message(
+    kind: Kind, transfer: int = 0, reason: int = 0, payload: bytes = b"", *, at_ns: int = 0
+) -> bytes:
+    header = _HEADER.pack(_MAGIC, kind, reason, 0, transfer, 0, 0, at_ns, len(payload), 0, 0)
     return header[:-_CHECKSUM_BYTES] + _digest(header, payload) + payload
 
 
@@ -271,8 +276,9 @@ def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
     return Kind(kind), reason, Piece(transfer, group, ordinal, offset, length, staging, checksum), payload
 
 
-def _expect_bare(frame: Piece) -> None:
-    unused: Iterable[int] = (frame.group, frame.ordinal, frame.offset, frame.staging)
+def _expect_bare(frame: Piece, *, timed: bool = False) -> None:
+    """`timed`: but for a time, where a piece has its offset."""
+    unused: Iterable[int] = (frame.group, frame.ordinal, 0 if timed else frame.offset, frame.staging)
     _expect(not any(unused), "an unused field is not zero")
 
 

@@ -35,10 +35,6 @@ class IpcDeviceWire(IpcSenderWire):
     def gathers(self) -> bool:
         return True
 
-    @property
-    def waits(self) -> bool:
-        return True
-
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 

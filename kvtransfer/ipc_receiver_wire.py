@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from baton.device.link_device import Moment
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced, encode
@@ -59,6 +60,10 @@ class IpcReceiverWire(IpcWire):
     def landed(self) -> int:
         assert self._landed is not None, "on the host a piece that is heard is there"
         return int(self._landed[0])
+
+    def arrival(self, piece: Piece) -> Moment | None:
+        """The sender's device brings them, and tells the host."""
+        return None
 
     def checksum(self, piece: Piece) -> int:
         assert self._sums is not None, "on the host a piece's checksum is its header's"

@@ -10,7 +10,7 @@ WORD_BYTES = 4
 # what the sum begins with.
 ROW_WORDS = 5
 # The programs that share a piece, at most: each says what it found of the sum.
-SUM_PARTS = 64
+SUM_PARTS = 128
 
 
 class Travels(Enum):

@@ -78,6 +78,8 @@ class NcclReceiverWire:
         # Receives that have not ended, in their order, as they do; how many have.
         self._landing: deque[Moment] = deque()
         self._landed = 0
+        # By staging index, of the piece that has it; nothing where the line broke before.
+        self._there: dict[int, Moment | None] = {}
 
     def hear(self) -> SenderFrame | None:
         if not self._heard and self._broken is None and not self._closed and self.attached():
@@ -100,6 +102,7 @@ class NcclReceiverWire:
         """`FrameError` for a place that is not the sender's."""
         self._staging.take(piece)
         there = self._line.receive(self._window.address(piece.staging), self._window.head + piece.length)
+        self._there[piece.staging] = there
         if there is not None:  # else the line is broken, and nothing lands any more
             self._landing.append(there)
 
@@ -109,6 +112,9 @@ class NcclReceiverWire:
             self._landing.popleft()
             self._landed += 1
         return self._landed
+
+    def arrival(self, piece: Piece) -> Moment | None:
+        return self._there[piece.staging]
 
     def checksum(self, piece: Piece) -> int:
         return self._window.sum_of(piece.staging)

@@ -60,7 +60,8 @@ class NcclSenderWire:
         )
         self._gathering = blocks.device.line(first=True)
         self._reads = BlockReads()
-        self._put: deque[tuple[Piece, Sequence[int]]] = deque()
+        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
+        self._waited_for: Moment | None = None
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
@@ -69,11 +70,6 @@ class NcclSenderWire:
     def gathers(self) -> bool:
         return True
 
-    @property
-    def waits(self) -> bool:
-        """The receive that an announcement asks for would keep multiprocessors of the other end."""
-        return False
-
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
@@ -81,13 +77,16 @@ class NcclSenderWire:
         if self._closed:
             return
         self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
-        self._put.append((piece, blocks))
+        self._put.append((piece, blocks, after))
 
     def gather(self) -> None:
         while self._put:
-            piece, blocks = self._put.popleft()
+            piece, blocks, after = self._put.popleft()
             self._reads.put()
             try:
+                if after is not None and after is not self._waited_for:
+                    self._waited_for = after
+                    self._gathering.after(after)
                 if piece.staging < self._pieces:  # what the window does not have is written nowhere
                     self._gather(piece, blocks)
                 else:

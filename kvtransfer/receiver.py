@@ -86,7 +86,7 @@ class Receiver:
 
     def acknowledge(self, transfer_id: int) -> None:
         """Accepts a commit: the sender is told, the transfer is over."""
-        self._arrivals.answer(transfer_id, frames.Committed(transfer_id))
+        self._arrivals.answer(transfer_id, frames.Committed(transfer_id, time.monotonic_ns()))
         self.counters.transfers_committed += 1
 
     def refuse(self, transfer_id: int, error: BatonError) -> None:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from functools import cached_property
 from typing import cast
 
+from baton.device.link_device import Moment
 from baton.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
@@ -88,6 +89,10 @@ class ReceivingLink:
             return []
         self.land()
         return self.scatter.ended(self._landing.checksum)
+
+    def arrival(self, piece: Piece) -> Moment | None:
+        """When the bytes of the piece that was heard last are there, where a device knows."""
+        return self._landing.arrival(piece)
 
     def checksum(self, piece: Piece) -> int:
         """Of a piece that has landed."""

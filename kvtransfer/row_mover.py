@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kvtransfer.piece_memory import PieceMemory
 
 _ROW = struct.Struct("<3qQq")
+_LENGTH_AT = 2
 
 
 class Prepared(NamedTuple):
@@ -85,6 +86,10 @@ class RowMover:
             _ROW.pack_into(self._bytes, at, source, destination, words, place, n * words)
             at += _ROW.size
         return Prepared(piece.group, piece.staging, len(blocks), words)
+
+    def empty(self, prepared: Prepared) -> None:
+        """A move that begins after this moves nothing; one that runs moves what it did, or less of it."""
+        self._rows[prepared.staging, _LENGTH_AT : prepared.rows * ROW_WORDS : ROW_WORDS] = 0
 
     def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> None:
         """Says on a line that it is to be moved; `sums` has its sum then."""

@@ -33,6 +33,7 @@ from kvtransfer.frames import (
     Withdraw,
     WithdrawReason,
 )
+from kvtransfer.ipc_control import TRANSPORT as IPC
 from kvtransfer.opening import open_request
 from kvtransfer.outgoing import BlockSource, Transfer, TransferState
 from kvtransfer.routes import routes
@@ -225,7 +226,7 @@ class Sender:
                 link.tell(Quiet(transfer_id))
             case Refused(transfer_id, kind, text):
                 self._end_by_receiver(link, transfer_id, BatonError(kind, text))
-            case Committed(transfer_id):
+            case Committed(transfer_id, at_ns):
                 transfer = link.transfers.get(transfer_id)
                 if transfer is None or transfer.state is not TransferState.COMMITTING:
                     self.counters.dropped_unknown += 1
@@ -233,7 +234,9 @@ class Sender:
                 transfer.end(TransferState.ACKNOWLEDGED)
                 link.remove(transfer)
                 self.counters.transfers_acknowledged += 1
-                self._events.append(Acknowledged(transfer, link.transport, time.monotonic_ns()))
+                if link.transport != IPC:  # its clock is not ours
+                    at_ns = time.monotonic_ns()
+                self._events.append(Acknowledged(transfer, link.transport, at_ns))
 
     def _end_by_receiver(self, link: SendingLink, transfer_id: int, error: BatonError) -> None:
         transfer = link.transfers.get(transfer_id)

@@ -67,7 +67,7 @@ class SendingWindow:
         that waits for them itself."""
         if not self.credits or transfer.held >= self.share:
             return False
-        return (self._gathering is not None and self._gathering.waits) or transfer.is_final()
+        return self._gathering is not None or transfer.is_final()
 
     def keep_awake(self) -> None:
         """A transfer is to be sent soon."""

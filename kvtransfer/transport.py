@@ -65,6 +65,9 @@ class LandingWire(ReceiverWire, Protocol):
     def landed(self) -> int:
         """How many of the pieces that were heard, or are about to be, are there; they land in their order."""
 
+    def arrival(self, piece: Piece) -> Moment | None:
+        """When the bytes of the piece that was heard last are there, where the receiver's device knows."""
+
     def checksum(self, piece: Piece) -> int:
         """What the sender's device found in a piece that has landed."""
 
@@ -94,10 +97,6 @@ class SenderWire(Protocol):
 
 class GatheringWire(SenderWire, Protocol):
     """The sender's end of a link between devices: it reads the blocks itself, later."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether blocks may be put that are not final, since nothing but its own lines waits for them."""
 
     def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
         """Announces a piece of these blocks of its group, which are final at that moment of their device's;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
-from baton.device.link_device import Kernel, Line, Memory, Moment, Opened, Registered
+from baton.device.cuda_stream import CudaStream
+from baton.device.link_device import Kernel, Line, Memory, Opened, Registered
 from baton.device.shared_memory import SharedMemory
 
 # CUDA hands small allocations out of blocks of this size, and a handle opens the whole block.
@@ -22,68 +23,27 @@ _WHOLE = 2 << 20
 _OWNER = struct.Struct("<IQ")
 
 
-class _Recorded(Protocol):
-    """A moment on CUDA: of a line, or of a lane."""
-
-    event: int
-
-
-class _CudaMoment:
-    """Its event is another's when nobody asks any more."""
-
-    def __init__(self, event: int, runtime: CudaRuntime, free: list[int]) -> None:
-        self.event = event
-        self._runtime = runtime
-        self._free = free
-
-    def ended(self) -> bool:
-        return self._runtime.ended(self.event)
-
-    def __del__(self) -> None:
-        self._free.append(self.event)
-
-
-class _CudaLine:
-    def __init__(self, device: torch.device, runtime: CudaRuntime, events: list[int], priority: int) -> None:
-        """`events`: of this device, that nobody uses."""
-        self._runtime = runtime
-        self._index = device.index
-        self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
-        self._raw = int(self._stream.cuda_stream)
-        self._events = events
+class _CudaLine(CudaStream):
+    """A `Line`."""
 
     def copy(self, destination: int, source: int, size: int) -> None:
-        self._runtime.copy(destination, source, size, self._raw)
+        self._runtime.copy(destination, source, size, self.handle)
 
     def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
-        self._runtime.copy_together(destination, sources, size, self._index, self._raw)
+        self._runtime.copy_together(destination, sources, size, self._device, self.handle)
 
     def run(self, work: Callable[[], None]) -> None:
-        with torch.cuda.stream(self._stream):
+        stream = torch.cuda.ExternalStream(self.handle, self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
             work()
 
     def launch(self, kernel: Kernel, grid: tuple[int, int], addresses: tuple[int, ...]) -> None:
-        self._runtime.set_device(self._index)
-        self._runtime.launch(kernel.function, grid, kernel.threads, kernel.shared, self._raw, addresses)
+        self._runtime.set_device(self._device)
+        self._runtime.launch(kernel.function, grid, kernel.threads, kernel.shared, self.handle, addresses)
 
     def publish(self, address: int, value: int) -> None:
-        self._runtime.set_device(self._index)
-        self._runtime.write_value(address, value, self._raw)
-
-    def moment(self) -> Moment:
-        event = self._events.pop() if self._events else self._new_event()
-        self._runtime.record(event, self._raw)
-        return _CudaMoment(event, self._runtime, self._events)
-
-    def after(self, moment: Moment) -> None:
-        self._runtime.wait(self._raw, cast(_Recorded, moment).event)
-
-    def finish(self) -> None:
-        self._stream.synchronize()
-
-    def _new_event(self) -> int:
-        self._runtime.set_device(self._index)
-        return self._runtime.event()
+        self._runtime.set_device(self._device)
+        self._runtime.write_value(address, value, self.handle)
 
 
 class _Span:
@@ -181,7 +141,7 @@ class CudaLinkDevice:
         return _CudaRegistered(memory, self._runtime)
 
     def line(self, *, first: bool = False) -> Line:
-        return _CudaLine(self.tensors_on, self._runtime, self._events, -1 if first else 0)
+        return _CudaLine(self._index, self._events, first=first)
 
     def on_host(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64, pin_memory=True)

@@ -26,6 +26,7 @@ _ARGUMENTS = 8
 _WITHOUT_TIME = 2
 _NOT_READY = 600
 _BESIDE_THE_DEFAULT = 1  # cudaStreamNonBlocking
+_FIRST = -1
 _BATCH = "cuMemcpyBatchAsync_v2"
 _AS_IN_A_STREAM = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 _ON_A_DEVICE = 1  # CU_MEM_LOCATION_TYPE_DEVICE
@@ -65,13 +66,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudaHostRegister": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint],
     "cudaHostUnregister": [ctypes.c_void_p],
     "cudaHostGetDevicePointer": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint],
-    "cudaStreamCreateWithFlags": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
+    "cudaStreamCreateWithPriority": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_int],
+    "cudaStreamSynchronize": [ctypes.c_void_p],
     "cudaStreamDestroy": [ctypes.c_void_p],
     "cudaMemcpyAsync": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p],
     "cudaEventCreateWithFlags": [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint],
     "cudaEventRecord": [ctypes.c_void_p, ctypes.c_void_p],
     "cudaStreamWaitEvent": [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint],
     "cudaEventQuery": [ctypes.c_void_p],
+    "cudaEventSynchronize": [ctypes.c_void_p],
     "cudaDeviceGetPCIBusId": [ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
     "cudaDeviceGetByPCIBusId": [ctypes.POINTER(ctypes.c_int), ctypes.c_char_p],
     "cudaDeviceCanAccessPeer": [ctypes.POINTER(ctypes.c_int), ctypes.c_int, ctypes.c_int],
@@ -211,6 +214,10 @@ class CudaRuntime:
             raise CudaError(f"cudaEventQuery: error {result}")
         return bool(result == 0)
 
+    def wait_for(self, event: int) -> None:
+        """Waits until it has come."""
+        self._call("cudaEventSynchronize", event)
+
     def write_value(self, address: int, value: int, stream: int) -> None:
         """Enqueues a store of 8 bytes behind a fence of the whole system: whoever sees it sees all that the
         stream did before."""
@@ -232,11 +239,16 @@ class CudaRuntime:
             function, grid[0], grid[1], 1, threads, 1, 1, shared, stream, self._places, None,
         )  # fmt: skip
 
-    def new_stream(self) -> int:
-        """A stream that nobody else has: torch's are of a pool of 32, which it hands out again and again."""
+    def new_stream(self, *, first: bool = False) -> int:
+        """Whose kernels go `first` where the device can choose."""
         pointer = ctypes.c_void_p()
-        self._call("cudaStreamCreateWithFlags", ctypes.byref(pointer), _BESIDE_THE_DEFAULT)
+        priority = _FIRST if first else 0
+        self._call("cudaStreamCreateWithPriority", ctypes.byref(pointer), _BESIDE_THE_DEFAULT, priority)
         return _address(pointer)
+
+    def finish(self, stream: int) -> None:
+        """Waits until all that it was told is done."""
+        self._call("cudaStreamSynchronize", stream)
 
     def end_stream(self, stream: int) -> None:
         """When all that it was told is done."""

@@ -69,6 +69,9 @@ class Line(Protocol):
     def after(self, moment: Moment) -> None:
         """What is said from now on begins when another line, or a lane, has come to this moment."""
 
+    def wait_for(self, moment: Moment) -> None:
+        """Waits until this line has come to a moment of its."""
+
     def finish(self) -> None:
         """Waits until all that was said is done."""
 

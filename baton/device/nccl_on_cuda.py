@@ -4,66 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
 
 import torch
 
-from baton.device.cuda_runtime import CudaRuntime, cuda_runtime
+from baton.device.cuda_runtime import cuda_runtime
+from baton.device.cuda_stream import CudaStream
 from baton.device.nccl import Communicator, Nccl, NcclError, Result
-from baton.device.nccl_line import Moment, NcclLine, Stream
+from baton.device.nccl_line import NcclLine, Stream
 
 # Multiprocessors that a line's kernels may take: of fewer NCCL 2.28 gives pieces of up to 128 MiB half only,
 # and between two H200s 16 move 340 GB/s, 8 of them 245 (docs/decisions/0015).
 MAX_CTAS = 32
 _WORD_BYTES = 64
 _LOOK_S = 0.001
-
-
-class _Event(Protocol):
-    """A moment of a line of `CudaLinkDevice`'s, or of ours."""
-
-    event: int
-
-
-class _Moment:
-    """Its event is another's when nobody asks any more."""
-
-    def __init__(self, event: int, runtime: CudaRuntime, free: list[int]) -> None:
-        self.event = event
-        self._runtime = runtime
-        self._free = free
-
-    def ended(self) -> bool:
-        return self._runtime.ended(self.event)
-
-    def __del__(self) -> None:
-        self._free.append(self.event)
-
-
-class _OwnStream:
-    """Not one of torch's, which others have too: a kernel that waits on it keeps nobody else waiting."""
-
-    def __init__(self, device: int) -> None:
-        self._runtime = cuda_runtime()
-        self._device = device
-        self._runtime.set_device(device)
-        self.handle = self._runtime.new_stream()
-        self._events: list[int] = []
-
-    def after(self, moment: Moment) -> None:
-        self._runtime.wait(self.handle, cast(_Event, moment).event)
-
-    def moment(self) -> Moment:
-        if self._events:
-            event = self._events.pop()
-        else:
-            self._runtime.set_device(self._device)
-            event = self._runtime.event()
-        self._runtime.record(event, self.handle)
-        return _Moment(event, self._runtime, self._events)
-
-    def close(self) -> None:
-        self._runtime.end_stream(self.handle)
 
 
 class CudaNccl:
@@ -89,7 +42,7 @@ class CudaNccl:
                 raise
             return ends
 
-        return NcclLine(meet, _OwnStream(self._device), 1 - rank, wake)
+        return NcclLine(meet, CudaStream(self._device, []), 1 - rank, wake)
 
 
 def _connect(ends: Communicator, rank: int, stream: Stream, given_up: Callable[[], bool]) -> None:

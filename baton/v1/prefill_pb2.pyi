@@ -219,8 +219,8 @@ class HandedOff(_message.Message):
     transport: _builtins.str
     bytes_shipped: _builtins.int
     exposed_ns: _builtins.int
-    """From when the prompt's last step was last seen to run to decode's word that all is verified and
-    admitted: what of the handoff no computing hid.
+    """What of the handoff no computing hid: from when the prompt's last step was last seen to run until all
+    was verified and admitted at decode, or, where the two share no clock, until its word of that was heard.
     """
     def __init__(
         self,

@@ -29,9 +29,10 @@ _WARPS = 8
 # Of a tile's words, those that lie this far from each other are one thread's.
 _ACROSS = 1024
 _TILE = {"ROW": ROW_WORDS, "DOWN": TILE_WORDS // _ACROSS, "ACROSS": _ACROSS, "TILE_SEED": TILE_SEED}
-# Of all runs together, unless there are more runs: less than half of an H100's multiprocessors. And beside
-# decode steps: with so few a step begins as soon as alone (`bench.decode --churn`), with 64 some µs later.
-_PROGRAMS = SUM_PARTS
+# Of all runs together, unless there are more runs: an H100 has 132 multiprocessors, and NCCL's next kernel,
+# which fits beside none of them, is to find its 32 free. And beside decode steps: with so few a step begins
+# as soon as alone (`bench.decode --churn`), with 64 some µs later.
+_PROGRAMS = 96
 _PROGRAMS_BESIDE_STEPS = 24
 
 

@@ -40,7 +40,9 @@ from services.worker.reservation import Admission, Key, Reservation
 from services.worker.wire_blocks import WireBlocks
 
 MAX_TTL_S = 3600.0
-_LANDING_S = 0.0002
+# How long one poll looks at what lands: beside steps, which wait meanwhile, and where there are none. A piece
+# is announced a millisecond before its bytes set out.
+_LANDING_BESIDE_STEPS_S, _LANDING_S = 0.0002, 0.002
 
 
 class DecodeSide:
@@ -241,7 +243,8 @@ class DecodeSide:
         to wait for."""
         if self._receiver is None:
             return False
-        until, committed = time.monotonic() + _LANDING_S, self.handoffs_committed
+        patience = _LANDING_BESIDE_STEPS_S if self._loop.has_work else _LANDING_S
+        until, committed = time.monotonic() + patience, self.handoffs_committed
         worked = self._take_events(self._receiver.poll(max_pieces))
         while self._receiver.landing and self.handoffs_committed == committed and time.monotonic() < until:
             worked |= self._take_events(self._receiver.poll(max_pieces))

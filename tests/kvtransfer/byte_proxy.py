@@ -75,6 +75,7 @@ class ByteProxy:
             task.cancel()
         pending = asyncio.all_tasks(self._loop)
         self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.sleep(0.01))  # transports that were aborted close theirs
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,6 +85,9 @@ class ByteProxy:
         except OSError:
             writer.transport.abort()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         passing = [
             asyncio.ensure_future(self._pass(reader, back, self._dice.draw())),
             asyncio.ensure_future(self._pass(there, writer, self._dice.draw())),

@@ -76,7 +76,6 @@ class Top(WrappedWire):
     """`put_blocks`, onto a wire of bytes."""
 
     gathers = True
-    waits = False
 
     def __init__(self, wire: SenderWire, bottom: Bottom, groups: Sequence[NDArray[np.uint8]]) -> None:
         super().__init__(wire)

@@ -111,8 +111,16 @@ class _FakeLine:
     def after(self, moment: Moment) -> None:
         self._say(moment if isinstance(moment, _FakeMoment) else _Elsewhere(moment))
 
+    def wait_for(self, moment: Moment) -> None:
+        assert isinstance(moment, _FakeMoment)
+        assert moment.line is self
+        self._do_until(moment.passed)
+
     def finish(self) -> None:
-        while self.left:
+        self._do_until(lambda: not self.left)
+
+    def _do_until(self, holds: Callable[[], bool]) -> None:
+        while not holds():
             first = self.left[0]
             if isinstance(first, _FakeMoment) and not first.passed():
                 first.line.finish()
@@ -133,8 +141,8 @@ class _FakeLine:
     def _say(self, work: Callable[[], None] | _FakeMoment | _Elsewhere) -> None:
         self.left.append(work)
         self._said += 1
-        if self.pump.at_once:
-            self.finish()
+        while self.pump.at_once and self.able():
+            self.step()
 
 
 _Waits = (_FakeMoment, _Elsewhere)

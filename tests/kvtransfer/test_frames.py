@@ -45,7 +45,7 @@ last_words = st.one_of(
 answers = st.one_of(
     st.builds(Credit, st.lists(u32, min_size=1, max_size=40).map(tuple)),
     st.builds(Stop, u64, st.sampled_from(StopReason)),
-    st.builds(Committed, u64),
+    st.builds(Committed, u64, u64),
     st.builds(Refused, u64, st.sampled_from(ErrorKind), st.text(max_size=100)),
 )
 quick = settings(max_examples=150, deadline=None, derandomize=True)

@@ -73,6 +73,10 @@ class PlayedSteps:
     def ring(self) -> PlayedSteps:
         return self
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.slots)
+
     def begin_admission(self, grant: Grant, *, token_ids: Sequence[int], end: int, **_: Any) -> Slot:
         attempt, tenant = self._driver.committing
         table = [list(blocks) for blocks in grant.blocks]

@@ -1,0 +1,131 @@
+"""Kernels that are launched before the bytes which they scatter are there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from kvtransfer.checksum import PieceChecksum
+from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
+from kvtransfer.device_scatter import DeviceScatter, Ended, Outcome
+from kvtransfer.frames import Piece
+from kvtransfer.move_plan import ROW_WORDS
+from kvtransfer.piece_memory import PieceMemory
+from tests.kvtransfer.fake_device import FakeDevice, Pump
+
+BLOCKS, BLOCK_BYTES, WINDOW = 8, 256, 2
+PLACES = [5, 2]
+PIECE = Piece(
+    transfer=7, group=0, ordinal=0, offset=0, length=len(PLACES) * BLOCK_BYTES, staging=1, checksum=0
+)
+UNTOUCHED, SENT = 0x11, 0x42
+
+
+class There:
+    """A moment of somebody else's."""
+
+    def __init__(self) -> None:
+        self.come = False
+
+    def ended(self) -> bool:
+        return self.come
+
+
+class Scatter:
+    """One piece, announced; its bytes are in the window, or what was there before."""
+
+    def __init__(self) -> None:
+        self.pump = Pump(11)
+        device = FakeDevice(self.pump)
+        self.pool = torch.full((BLOCKS, BLOCK_BYTES), UNTOUCHED, dtype=torch.uint8)
+        blocks = DeviceBlocks(device, [self.pool])
+        sink = DeviceSink(
+            blocks, lambda transfer, group, ordinal: PLACES[ordinal],
+            window_pieces=WINDOW, piece_bytes=PIECE.length,
+        )  # fmt: skip
+        self.window = PieceMemory(device, WINDOW, PIECE.length)
+        self.scatter = DeviceScatter(sink, self.window)
+        self.there = There()
+        self.scatter.begin(PIECE, len(PLACES), len(PLACES), self.there)
+        self.run()
+
+    def run(self) -> None:
+        """All that the device can do."""
+        for _ in range(200):
+            self.pump.some()
+
+    def arrive(self) -> None:
+        begins = PIECE.staging * PIECE.length
+        self.window.tensor[begins : begins + PIECE.length] = SENT
+        self.there.come = True
+
+    def ended(self) -> list[Ended]:
+        data = np.full(PIECE.length, SENT, dtype=np.uint8).data
+        right = PieceChecksum(PIECE.length).of(data, PIECE.transfer, PIECE.group, PIECE.ordinal, PIECE.offset)
+        return self.scatter.ended(lambda piece: right)
+
+    def written(self) -> list[int]:
+        """Blocks that are no more what they were."""
+        return [n for n in range(BLOCKS) if bool((self.pool[n] != UNTOUCHED).any())]
+
+
+@pytest.fixture
+def scatter() -> Scatter:
+    return Scatter()
+
+
+def test_it_begins_when_they_are_there_and_nobody_looks(scatter: Scatter) -> None:
+    assert scatter.written() == []
+    scatter.arrive()
+    scatter.run()
+    assert scatter.written() == sorted(PLACES)
+    assert all(bool((scatter.pool[n] == SENT).all()) for n in PLACES)
+    assert scatter.ended() == [], "whoever has the line has not said yet that they came whole"
+    scatter.scatter.land(1)
+    assert scatter.ended() == [Ended(PIECE, len(PLACES), Outcome.RIGHT)]
+
+
+def test_given_up_before_they_came_it_writes_nothing(scatter: Scatter) -> None:
+    scatter.pump.stands = True  # nothing is waited for
+    scatter.scatter.give_up(PIECE.transfer)
+    scatter.pump.stands = False
+    scatter.arrive()
+    scatter.run()
+    scatter.scatter.land(1)
+    assert [ended.outcome for ended in scatter.ended()] == [Outcome.DROPPED]
+    assert scatter.written() == []
+
+
+def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
+    """It may have begun, which nobody knows: then it is waited for."""
+    scatter.pump.stands = True
+    scatter.arrive()
+    scatter.scatter.give_up(PIECE.transfer)
+    written = scatter.written()
+    scatter.pool[:] = UNTOUCHED  # another's
+    scatter.pump.stands = False
+    scatter.run()
+    assert scatter.written() == []
+    assert set(written) <= set(PLACES)
+    scatter.scatter.land(1)
+    assert [ended.outcome for ended in scatter.ended()] == [Outcome.DROPPED]
+
+
+def test_broken_off_it_waits_for_no_bytes_and_writes_none(scatter: Scatter) -> None:
+    assert scatter.scatter.break_off() == [PIECE]
+    scatter.arrive()  # what ends a receive that is broken off
+    scatter.run()
+    assert scatter.written() == []
+    scatter.scatter.release()
+    assert scatter.pump.idle()
+
+
+def test_no_row_is_ever_half_another(scatter: Scatter) -> None:
+    """A kernel may read rows while they are emptied: only lengths change, so it writes its own blocks."""
+    mover = scatter.scatter._mover
+    before = mover._rows.clone()
+    scatter.scatter.give_up(PIECE.transfer)
+    changed = (mover._rows != before).nonzero().tolist()
+    assert changed == [[PIECE.staging, n * ROW_WORDS + 2] for n in range(len(PLACES))]
+    assert not mover._rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS].any()
