@@ -185,6 +185,16 @@ class PrefillLoop:
         self._looked_ns = time.monotonic_ns()
         return True
 
+    def await_end(self, most_s: float) -> bool:
+        """Looks, for so long at most, until the step that ends next has; whether it has."""
+        now = time.monotonic_ns()
+        until = now + int(most_s * 1e9)
+        while self._under_way and not self._under_way[0].end.ended():
+            self._looked_ns, now = now, time.monotonic_ns()
+            if now > until:
+                return False
+        return True
+
     def take(self) -> list[ChunkResult]:
         """The results of all steps that have ended since, those of sequences that were removed excepted."""
         results = self.ended()

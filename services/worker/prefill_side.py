@@ -51,7 +51,7 @@ from services.worker.parameters import check_token_ids, limits_of, sampling_of
 # Blocks are pushed so long before the step that computes them should end. Links' wires stand still from then
 # on, and what else there is for them waits as long.
 _ANNOUNCED_S = 0.001
-_AWAITED_S = 0.00015
+_AWAITED_S, _AWAKE_S = 0.001, 0.0001
 
 
 @dataclass(slots=True, eq=False)
@@ -282,8 +282,10 @@ class PrefillSide:
         its first tokens go with the commits."""
         until = time.monotonic() + _AWAITED_S
         while self._awaited is not None and time.monotonic() < until:
-            if self._awaited.ended():
+            if self._awaited.ended() or self._loop.await_end(_AWAKE_S):
                 self._awaited = None
+            else:
+                self.poll(self._ships_first)  # which keeps the links awake
 
     def _ship(self, results: list[ChunkResult]) -> list[SenderEvent]:
         """Pushes what is finished; where a device moves it, it is on its way, and its commit behind it,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
+import time
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
@@ -124,6 +126,25 @@ def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None
     assert not ahead.loop.begin()
     assert ahead.lane.rows == [100] * 4
     assert not ahead.loop.under_way
+
+
+def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
+    """What is told lies behind the last look at which the step ran."""
+    ahead = Ahead(tokens=100)
+    ahead.add(100)
+    ahead.loop.begin()
+    begun = time.monotonic_ns()
+    assert not ahead.loop.await_end(0.002)
+    assert time.monotonic_ns() - begun > 2e6
+    coming = threading.Timer(0.02, setattr, (ahead.lane, "now", 0.1))
+    coming.start()
+    assert ahead.loop.await_end(5.0)
+    seen = time.monotonic_ns()
+    (result,) = ahead.loop.take()
+    assert result.token == 99 % VOCAB
+    assert begun + 2e6 < ahead.loop.ended_after_ns <= seen
+    assert ahead.loop.await_end(0.0), "nothing is under way"
+    coming.join()
 
 
 def test_who_comes_late_need_not_wait_for_two_steps() -> None:
