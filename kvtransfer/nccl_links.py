@@ -13,21 +13,31 @@ Parts of a piece's sum are its head in staging (`piece_memory`), and travel with
 GPU for as long as the sender takes to gather one piece; none is posted per credit. NCCL's kernels write
 nothing but what a receive of this process was given, so a window is the receiver's alone again as soon as its
 own line is over, whatever the sender does. How far that is known, and what NCCL does otherwise:
-docs/decisions/0015."""
+docs/decisions/0015.
+
+A loop that finds its peer gone ends the line. But NCCL's end of another line frees memory, which waits for
+all that runs on the device, this line's kernel too, and a loop that launches something waits with it. So a
+thread that asks nothing of the device looks as well, and ends what a loop has not ended in time (`watch`)."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from baton.device.link_device import LinkDevice
 from baton.device.nccl_line import NcclLine
+from baton.errors import BatonError
 from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.transport import OutOfReachError
 
 TRANSPORT = "nccl"
 SENDER_RANK, RECEIVER_RANK = 0, 1
+_LOOK_S = 0.1
+# A loop that can, has ended the line of a peer that is gone by then.
+_LATE_S = 0.4
 
 
 class Lines(Protocol):
@@ -36,6 +46,13 @@ class Lines(Protocol):
     def unique_id(self) -> bytes: ...
 
     def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine: ...
+
+
+@dataclass(slots=True)
+class _Watched:
+    line: NcclLine
+    gone: Callable[[], BatonError | None]
+    since: float | None = None
 
 
 class NcclLinks:
@@ -49,6 +66,7 @@ class NcclLinks:
         self._lock = threading.Lock()
         self._ending: list[NcclLine] = []
         self._hung = False
+        self._watched: list[_Watched] = []
 
     def unique_id(self) -> bytes:
         return self._lines.unique_id()
@@ -62,6 +80,30 @@ class NcclLinks:
         if self.hung:
             raise OutOfReachError("NCCL did not end a link of this process in time")
         return self._lines.line(unique_id, rank, wake)
+
+    def watch(self, line: NcclLine, gone: Callable[[], BatonError | None]) -> None:
+        """Aborts the line should its peer have been `gone` for a while, and nobody has. `gone` is asked by a
+        thread that serves all lines, while there are any."""
+        with self._lock:
+            self._watched.append(_Watched(line, gone))
+            if len(self._watched) == 1:
+                threading.Thread(target=self._watching, name="nccl-watch", daemon=True).start()
+
+    def _watching(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            now = time.monotonic()
+            with self._lock:
+                self._watched = [one for one in self._watched if not one.line.ending]
+                watched = list(self._watched)
+                if not watched:
+                    return
+            for one in watched:
+                if (gone := one.gone()) is None:
+                    continue
+                one.since = one.since or now
+                if now > one.since + _LATE_S:
+                    one.line.abort(gone.message)
 
     def end(self, line: NcclLine, why: str, then: Callable[[], None] | None = None) -> None:
         """Aborts it; `then` is called when it is over, by a thread of its own. Idempotent."""

@@ -80,6 +80,7 @@ class NcclReceiverWire:
         self._landed = 0
         # By staging index, of the piece that has it; nothing where the line broke before.
         self._there: dict[int, Moment | None] = {}
+        links.watch(line, lifeline.broken)
 
     def hear(self) -> SenderFrame | None:
         if not self._heard and self._broken is None and not self._closed and self.attached():

@@ -65,6 +65,7 @@ class NcclSenderWire:
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
+        links.watch(line, lifeline.broken)
 
     @property
     def gathers(self) -> bool:

@@ -22,7 +22,8 @@ _ALIGNED = 16
 
 
 class PieceMemory:
-    """A `Window`. Whose it is frees it."""
+    """A `Window`. Whose it is frees it. Who has heads has a transport that brings bytes into this process's
+    memory itself: no other opens it."""
 
     def __init__(self, device: LinkDevice, pieces: int, piece_bytes: int, *, heads: bool = False) -> None:
         """OSError where the device has no room."""
@@ -30,7 +31,8 @@ class PieceMemory:
         self.stride = self.head + (-(-piece_bytes // _ALIGNED) * _ALIGNED if heads else piece_bytes)
         self.size = pieces * piece_bytes
         self._piece_bytes = piece_bytes
-        self.memory: Memory = device.allocate(pieces * self.stride)
+        allocate = device.allocate_own if heads else device.allocate
+        self.memory: Memory = allocate(pieces * self.stride)
 
     @property
     def tensor(self) -> Tensor:

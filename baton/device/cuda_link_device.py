@@ -84,6 +84,28 @@ class _CudaMemory:
             self._runtime.free(self.address)
 
 
+class _OwnMemory:
+    """Torch's, which keeps what it is given back: CUDA's own free waits for all that runs on the device, and
+    whoever launches a kernel meanwhile waits with it."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        try:
+            self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            raise OSError(f"no {size} bytes on {device}: {error}") from error
+        self.address = self.tensor.data_ptr()
+
+    def handle(self) -> bytes:
+        raise OSError("memory of this process's alone")
+
+    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
+        return self.tensor[part].cpu().numpy()
+
+    def free(self) -> None:
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+
+
 class _CudaOpened:
     def __init__(self, handle: bytes, device: torch.device, runtime: CudaRuntime) -> None:
         self._runtime = runtime
@@ -132,6 +154,9 @@ class CudaLinkDevice:
 
     def allocate(self, size: int) -> Memory:
         return _CudaMemory(size, self.tensors_on, self._runtime)
+
+    def allocate_own(self, size: int) -> Memory:
+        return _OwnMemory(size, self.tensors_on)
 
     def open(self, handle: bytes) -> Opened:
         return _CudaOpened(handle, self.tensors_on, self._runtime)

@@ -133,6 +133,9 @@ class LinkDevice(Protocol):
     def allocate(self, size: int) -> Memory:
         """OSError where there is no room."""
 
+    def allocate_own(self, size: int) -> Memory:
+        """As `allocate`, of what no other process opens: to free it waits for nothing on the device."""
+
     def open(self, handle: bytes) -> Opened:
         """OSError where it cannot be opened."""
 

@@ -111,6 +111,11 @@ class NcclLine:
         return self._over
 
     @property
+    def ending(self) -> bool:
+        """Whether it was aborted."""
+        return self._aborted_at is not None
+
+    @property
     def overdue(self) -> bool:
         aborted = self._aborted_at
         return aborted is not None and not self._over and time.monotonic() - aborted > OVERDUE_S

@@ -26,6 +26,8 @@ class CudaNccl:
         self._device = int(device.index or 0)
         self._max_ctas = max_ctas
         self._nccl = Nccl()
+        # Of the device's memory, that no line uses: never freed, which would wait for all that runs there.
+        self._words: list[int] = []
 
     def unique_id(self) -> bytes:
         return self._nccl.unique_id()
@@ -36,7 +38,7 @@ class CudaNccl:
             # Blocking: a call of one that is not costs 450 µs, for it is handed to a thread of NCCL's.
             ends = self._nccl.communicator(unique_id, rank, 2, max_ctas=self._max_ctas, blocking=True)
             try:
-                _connect(ends, rank, stream, given_up)
+                self._connect(ends, rank, stream, given_up)
             except BaseException:
                 ends.abort()
                 raise
@@ -44,16 +46,15 @@ class CudaNccl:
 
         return NcclLine(meet, CudaStream(self._device, []), 1 - rank, wake)
 
-
-def _connect(ends: Communicator, rank: int, stream: Stream, given_up: Callable[[], bool]) -> None:
-    """A word from one to the other. It is in memory of its own: nobody knows when NCCL is done with it,
-    should the peer stop here."""
-    word = cuda_runtime().allocate(_WORD_BYTES)
-    move = ends.send if rank == 0 else ends.receive
-    move(word, _WORD_BYTES, 1 - rank, stream.handle)
-    moved = stream.moment()
-    while not moved.ended():
-        if given_up():
-            raise NcclError("ncclRecv", Result.REMOTE_ERROR, "the peer was given up before it came")
-        time.sleep(_LOOK_S)
-    cuda_runtime().free(word)
+    def _connect(self, ends: Communicator, rank: int, stream: Stream, given_up: Callable[[], bool]) -> None:
+        """A word from one to the other. Nobody knows when NCCL is done with it, should the peer stop here:
+        then it is lost."""
+        word = self._words.pop() if self._words else cuda_runtime().allocate(_WORD_BYTES)
+        move = ends.send if rank == 0 else ends.receive
+        move(word, _WORD_BYTES, 1 - rank, stream.handle)
+        moved = stream.moment()
+        while not moved.ended():
+            if given_up():
+                raise NcclError("ncclRecv", Result.REMOTE_ERROR, "the peer was given up before it came")
+            time.sleep(_LOOK_S)
+        self._words.append(word)

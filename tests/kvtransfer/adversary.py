@@ -41,8 +41,18 @@ _OPENING_FAILED = (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE, ErrorKind.DEADLINE
 class Adversary:
     """Runs trials of the given faults; `books` says what took effect."""
 
-    def __init__(self, fabric: Fabric, seed: int, faults: Sequence[Fault], senders: int = 3) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        seed: int,
+        faults: Sequence[Fault],
+        senders: int = 3,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`timeout_s`: of a link that is opened, and of its peer."""
         self.books = Books()
+        self._timeout = timeout_s
         self._block_bytes = _ODD_BYTES if fabric.rig is None else _WHOLE_WORDS
         array = np.empty if fabric.rig is None else fabric.rig.array
         self.source = Source(self._block_bytes, _BLOCKS, array)
@@ -78,7 +88,8 @@ class Adversary:
             idle = self._progress() == before
             if not idle:
                 moved = time.monotonic()
-            assert time.monotonic() < moved + _STALLED_S, f"stalled: {list(self._trials.values())}"
+            patience = max(_STALLED_S, 3 * self._timeout)
+            assert time.monotonic() < moved + patience, f"stalled: {list(self._trials.values())}"
             self._fabric.rest(idle)
 
     def close(self) -> None:
@@ -368,8 +379,8 @@ class Adversary:
         receiver = Receiver(
             identity=identity("receiver", self._receiver_incarnation), fingerprint=FINGERPRINT,
             signer=self._signer, block_bytes=self._block_bytes, piece_bytes=PIECE_BYTES, window_pieces=WINDOW,
-            sink=self.sink, wake=self._fabric.woken.set, peer_timeout_s=TIMEOUT_S, clock=self._fabric.clock,
-            device=self._fabric.device,
+            sink=self.sink, wake=self._fabric.woken.set, peer_timeout_s=self._timeout,
+            clock=self._fabric.clock, device=self._fabric.device,
         )  # fmt: skip
         self._address = self._fabric.attach(receiver)
         return receiver
@@ -378,7 +389,7 @@ class Adversary:
         incarnation = self._incarnations[index] if index < len(self._incarnations) else 1
         return Sender(
             identity=identity(f"sender-{index}", incarnation), fingerprint=fingerprint,
-            block_bytes=self._block_bytes, source=self.source, peer_timeout_s=TIMEOUT_S,
+            block_bytes=self._block_bytes, source=self.source, peer_timeout_s=self._timeout,
             wake=self._fabric.woken.set, clock=self._fabric.clock, connectors=[self._connector],
         )  # fmt: skip
 

@@ -212,6 +212,9 @@ class FakeDevice:
         self.allocated.append(_FakeMemory(size))
         return self.allocated[-1]
 
+    def allocate_own(self, size: int) -> Memory:
+        return self.allocate(size)
+
     def open(self, handle: bytes) -> Opened:
         if self.blind:
             raise OSError(f"{self.name} cannot write there")

@@ -50,9 +50,9 @@ class NcclFabric:
     """Real time, real sockets, and NCCL or its double."""
 
     transport = "nccl"
-    weights = {"none": 2, "cut": 2, "line": 3, "window": 3}  # noqa: RUF012
 
     def __init__(self, seed: int, rig: DeviceRig) -> None:
+        self.weights = {"none": 2, "cut": 2, "line": 3, "window": 3}
         self.woken = threading.Event()
         self.dice = random.Random(seed)
         self.struck: Counter[str] = Counter()

@@ -37,9 +37,12 @@ def check(adversary: Adversary) -> None:
     assert adversary.source.foreign_bytes == 0
 
 
-def prove(fabric: Fabric, seed: int, transfers: int, struck: Counter[str], kinds: Iterable[str]) -> None:
-    """Runs so many over a fabric that wrongs its links too, in every way of `kinds`, and checks the books."""
-    adversary = Adversary(fabric, seed, MOSTLY_NONE if transfers > 1000 else EVERY)
+def prove(
+    fabric: Fabric, seed: int, transfers: int, struck: Counter[str], kinds: Iterable[str], **how: float
+) -> None:
+    """Runs so many over a fabric that wrongs its links too, in every way of `kinds`, and checks the books.
+    `how`: an `Adversary`'s."""
+    adversary = Adversary(fabric, seed, MOSTLY_NONE if transfers > 1000 else EVERY, **how)  # type: ignore[arg-type]
     adversary.run(transfers)
     print(adversary.books, struck)
     check(adversary)

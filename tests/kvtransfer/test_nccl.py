@@ -157,6 +157,22 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
     assert linked.peers.receiver.counters.links_refused == 1
 
 
+def test_a_line_whose_peer_is_gone_ends_though_its_loop_stands_still(linked: Linked) -> None:
+    """Which may be since a line waits that only this loop would end."""
+    assert linked.send(1) == "nccl"
+    sending, receiving = wires(linked)
+    time.sleep(0.7)
+    assert not sending._line.ending, "its peer is there"
+    assert not receiving._line.ending
+    sending._lifeline.close()  # and neither loop looks
+    until_s = time.monotonic() + 5.0
+    while not (sending._line.over and receiving._line.over):
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    linked.peers.run_until(lambda: not linked.peers.sender.links and not linked.peers.receiver.links)
+    assert linked.peers.receiver.counters.links_fenced == 1
+
+
 def wires(linked: Linked) -> tuple[NcclSenderWire, NcclReceiverWire]:
     """Both ends of the one link there is."""
     (sending,), (receiving,) = linked.peers.sender._links.values(), linked.peers.receiver._links

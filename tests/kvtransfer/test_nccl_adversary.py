@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kvtransfer.adversary import TIMEOUT_S
+from tests.kvtransfer.conftest import nccl_has_begun
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.nccl_fabric import NcclFabric
 from tests.kvtransfer.test_adversary import prove
@@ -19,5 +21,8 @@ from tests.kvtransfer.test_adversary import prove
 def test_over_nccl(over: str, transfers: int) -> None:
     rig = rig_of(over, at_once=True)
     assert rig is not None
-    fabric = NcclFabric(6, rig)
-    prove(fabric, 14, transfers, fabric.struck, fabric.weights)
+    fabric, timeout_s = NcclFabric(6, rig), TIMEOUT_S
+    if over == "nccl-peer":  # a link takes NCCL a tenth of a second to make, and half a second to end
+        nccl_has_begun()
+        fabric.weights, timeout_s = {"none": 30, "cut": 1, "line": 2, "window": 3}, 5.0
+    prove(fabric, 14, transfers, fabric.struck, fabric.weights, timeout_s=timeout_s)
