@@ -142,6 +142,29 @@ class End:
         time.sleep(0.2)
         return answer | {"freed_mb": round(self._free_mb() - free, 1)}
 
+    def do_end_two(self, first: str, second: str, how: str, later_s: float) -> dict[str, Any]:
+        """Ends two links whose kernels wait for peers that are gone, each in a side thread, the second so
+        much later; and how long a kernel's launch took at most meanwhile."""
+        ended: dict[str, float] = {}
+        begun = time.perf_counter()
+
+        def end(name: str, after_s: float) -> None:
+            time.sleep(after_s)
+            getattr(self._links[name], how)()
+            ended[name] = round(time.perf_counter() - begun, 4)
+
+        for name, after_s in ((first, 0.0), (second, later_s)):
+            threading.Thread(target=end, args=(name, after_s), daemon=True).start()
+        one = torch.zeros(1, device="cuda")
+        longest, launches = 0.0, 0
+        with torch.cuda.stream(self._side):
+            while len(ended) < 2 and time.perf_counter() - begun < later_s + 5.0:
+                at = time.perf_counter()
+                one.add_(1)
+                longest, launches = max(longest, time.perf_counter() - at), launches + 1
+                time.sleep(0.001)
+        return {"ended_s": ended, "launches": launches, "longest_launch_s": round(longest, 4)}
+
     def do_fill(self, buffer: str, value: int) -> dict[str, Any]:
         with torch.cuda.stream(self._side):
             self._buffers[buffer].fill_(value)

@@ -1,6 +1,6 @@
 """What NCCL really does when the peer of a link is killed, stopped, or aborts; on two GPUs of one host.
 
-    python -m bench.nccl_faults --json [--only killed,stopped,costs,ends] [--limit 230]
+    python -m bench.nccl_faults --json [--only orphaned,killed,stopped,costs,ends] [--limit 230]
 
 One process a GPU, each with two-rank communicators of its own (`bench.nccl_end`); this program tells them
 what to do, kills and stops them, and says what it saw, a line a case. It has no GPU itself, and every answer
@@ -240,7 +240,29 @@ def ends(stage: Stage, facts: Facts) -> None:
             break
 
 
+def orphaned(stage: Stage, facts: Facts, how: str) -> None:
+    """Two senders of one receiver are killed while both of its kernels wait, and one link is ended long
+    before the other: whether the first end, and a launch meanwhile, waits for the second."""
+    receiver = stage.peer(_RECEIVER)
+    senders = {name: stage.peer(_SENDER) for name in ("link", "other")}
+    for name, sender in senders.items():
+        facts[name] = connect(sender, receiver, name)
+    for name in senders:
+        receiver.ask("receive", name=name, buffer="small", mb=64)
+    for sender in senders.values():
+        sender.kill()
+    asked: Facts = {"first": "link", "second": "other", "how": how, "later_s": 1.5}
+    facts["ends"] = receiver.ask("end_two", 12, **asked)
+    if how == "revoke":
+        facts["destroy"] = {
+            name: receiver.ask("end", 12, name=name, how="destroy", within=5.0) for name in senders
+        }
+    facts["usable"] = receiver.ask("usable")
+
+
 _CASES: list[tuple[str, str, Callable[..., None], Facts]] = [
+    ("orphaned", "p2p", orphaned, {"how": "abort"}),
+    ("orphaned", "p2p", orphaned, {"how": "revoke"}),
     ("killed", "p2p", killed, {"victim": "sender", "at": "waiting"}),
     ("killed", "p2p", killed, {"victim": "receiver", "at": "moving"}),
     ("stopped", "p2p", stopped, {"at": "idle"}),
@@ -284,7 +306,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--only", default="killed,stopped,costs,ends")
+    parser.add_argument("--only", default="orphaned,killed,stopped,costs,ends")
     parser.add_argument("--limit", type=float, default=230.0, help="begin no case after so many seconds")
     asked = parser.parse_args()
     import torch
