@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from baton.device.link_device import Moment
 from kvtransfer.checksum import place_sum
@@ -64,7 +64,10 @@ class _Announced:
 
 
 class DeviceScatter:
-    """Owned by the loop."""
+    """Owned by the loop. Kernels that wait for bytes read rows and window of it when they begin: whoever has
+    broken off lives until its release, whatever becomes of its receiver."""
+
+    _broken_off: ClassVar[set[DeviceScatter]] = set()
 
     def __init__(self, sink: DeviceSink, window: PieceMemory) -> None:
         device = sink.blocks.device
@@ -171,6 +174,8 @@ class DeviceScatter:
             if announced.end is not None:
                 self._line.wait_for(announced.end)
         lost = [announced.piece for announced in self._announced]
+        if any(announced.there is not None for announced in self._announced):
+            self._broken_off.add(self)
         self._announced.clear()
         return lost
 
@@ -178,4 +183,5 @@ class DeviceScatter:
         """The link is fenced, so that no kernel waits for bytes any more: the window goes back to the
         device."""
         self._line.finish()
+        self._broken_off.discard(self)
         self._window.free()

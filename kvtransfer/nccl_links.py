@@ -21,6 +21,7 @@ thread that asks nothing of the device looks as well, and ends what a loop has n
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ from baton.device.nccl_line import NcclLine
 from baton.errors import BatonError
 from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.transport import OutOfReachError
+
+_LOG = logging.getLogger(__name__)
 
 TRANSPORT = "nccl"
 SENDER_RANK, RECEIVER_RANK = 0, 1
@@ -99,11 +102,13 @@ class NcclLinks:
                 if not watched:
                     return
             for one in watched:
-                if (gone := one.gone()) is None:
-                    continue
-                one.since = one.since or now
-                if now > one.since + _LATE_S:
-                    one.line.abort(gone.message)
+                try:
+                    if (gone := one.gone()) is not None:
+                        one.since = one.since or now
+                        if now > one.since + _LATE_S:
+                            one.line.abort(gone.message)
+                except Exception:  # of whoever is woken by it: the others are looked after all the same
+                    _LOG.exception("a line whose peer is gone")
 
     def end(self, line: NcclLine, why: str, then: Callable[[], None] | None = None) -> None:
         """Aborts it; `then` is called when it is over, by a thread of its own. Idempotent."""

@@ -8,8 +8,8 @@ from baton.v1.types_pb2 import WorkerIdentity
 
 # What this build speaks: frames.py, and tickets that may call blocks held. In 3 no record went ahead of its
 # commit; in 2 every block was sent; in 1, only pieces had a checksum.
-PROTOCOL_MIN = 4
-PROTOCOL_MAX = 4
+PROTOCOL_MIN = 5
+PROTOCOL_MAX = 5
 INCARNATION_BYTES = 16
 
 

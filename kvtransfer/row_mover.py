@@ -117,7 +117,7 @@ class RowMover:
             if self._heads:
                 assert isinstance(self._sums, PieceSums)
                 assert self._memory is not None
-                self._sums.said_parts(index).copy_(self._memory.parts(index))
+                self._sums.said_parts(index).copy_(self._memory.parts(index), non_blocking=True)
 
         line.run(run)
 

@@ -234,8 +234,8 @@ class Sender:
                 transfer.end(TransferState.ACKNOWLEDGED)
                 link.remove(transfer)
                 self.counters.transfers_acknowledged += 1
-                if link.transport != IPC:  # its clock is not ours
-                    at_ns = time.monotonic_ns()
+                now_ns = time.monotonic_ns()
+                at_ns = min(at_ns, now_ns) if link.transport == IPC else now_ns  # else its clock is not ours
                 self._events.append(Acknowledged(transfer, link.transport, at_ns))
 
     def _end_by_receiver(self, link: SendingLink, transfer_id: int, error: BatonError) -> None:

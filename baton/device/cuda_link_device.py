@@ -92,6 +92,8 @@ class _OwnMemory:
         self.size = size
         try:
             self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
+            # Who had it before may have said more to this stream than is done; ours would not wait for it.
+            torch.cuda.current_stream(device).synchronize()
         except torch.OutOfMemoryError as error:
             raise OSError(f"no {size} bytes on {device}: {error}") from error
         self.address = self.tensor.data_ptr()

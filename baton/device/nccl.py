@@ -29,6 +29,7 @@ _MAGIC = 0xCAFEBEEF
 _CONFIG_VERSION = 2_28_00
 _OLDEST = 2_18_00
 _UNDEFINED = -(1 << 31)
+_STUCK_S = 0.2
 
 
 class Result(IntEnum):
@@ -197,8 +198,13 @@ class Communicator:
     def abort(self) -> None:
         """Ends every kernel of this end and frees what it holds, whatever the peer does; idempotent.
 
-        May not return for long, or ever: called in a thread that nobody waits for without a deadline.
+        May not return for long, or ever: called in a thread that nobody waits for without a deadline. A call
+        that is stuck in another thread, since the device waits for what this ends, is made to return first.
         """
+        if self._lock.acquire(timeout=_STUCK_S):
+            self._lock.release()
+        elif self._handle is not None and hasattr(self._library, "ncclCommRevoke"):
+            self._library.ncclCommRevoke(self._handle, 0)  # which frees nothing that the call may still need
         self._end("ncclCommAbort")
 
     def _end(self, call: str) -> None:

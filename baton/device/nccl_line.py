@@ -81,8 +81,10 @@ class NcclLine:
         self._stream = stream
         self._peer = peer
         self._wake = wake
-        # Held while something is said to the device, and nothing is once the line is broken.
+        # Held while something is said to the device, which may have to wait, and nothing is once the line is
+        # broken; and while this line's own state changes, which waits for nothing.
         self._saying = threading.Lock()
+        self._changing = threading.Lock()
         self._ends: Ends | None = None
         self._broken: str | None = None
         self._looked_at = 0.0
@@ -141,17 +143,21 @@ class NcclLine:
         return said[0] if said else None
 
     def abort(self, why: str = "the line was closed", then: Callable[[], None] | None = None) -> None:
-        """Breaks the line and begins to end what runs on the device. Returns at once; idempotent. `then` is
-        called when the line is over, by a thread of its own; the last one that was given."""
-        with self._saying:
+        """Breaks the line and begins to end what runs on the device. Returns at once, though something that
+        is being said may wait; idempotent. `then` is called when the line is over, by a thread of its own;
+        the last one that was given."""
+        with self._changing:
+            late = then if self._over else None
             self._when_over = then or self._when_over
-            if self._aborted_at is not None:
-                return
-            self._aborted_at = time.monotonic()
-            if self._broken is None:
-                self._broken = why
-        threading.Thread(target=self._end, name="nccl-abort", daemon=True).start()
-        self._wake()
+            first = self._aborted_at is None
+            if first:
+                self._aborted_at = time.monotonic()
+                self._broken = self._broken or why
+        if first:
+            threading.Thread(target=self._end, name="nccl-abort", daemon=True).start()
+            self._wake()
+        elif late is not None:
+            threading.Thread(target=late, name="nccl-over", daemon=True).start()
 
     def _do(self, what: Callable[[Ends], None]) -> None:
         """Nothing once broken; breaks the line where NCCL or CUDA refuses."""
@@ -162,7 +168,8 @@ class NcclLine:
                 what(self._ends)
                 return
             except RuntimeError as error:
-                self._broken = str(error)
+                with self._changing:
+                    self._broken = self._broken or str(error)
         self._wake()
 
     # -- threads ----------------------------------------------------------------------------------
@@ -173,7 +180,7 @@ class NcclLine:
             ends = self._meet(self._stream, lambda: self._broken is not None)
         except Exception as error:  # NCCL's, the device's: whoever waits must hear of it
             why = str(error) or repr(error)
-        with self._saying:
+        with self._changing:
             if self._broken is None:
                 self._ends, self._broken = ends, why
                 ends = None
@@ -195,12 +202,15 @@ class NcclLine:
                     time.sleep(pause)
                     pause = min(2 * pause, _SELDOM_S)
                 self._stream.close()
-            if self._when_over is not None:
-                self._when_over()
+            while not self._over:
+                with self._changing:
+                    then, self._when_over = self._when_over, None
+                    self._over = then is None
+                if then is not None:
+                    then()
         except Exception:  # NCCL's or the device's: what cannot be known to be over is not
             _LOG.exception("a line cannot be ended")
             return
-        self._over = True
         self._wake()
 
 

@@ -49,7 +49,10 @@ class CudaNccl:
     def _connect(self, ends: Communicator, rank: int, stream: Stream, given_up: Callable[[], bool]) -> None:
         """A word from one to the other. Nobody knows when NCCL is done with it, should the peer stop here:
         then it is lost."""
-        word = self._words.pop() if self._words else cuda_runtime().allocate(_WORD_BYTES)
+        try:
+            word = self._words.pop()
+        except IndexError:
+            word = cuda_runtime().allocate(_WORD_BYTES)
         move = ends.send if rank == 0 else ends.receive
         move(word, _WORD_BYTES, 1 - rank, stream.handle)
         moved = stream.moment()

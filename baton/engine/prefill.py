@@ -182,7 +182,8 @@ class PrefillLoop:
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
         self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
-        self._looked_ns = time.monotonic_ns()
+        if len(self._under_way) == 1:  # else nobody has looked at the one that runs
+            self._looked_ns = time.monotonic_ns()
         return True
 
     def await_end(self, most_s: float) -> bool:

@@ -392,7 +392,7 @@ class PrefillSide:
 
     def _handed_off(self, job: Job, transport: str, bytes_shipped: int, at_ns: int) -> None:
         self._end(job)
-        exposed_ns = at_ns - job.computed_ns
+        exposed_ns = max(0, at_ns - job.computed_ns)
         handed_off = HandedOff(transport=transport, bytes_shipped=bytes_shipped, exposed_ns=exposed_ns)
         self._tell(job, PrefillResponse(handed_off=handed_off))
         self._emit(EngineEvent(id=job.command_id, prefill_ended=PrefillEndedEvent()))

@@ -137,3 +137,29 @@ def test_after_an_abort_nothing_touches_the_communicator(library: _Library) -> N
     library.released.set()
     aborting.join(5)
     assert not aborting.is_alive()
+
+
+def test_a_call_that_is_stuck_is_made_to_return_before_anything_is_freed(library: _Library) -> None:
+    """The device waits for what the abort ends, and the call for the device."""
+    made = _made(library)
+    revoked = threading.Event()
+
+    def stuck(*arguments: Any) -> int:
+        library.calls.append(("stuck", ()))
+        assert revoked.wait(5)
+        library.calls.append(("returned", ()))
+        return 0
+
+    def revoke(handle: Any, flags: int) -> int:
+        library.calls.append(("revoke", (handle.value,)))
+        revoked.set()
+        return 0
+
+    library.__dict__.update(ncclRecv=stuck, ncclCommRevoke=revoke)
+    loop = threading.Thread(target=made.receive, args=(0, 64, 1, 0), daemon=True)
+    loop.start()
+    while ("stuck", ()) not in library.calls:
+        loop.join(0.001)
+    made.abort()
+    loop.join(5)
+    assert [name for name, _ in library.calls[-4:]] == ["stuck", "revoke", "returned", "abort"]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from baton.device import nccl_line
 from baton.device.nccl import Result
 from baton.device.nccl_line import Ends, Moment, NcclLine, Stream
-from tests.device.nccl_double import RECEIVER, SENDER, DoubleStream, NcclDouble
+from tests.device.nccl_double import RECEIVER, SENDER, DoubleEnds, DoubleStream, NcclDouble
 
 Pair = tuple[NcclDouble, NcclLine, NcclLine]
 
@@ -199,3 +199,37 @@ def test_a_library_that_refuses_at_once() -> None:
     assert woken.is_set()
     line.abort()
     until(lambda: line.over)
+
+
+def test_an_abort_waits_for_no_call_that_is_stuck(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's calls wait where the device does, for what the abort ends: whoever aborts must not wait too."""
+    _, _, receiver = pair
+    ends = receiver._ends
+    assert isinstance(ends, DoubleEnds)
+    under_way = threading.Event()
+
+    def stuck(address: int, size: int, peer: int, stream: int) -> None:
+        under_way.set()
+        while not ends.aborted:
+            time.sleep(1e-3)
+
+    monkeypatch.setattr(ends, "receive", stuck)
+    loop = threading.Thread(target=receiver.receive, args=(0, 64), daemon=True)
+    loop.start()
+    assert under_way.wait(5)
+    begun = time.monotonic()
+    receiver.abort("its peer has gone")
+    assert time.monotonic() - begun < 0.1
+    until(lambda: receiver.over)
+    loop.join(5)
+    assert not loop.is_alive()
+
+
+def test_who_asks_when_it_is_over_is_told_at_once(pair: Pair) -> None:
+    _, _, receiver = pair
+    first, second = threading.Event(), threading.Event()
+    receiver.abort(then=first.set)
+    until(lambda: receiver.over)
+    assert first.is_set()
+    receiver.abort(then=second.set)
+    assert second.wait(5)

@@ -45,7 +45,7 @@ class OpeningContract:
         peers.check_ledger()
 
     def test_another_protocol(self, link_peers: LinkPeers, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 5)
+        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 6)
         peers = link_peers()
         transfer = peers.begin(1, [1])
         transfer.commit(peers.record(transfer))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
+from baton.device.link_device import Moment
 from kvtransfer.checksum import PieceChecksum
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device_scatter import DeviceScatter, Ended, Outcome
@@ -27,8 +32,12 @@ class There:
 
     def __init__(self) -> None:
         self.come = False
+        self.asked = 0
+        self.look: Callable[[], None] = lambda: None
 
     def ended(self) -> bool:
+        self.asked += 1
+        self.look()
         return self.come
 
 
@@ -97,11 +106,21 @@ def test_given_up_before_they_came_it_writes_nothing(scatter: Scatter) -> None:
     assert scatter.written() == []
 
 
+def end_of(scatter: DeviceScatter) -> Moment:
+    """Of the kernel of the piece that is announced."""
+    (announced,) = scatter._announced
+    assert announced.end is not None
+    return announced.end
+
+
 def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
     """It may have begun, which nobody knows: then it is waited for."""
+    end = end_of(scatter.scatter)
     scatter.pump.stands = True
     scatter.arrive()
+    assert not end.ended()
     scatter.scatter.give_up(PIECE.transfer)
+    assert end.ended()
     written = scatter.written()
     scatter.pool[:] = UNTOUCHED  # another's
     scatter.pump.stands = False
@@ -112,13 +131,48 @@ def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
     assert [ended.outcome for ended in scatter.ended()] == [Outcome.DROPPED]
 
 
+def test_rows_are_empty_before_it_is_asked_whether_it_may_have_begun(scatter: Scatter) -> None:
+    """Else it may begin in between, with all of them."""
+    lengths = scatter.scatter._mover._rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS]
+    found: list[bool] = []
+    scatter.there.look = lambda: found.append(bool(lengths.any()))
+    scatter.pump.stands = True
+    scatter.scatter.give_up(PIECE.transfer)
+    assert found == [False]
+
+
+def test_what_has_landed_is_whole_when_a_link_has_broken(scatter: Scatter) -> None:
+    scatter.pump.stands = True
+    scatter.arrive()
+    scatter.scatter.land(1)
+    assert scatter.written() == []
+    assert scatter.scatter.break_off() == []
+    assert scatter.written() == sorted(PLACES)
+    assert [ended.outcome for ended in scatter.ended()] == [Outcome.RIGHT]
+
+
+def test_whoever_forgets_it_its_rows_stay_until_nothing_waits_for_them(scatter: Scatter) -> None:
+    scatter.scatter.break_off()
+    rows, window = weakref.ref(scatter.scatter._mover), scatter.window
+    del scatter.scatter
+    gc.collect()
+    assert rows() is not None
+    for one in [one for one in DeviceScatter._broken_off if one._window is window]:
+        scatter.there.come = True
+        one.release()
+    del one
+    gc.collect()
+    assert rows() is None
+
+
 def test_broken_off_it_waits_for_no_bytes_and_writes_none(scatter: Scatter) -> None:
     assert scatter.scatter.break_off() == [PIECE]
     scatter.arrive()  # what ends a receive that is broken off
-    scatter.run()
-    assert scatter.written() == []
+    scatter.pump.stands = True
+    assert not scatter.pump.idle()
     scatter.scatter.release()
-    assert scatter.pump.idle()
+    assert scatter.pump.idle(), "it reads the window, which is freed then"
+    assert scatter.written() == []
 
 
 def test_no_row_is_ever_half_another(scatter: Scatter) -> None:
