@@ -52,7 +52,8 @@ class ByteProxy:
         self.struck: Counter[str] = Counter()
         self._dice = dice
         self._loop = asyncio.new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._closing = False
         self._listening = threading.Event()
         self._thread = threading.Thread(target=self._run, name="byte-proxy", daemon=True)
         self._thread.start()
@@ -71,23 +72,34 @@ class ByteProxy:
         self._listening.set()
         self._loop.run_forever()
         server.close()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        pending = asyncio.all_tasks(self._loop)
-        self._loop.run_until_complete(asyncio.gather(*pending, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0.01))  # transports that were aborted close theirs
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self) -> None:
+        """Nothing is cancelled: who connects at this moment would leave a socket behind."""
+        self._closing = True
+        for writer in self._writers:
+            writer.transport.abort()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            _, left = await asyncio.wait(others, timeout=_START_S)
+            assert not left
+        await asyncio.sleep(0.01)  # transports that were aborted close theirs
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.add(writer)
         try:
             there, back = await asyncio.open_connection("127.0.0.1", self.target_port)
         except OSError:
             writer.transport.abort()
+            self._writers.discard(writer)
             return
-        except asyncio.CancelledError:
+        self._writers.add(back)
+        if self._closing:
             writer.transport.abort()
-            raise
+            back.transport.abort()
+            return
         passing = [
             asyncio.ensure_future(self._pass(reader, back, self._dice.draw())),
             asyncio.ensure_future(self._pass(there, writer, self._dice.draw())),
@@ -98,8 +110,9 @@ class ByteProxy:
             for task in passing:
                 task.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
-            writer.transport.abort()
-            back.transport.abort()
+            for one in (writer, back):
+                one.transport.abort()
+                self._writers.discard(one)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wrong: Wrong) -> None:
         passed = 0
