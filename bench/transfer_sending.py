@@ -117,9 +117,7 @@ class SendingEnd:
         monotonic clock."""
         begun = time.monotonic()
         self.push(transfer)
-        _commit(transfer)
-        self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
-        return begun, time.monotonic()
+        return begun, self._acknowledged(transfer)
 
     def commit_ahead(self, transfer: Transfer, step: HeldStep) -> tuple[float, float]:
         """As prefill does: blocks are handed over before the step that computes them ends. When it ended, and
@@ -128,10 +126,13 @@ class SendingEnd:
         until = time.monotonic() + _AHEAD_S
         while time.monotonic() < until:
             self._turn()
-        begun = step.end()
+        return step.end(), self._acknowledged(transfer)
+
+    def _acknowledged(self, transfer: Transfer) -> float:
+        """Commits it; when that was heard to be accepted."""
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
-        return begun, time.monotonic()
+        return time.monotonic()
 
     def credits_home(self, transfer: Transfer) -> float:
         """Seconds from the first block's push until the receiver has verified and scattered the last."""

@@ -13,7 +13,7 @@ from kvtransfer.frame_socket import FrameSocket
 from kvtransfer.grpc_connector import GrpcConnector, GrpcSenderWire
 from kvtransfer.inbox import CONTROL_FRAMES
 from kvtransfer.nccl_links import SENDER_RANK, TRANSPORT, NcclLinks
-from kvtransfer.nccl_sender import NcclSenderWire, freeing
+from kvtransfer.nccl_sender import NcclSenderWire
 from kvtransfer.routes import NCCL_SCHEME
 from kvtransfer.transport import OutOfReachError
 
@@ -69,7 +69,7 @@ class NcclConnector:
         line = self._links.line(response.nccl_id, SENDER_RANK, self._wake)
         undo.callback(lambda: self._links.end(line, "no link came of it"))
         staging = self._links.staging(pieces, response.piece_bytes)
-        undo.callback(lambda: self._links.end(line, "no link came of it", freeing(staging)))
+        undo.callback(lambda: self._links.end(line, "no link came of it", staging.free))
         until = min(deadline, time.monotonic() + self._links.connect_s)
         while not line.whole:
             if line.broken is not None or lifeline.broken() is not None or time.monotonic() > until:

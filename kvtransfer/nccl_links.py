@@ -10,10 +10,10 @@ carries no frame: by its pings a peer that is gone or stopped is noticed (`nccl_
     commit, behind what was announced            heard at once; pieces land when their receives have ended
 
 Parts of a piece's sum are its head in staging (`piece_memory`), and travel with it. So a receive waits on its
-GPU for as long as the sender takes to gather one piece; none is posted per credit. NCCL's kernels write
-nothing but what a receive of this process was given, so a window is the receiver's alone again as soon as its
-own line is over, whatever the sender does. How far that is known, and what NCCL does otherwise:
-docs/decisions/0015.
+GPU for what is left of the step that computes its piece, a millisecond, and for the sender to gather it; none
+is posted per credit. NCCL's kernels write nothing but what a receive of this process was given, so a window
+is the receiver's alone again as soon as its own line is over, whatever the sender does. How far that is
+known, and what NCCL does otherwise: docs/decisions/0015.
 
 A loop that finds its peer gone ends the line. But NCCL's end of another line frees memory, which waits for
 all that runs on the device, this line's kernel too, and a loop that launches something waits with it. So a

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from baton.device.link_device import Moment
 from baton.device.nccl_line import NcclLine
@@ -61,7 +61,6 @@ class NcclSenderWire:
         self._gathering = blocks.device.line(first=True)
         self._reads = BlockReads()
         self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
-        self._waited_for: Moment | None = None
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
@@ -85,8 +84,7 @@ class NcclSenderWire:
             piece, blocks, after = self._put.popleft()
             self._reads.put()
             try:
-                if after is not None and after is not self._waited_for:
-                    self._waited_for = after
+                if after is not None:
                     self._gathering.after(after)
                 if piece.staging < self._pieces:  # what the window does not have is written nowhere
                     self._gather(piece, blocks)
@@ -153,18 +151,4 @@ class NcclSenderWire:
         self._reads.end()
         self._frames.close()
         self._lifeline.close()
-        self._links.end(self._line, "the sender closed the link", freeing(self._staging))
-
-
-def freeing(staging: PieceMemory) -> Callable[[], None]:
-    """Frees it, in a thread of any."""
-    device = staging.memory.tensor.device
-
-    def free() -> None:
-        if device.type == "cuda":
-            import torch
-
-            torch.cuda.set_device(device)  # a thread that has none yet would be given the first
-        staging.free()
-
-    return free
+        self._links.end(self._line, "the sender closed the link", self._staging.free)

@@ -51,6 +51,7 @@ from services.worker.parameters import check_token_ids, limits_of, sampling_of
 # Blocks are pushed so long before the step that computes them should end. Links' wires stand still from then
 # on, and what else there is for them waits as long.
 _ANNOUNCED_S = 0.001
+# How long a turn waits for that step's end at most, and how often links are kept awake meanwhile.
 _AWAITED_S, _AWAKE_S = 0.001, 0.0001
 
 

@@ -183,7 +183,7 @@ def _misplaced(piece: Piece, dice: random.Random) -> Piece:
 class CountingWire:
     """A wire that gathers blocks itself, between devices: only how far each transfer is, is noted."""
 
-    gathers = waits = True
+    gathers = True
 
     def __init__(self, wire: SenderWire, trials: Callable[[int], Trial | None]) -> None:
         self._wire = cast(GatheringWire, wire)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
 import torch
 
 from baton.device import nccl_line
+from baton.device.link_device import Moment
 from baton.device.nccl import Result
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.events import Acknowledged
@@ -155,6 +156,43 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
     assert not linked.peers.failures()
     assert linked.peers.sender.counters.link_fallbacks == 1
     assert linked.peers.receiver.counters.links_refused == 1
+
+
+def test_blocks_are_gathered_when_their_step_has_ended(
+    linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And announced before, whatever the host does then."""
+    assert linked.send(1) == "nccl"
+    line, ended, said = wires(linked)[0]._gathering, Ended(), list[object]()
+    after, run = line.after, line.run
+
+    def noted_after(moment: Moment) -> None:
+        said.append(moment)
+        after(moment)
+
+    def noted_run(work: Callable[[], None]) -> None:
+        said.append("gather")
+        run(work)
+
+    monkeypatch.setattr(line, "after", noted_after)
+    monkeypatch.setattr(line, "run", noted_run)
+    peers = linked.peers
+    peers.expect(2, [[3]])
+    transfer = peers.begin(2, [1])
+    peers.source.pin(0, 5)
+    transfer.push(0, 0, 5, ended)
+    transfer.commit(peers.record(transfer))
+    peers.run_until(lambda: 2 in peers.acknowledged())
+    assert said == [ended, "gather"] * 2  # pieces of the block
+    assert peers.equal([[5]], [[3]])
+    peers.check_ledger()
+
+
+class Ended:
+    """The end of a step."""
+
+    def ended(self) -> bool:
+        return True
 
 
 def test_a_line_whose_peer_is_gone_ends_though_its_loop_stands_still(linked: Linked) -> None:

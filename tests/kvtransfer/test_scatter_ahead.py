@@ -32,11 +32,9 @@ class There:
 
     def __init__(self) -> None:
         self.come = False
-        self.asked = 0
         self.look: Callable[[], None] = lambda: None
 
     def ended(self) -> bool:
-        self.asked += 1
         self.look()
         return self.come
 
