@@ -30,7 +30,6 @@ from kvtransfer.sender import Sender
 from kvtransfer.transports import connectors_of
 
 if TYPE_CHECKING:
-    from baton.device.link_device import Moment
     from bench.transfer_devices import GpuBlocks, HeldStep
 
 # As long before its end as prefill does.
@@ -85,7 +84,7 @@ class SendingEnd:
     def send(self, ticket: Ticket, body: TicketBody, first: int) -> Transfer:
         """Hands over all of a transfer that begins with the pool's block `first`; `answered` drives it."""
         transfer = self._begin(ticket, body)
-        self.push(transfer, first)
+        transfer.push(0, 0, self._places(transfer, first))
         _commit(transfer)
         return transfer
 
@@ -108,21 +107,22 @@ class SendingEnd:
     def _place(self, ordinal: int, first: int) -> int:
         return self.blocks.place((ordinal + first) % self._count)
 
-    def push(self, transfer: Transfer, first: int = 0, after: Moment | None = None) -> None:
-        for ordinal in range(transfer.body.block_counts[0]):
-            transfer.push(0, ordinal, self._place(ordinal, first), after)
+    def _places(self, transfer: Transfer, first: int = 0) -> list[int]:
+        """Of all blocks that it has, where the first is the pool's block `first`."""
+        return [self._place(ordinal, first) for ordinal in range(transfer.body.block_counts[0])]
 
     def commit(self, transfer: Transfer) -> tuple[float, float]:
         """When the first block was pushed and when the commit's acknowledgement was heard, by the host's
         monotonic clock."""
+        places = self._places(transfer)
         begun = time.monotonic()
-        self.push(transfer)
+        transfer.push(0, 0, places)
         return begun, self._acknowledged(transfer)
 
     def commit_ahead(self, transfer: Transfer, step: HeldStep) -> tuple[float, float]:
         """As prefill does: blocks are handed over before the step that computes them ends. When it ended, and
         when the acknowledgement of the commit, said then, was heard."""
-        self.push(transfer, after=step.begin())
+        transfer.push(0, 0, self._places(transfer), step.begin())
         until = time.monotonic() + _AHEAD_S
         while time.monotonic() < until:
             self._turn()
@@ -136,8 +136,9 @@ class SendingEnd:
 
     def credits_home(self, transfer: Transfer) -> float:
         """Seconds from the first block's push until the receiver has verified and scattered the last."""
+        places = self._places(transfer)
         begun = time.monotonic()
-        self.push(transfer)
+        transfer.push(0, 0, places)
         self._until(
             lambda events: (
                 not transfer.queued_blocks

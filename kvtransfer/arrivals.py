@@ -77,6 +77,12 @@ class Arrivals:
         """Whether an event waits that somebody is to be admitted by."""
         return any(isinstance(event, Committed) for event in self._events)
 
+    def said(self, link: ReceivingLink) -> bool:
+        """Whether there are transfers of this link whose bytes a device moves, and all that there is to say
+        of them has been said, commits too."""
+        transfers = link.transfers
+        return bool(transfers) and all(self._incoming[one].postponed is not None for one in transfers)
+
     def take_events(self) -> list[ReceiverEvent]:
         """Since the last call."""
         events, self._events = self._events, []

@@ -12,7 +12,7 @@ any more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -123,26 +123,31 @@ class Transfer:
         """Blocks still pinned for this transfer."""
         return len(self._queue)
 
-    def push(self, group: int, ordinal: int, block: int, after: Moment | None = None) -> None:
-        """Hands over a pinned block as the receiver's `ordinal`-th of this group. It is final, or will be at
-        that moment of its device's: the receiver may hear of it before, its bytes are read then.
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
+        """Hands over pinned blocks as the receiver's `first` and following of this group. They are final, or
+        will be at that moment of their device's: the receiver may hear of them before, their bytes are read
+        then.
 
-        After the transfer has ended the block is unpinned at once. `ValueError` for a place that the
-        ticket does not have or calls held, or that was pushed before, or after `commit`.
+        After the transfer has ended the blocks are unpinned at once. `ValueError` for a place that the
+        ticket does not have or calls held, or that was pushed before, or after `commit`: then none is taken.
         """
         if not self.live:
-            self._source.unpin(group, block)
+            for block in blocks:
+                self._source.unpin(group, block)
             return
         if self.record is not None:
             raise ValueError("push after commit")
-        wanted = 0 <= group < len(self._pushed)
-        if not (wanted and self.held_counts[group] <= ordinal < self.body.block_counts[group]):
-            raise ValueError(f"the ticket wants no block {ordinal} of group {group}")
-        if ordinal in self._pushed[group]:
-            raise ValueError(f"block {ordinal} of group {group} was pushed before")
-        self._pushed[group].add(ordinal)
-        self._queue.append(_Pushed(group, ordinal, block, after))
-        if len(self._queue) == 1:  # else whoever ships the first goes on with it
+        ordinals = range(first, first + len(blocks))
+        which = f"blocks {first} to {ordinals.stop - 1} of group {group}"
+        here = 0 <= group < len(self._pushed)
+        if not (here and self.held_counts[group] <= first <= ordinals.stop <= self.body.block_counts[group]):
+            raise ValueError(f"the ticket wants no {which}")
+        if not self._pushed[group].isdisjoint(ordinals):
+            raise ValueError(f"some of {which} were pushed before")
+        self._pushed[group].update(ordinals)
+        idle = not self._queue  # else whoever ships the first goes on with them
+        self._queue.extend([_Pushed(group, *place, after) for place in zip(ordinals, blocks, strict=True)])
+        if idle and blocks:
             self._wake()
 
     def describe(self, record: CommitRecord) -> None:

@@ -96,17 +96,20 @@ class Receiver:
     def poll(self, max_pieces: int) -> list[ReceiverEvent]:
         """Does what can be done at once, at most `max_pieces` frames of it; never blocks on a peer."""
         self._take_all_ended()
+        if not self._arrivals.commits:
+            self._keep_awake()
+            self._hear(max_pieces)
         if self._arrivals.commits:
             self._wake()  # an admission goes before all else that there is to do
         else:
-            self._keep_awake()
-            self._hear(max_pieces)
+            self._give_credits()
         return self._arrivals.take_events()
 
     def land(self, max_pieces: int) -> None:
         """The same, but what there is to tell waits for the next `poll`."""
         self._take_all_ended()
         self._hear(max_pieces)
+        self._give_credits()
 
     def _keep_awake(self) -> None:
         """One link's move wakes the device of all."""
@@ -119,15 +122,18 @@ class Receiver:
 
     def _take_all_ended(self) -> None:
         for link in self._links:
-            try:
-                self._arrivals.take_ended(link)
-            except FrameError as error:
-                self._links.break_off(link, error)
+            self._take_ended(link)
+
+    def _take_ended(self, link: ReceivingLink) -> None:
+        """What its device has moved by now; and it begins with what is there."""
+        try:
+            self._arrivals.take_ended(link)
+        except FrameError as error:
+            self._links.break_off(link, error)
 
     def _hear(self, max_pieces: int) -> None:
         """What senders say: at most so many frames of it."""
-        for link in self._links:
-            link.flush()  # of what a device has moved: its sender may wait for it
+        self._give_credits()
         self._links.take_calls()
         budget = max_pieces
         speaking = deque(self._links)
@@ -136,9 +142,7 @@ class Receiver:
             if self._step(link):
                 speaking.append(link)
                 budget -= 1
-        for link in self._links:
-            link.land()
-            link.flush()
+        self._take_all_ended()
         # Who has more to say is not judged yet: the answer may be among it.
         self._links.break_overdue([link for link in self._links if link not in speaking])
         self._links.let_go()
@@ -146,11 +150,19 @@ class Receiver:
             self._wake()
         self._links.rotate()
 
+    def _give_credits(self) -> None:
+        """To whom may wait for them: not where all that a sender began is said. A frame takes time, and an
+        admission would wait."""
+        for link in self._links:
+            if not self._arrivals.said(link):
+                link.flush()
+
     def _step(self, link: ReceivingLink) -> bool:
         """Works on one frame of a link; False if it had none."""
+        if link in self._links:  # between two frames: what is there waits for none that is only announced
+            self._take_ended(link)
         if link not in self._links:
             return False
-        link.land()  # between two frames: what is there waits for none that is only announced
         broken = link.broken()  # asked first: what was heard before the break still counts
         frame = link.hear()
         if frame is not None:

@@ -6,6 +6,7 @@ prefill has written into the reserved blocks themselves, so nothing is pushed an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from baton.device.link_device import Moment
@@ -19,9 +20,9 @@ from services.worker.decode_side import DecodeSide
 class Handoff(Protocol):
     """One sequence on its way."""
 
-    def push(self, group: int, ordinal: int, block: int, after: Moment | None = None) -> None:
-        """Block `ordinal` of the sequence is complete, now or at that moment of the step that completes
-        it."""
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
+        """Blocks `first` and following of the sequence are complete, now or at that moment of the step that
+        completes them."""
 
     def commit(self, record: CommitRecord) -> None:
         """All blocks are pushed. `record`: what the last step found, behind what was said at the beginning.
@@ -41,8 +42,8 @@ class LocalHandoff:
         self._record = record
         record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
 
-    def push(self, group: int, ordinal: int, block: int, after: Moment | None = None) -> None:
-        """Nothing to do: the block is already the ticket's."""
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
+        """Nothing to do: the blocks are already the ticket's."""
 
     def commit(self, record: CommitRecord) -> None:
         """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""

@@ -358,12 +358,15 @@ class PrefillSide:
         for group, layout in enumerate(self._model.layout.groups):
             full = computed // layout.block_tokens
             until = len(sequence.blocks[group]) if complete else full
-            for ordinal in range(job.pushed[group], until):
-                block = sequence.blocks[group][ordinal]
-                if not sequence.borrowed:
-                    self._model.pools.pools[group].pin(block)  # until the transfer has read it
-                handoff.push(group, ordinal, block, after)
-            job.pushed[group] = max(job.pushed[group], until)
+            first = job.pushed[group]
+            if until <= first:
+                continue
+            blocks = sequence.blocks[group][first:until]
+            if not sequence.borrowed:
+                for block in blocks:  # until the transfer has read it
+                    self._model.pools.pools[group].pin(block)
+            handoff.push(group, first, blocks, after)
+            job.pushed[group] = until
 
     def _first_token(self, job: Job, first: FirstToken) -> None:
         self._tell(job, PrefillResponse(first_token=first))

@@ -258,7 +258,7 @@ class Adversary:
                 trial.unpushed.append((group, ordinal))
                 break
             owner = trial.number if trial.received != "never" else trial.number + (1 << 24)
-            transfer.push(group, ordinal, self.source.write(owner, group, ordinal))
+            transfer.push(group, ordinal, [self.source.write(owner, group, ordinal)])
         if not trial.unpushed and transfer.live and transfer.record is None:
             transfer.commit(self._record(trial))
 

@@ -54,8 +54,8 @@ class HeldContract:
         peers = link_peers()
         transfer = peers.begin(1, [3], [2])
         for ordinal in (0, 1):
-            with pytest.raises(ValueError, match="wants no block"):
-                transfer.push(0, ordinal, 1)
+            with pytest.raises(ValueError, match="wants no blocks"):
+                transfer.push(0, ordinal, [1])
         transfer.withdraw(WithdrawReason.ABORTED)
 
     @pytest.mark.parametrize(("told", "pushed"), [([], [0, 1, 2]), ([1], [1, 2]), ([3], [])], ids=str)

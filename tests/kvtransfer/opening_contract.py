@@ -79,9 +79,12 @@ class OpeningContract:
 
     def test_pushes_that_the_ticket_has_no_place_for(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
-        transfer = peers.begin(1, [2])
-        peers.push(transfer, 0, 0, 1)
-        for group, ordinal in ((0, 2), (1, 0), (-1, 0), (0, -1), (0, 0)):
+        transfer = peers.begin(1, [3])
+        peers.push(transfer, 0, 1, 1)
+        unwanted = [(0, 3, 1), (0, 2, 2), (1, 0, 1), (-1, 0, 1), (0, -1, 1)]
+        twice = [(0, 1, 1), (0, 0, 2)]
+        for group, first, count in unwanted + twice:
             with pytest.raises(ValueError):
-                transfer.push(group, ordinal, 1)
+                transfer.push(group, first, [1] * count)
+        assert transfer.queued_blocks == 1
         transfer.withdraw(WithdrawReason.ABORTED)

@@ -161,12 +161,13 @@ class Peers:
 
     def push(self, transfer: Transfer, group: int, ordinal: int, block: int) -> None:
         self.source.pin(group, block)
-        transfer.push(group, ordinal, block)
+        transfer.push(group, ordinal, [block])
 
     def push_all(self, transfer: Transfer, blocks: Sequence[Sequence[int]]) -> None:
         for group, members in enumerate(blocks):
-            for ordinal, block in enumerate(members):
-                self.push(transfer, group, ordinal, block)
+            for block in members:
+                self.source.pin(group, block)
+            transfer.push(group, 0, members)
 
     def record(self, transfer: Transfer) -> CommitRecord:
         return CommitRecord(

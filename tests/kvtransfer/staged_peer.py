@@ -58,7 +58,7 @@ def ticket_for(address: str, incarnation: int, transfer: int, blocks: int) -> tu
 
 def push(transfer: Transfer, source: Source, ordinals: range) -> None:
     for ordinal in ordinals:
-        transfer.push(0, ordinal, source.write(transfer.transfer_id, 0, ordinal))
+        transfer.push(0, ordinal, [source.write(transfer.transfer_id, 0, ordinal)])
 
 
 def commit(transfer: Transfer) -> None:

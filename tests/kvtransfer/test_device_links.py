@@ -336,7 +336,7 @@ def begun_before_its_step_ends(peers: Peers, later: Later) -> Transfer:
     peers.run_until(lambda: peers.sender.links[0].window_pieces > 0)
     for ordinal, block in enumerate((5, 6)):
         peers.source.pin(1, block)
-        transfer.push(1, ordinal, block, later)
+        transfer.push(1, ordinal, [block], later)
     for _ in range(50):
         peers.step()
     return transfer

@@ -111,7 +111,7 @@ def test_a_new_link_of_the_same_sender_fences_the_old_one(link_peers: LinkPeers,
     peers.expect(2, [[30]])
     transfer = again.begin(*peers.ticket(2, [1]))
     peers.source.pin(0, 30)
-    transfer.push(0, 0, 30)
+    transfer.push(0, 0, [30])
     transfer.commit(peers.record(transfer))
     late: list[object] = []
 

@@ -180,7 +180,7 @@ def test_blocks_are_gathered_when_their_step_has_ended(
     peers.expect(2, [[3]])
     transfer = peers.begin(2, [1])
     peers.source.pin(0, 5)
-    transfer.push(0, 0, 5, ended)
+    transfer.push(0, 0, [5], ended)
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
     assert said == [ended, "gather"] * 2  # pieces of the block
