@@ -21,7 +21,6 @@ from baton.engine.blocks import BlockTables
 from baton.engine.decode import DecodeLoop
 from baton.engine.host_blocks import HostBlocks
 from baton.engine.prefix_cache import PrefixCache
-from baton.engine.sequence import Limits
 from baton.engine.slots import Grant, SlotPool
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, Ticket, TicketBody, TicketState
@@ -33,9 +32,9 @@ from kvtransfer.events import Announced, Arrived, Committed, Described, Receiver
 from kvtransfer.receiver import Receiver
 from kvtransfer.ticket import TicketSigner
 from kvtransfer.ticket_book import AttemptKey, CommitOutcome, TicketBook, TicketEntry
+from services.worker.admissions import Admissions
 from services.worker.growth import Growth
 from services.worker.loaded_model import LoadedModel
-from services.worker.parameters import check_token_ids, first_logprobs_of, limits_of, sampling_of
 from services.worker.reservation import Admission, Key, Reservation
 from services.worker.wire_blocks import WireBlocks
 
@@ -76,6 +75,7 @@ class DecodeSide:
         self._by_slot: dict[Key, TicketEntry[Reservation]] = {}
         self._reserve_output_tokens = reserve_output_tokens
         self._prefixes = prefixes
+        self._admissions = Admissions(model, loop)
         self.growth = Growth(model.pools, loop, host, self._move)
         self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
@@ -93,6 +93,7 @@ class DecodeSide:
         """From now on tickets name `address`; without a receiver they are for this worker's own prefill."""
         self._receiver = receiver
         self._transfer_address = address
+        self._admissions.prefixes = self._prefixes
 
     @property
     def tickets(self) -> TicketBook[Reservation]:
@@ -270,14 +271,14 @@ class DecodeSide:
         entry = self._book.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                entry.grant.admission = self._admission(entry.grant, record)
+                self._admissions.describe(entry.grant, record)
 
     def _prepare(self, transfer_id: int, record: CommitRecord) -> None:
         """While its last bytes come; the same."""
         entry = self._book.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                self._complete(entry.grant, record)
+                self._admissions.complete(entry.grant, record)
 
     def _commit(self, transfer_id: int, record: CommitRecord) -> None:
         assert self._receiver is not None
@@ -305,7 +306,7 @@ class DecodeSide:
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         reservation = entry.grant
-        admission = self._complete(reservation, record)
+        admission = self._admissions.complete(reservation, record)
         outcome = self._book.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
@@ -329,62 +330,6 @@ class DecodeSide:
         self._book.receiving(transfer_id)
         self.commit(transfer_id, record)
         self.handoffs_local += 1
-
-    def _complete(self, reservation: Reservation, record: CommitRecord) -> Admission:
-        """With the first token, once. Raises BatonError where the record is not the ticket's."""
-        admission = reservation.admission or self._admission(reservation, record)
-        if reservation.complete:
-            return admission
-        vocab_size = self._model.config.vocab_size
-        if record.first_token_id >= vocab_size:
-            raise BatonError(ErrorKind.INVALID, "the first token is out of the vocabulary")
-        self._loop.complete(
-            admission.entry,
-            token_ids=record.token_ids,
-            prompt_length=record.prompt_length,
-            sampling=admission.sampling,
-            last_token=record.first_token_id,
-            last_logprobs=first_logprobs_of(record, admission.sampling, vocab_size),
-        )
-        reservation.admission, reservation.complete = admission, True
-        return admission
-
-    def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
-        """All but the first token; raises the same."""
-        vocab_size = self._model.config.vocab_size
-        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
-        limits = limits_of(record.limits, vocab_size)
-        self._check_record(record, reservation, limits)
-        names = self._names_of(record, reservation)
-        entry = self._loop.begin_admission(
-            reservation.grant,
-            token_ids=record.token_ids,
-            prompt_length=record.prompt_length,
-            end=reservation.end,
-            sampling=sampling,
-            limits=limits,
-        )
-        return Admission(entry, sampling, names)
-
-    def _check_record(self, record: CommitRecord, reservation: Reservation, limits: Limits) -> None:
-        end = record.prompt_length + limits.max_tokens
-        if record.attempt != reservation.attempt or len(record.token_ids) != reservation.token_count:
-            raise BatonError(ErrorKind.CONFLICT, "the commit is not of the attempt that was reserved")
-        if end != reservation.end or len(record.token_ids) + 1 >= end:
-            raise BatonError(ErrorKind.CONFLICT, "the commit's limits are not those reserved")
-        if not 1 <= record.prompt_length <= len(record.token_ids):
-            raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
-        check_token_ids(record.token_ids, self._model.config.vocab_size)
-
-    def _names_of(self, record: CommitRecord, reservation: Reservation) -> tuple[bytes, ...]:
-        """The prompt's blocks as we name them ourselves. Raises CONFLICT where those that were not sent are
-        of other tokens or another tenant, whatever router and prefill made of it."""
-        if self._prefixes is None or self._receiver is None:
-            return ()
-        names = self._prefixes.names_of(record.token_ids, reservation.tenant)
-        if names[: reservation.held] != reservation.names:
-            raise BatonError(ErrorKind.CONFLICT, "the blocks that were held are not of these tokens")
-        return names
 
     def _keep(self, reservation: Reservation, names: tuple[bytes, ...]) -> None:
         """What was verified bears its names from now on: others may take it over while this one runs."""
