@@ -142,7 +142,6 @@ class Receiver:
             if self._step(link):
                 speaking.append(link)
                 budget -= 1
-        self._take_all_ended()
         # Who has more to say is not judged yet: the answer may be among it.
         self._links.break_overdue([link for link in self._links if link not in speaking])
         self._links.let_go()

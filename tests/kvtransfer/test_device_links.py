@@ -11,7 +11,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.events import Announced, Arrived
+from kvtransfer.events import Acknowledged, Announced, Arrived, Committed
 from kvtransfer.frames import WithdrawReason
 from kvtransfer.ipc_control import Word
 from kvtransfer.ipc_device_wire import IpcDeviceWire
@@ -20,7 +20,7 @@ from kvtransfer.sending_link import SendingLink
 from kvtransfer.transport import LandingWire
 from kvtransfer.transports import connectors_of
 from tests.kvtransfer.device_rigs import FakeRig
-from tests.kvtransfer.fake_device import FakeDevice
+from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.peers import Peers, Shape, Store, make_receiver, make_sender
 
 SHAPE = Shape(block_bytes=(4096, 512), piece_bytes=4096, window_pieces=4)
@@ -226,6 +226,73 @@ def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> 
     peers.run_until(lambda: 2 in peers.acknowledged())
     assert peers.equal([[4, 5], []], [[11, 12], []])
     peers.check_ledger()
+
+
+def test_what_ends_while_frames_are_heard_is_told_at_once_and_before_its_credits(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = ends()
+    announced(peers, ends)
+    take_calls = peers.receiver._links.take_calls
+
+    def meanwhile() -> None:
+        while one_step(ends.rig.pump):
+            pass
+        take_calls()
+
+    while one_step(ends.rig.pump):  # the bytes come
+        pass
+    assert peers.receiver.poll(9) == []
+
+    monkeypatch.setattr(peers.receiver._links, "take_calls", meanwhile)
+    (committed,) = peers.receiver.poll(9)
+    assert isinstance(committed, Committed)
+    peers.sender.poll(9)
+    assert free(peers) == SHAPE.window_pieces - 2
+    peers.receiver.acknowledge(2)
+    peers.receiver.poll(9)
+    assert [type(event) for event in peers.sender.poll(9)] == [Acknowledged]
+    peers.sender.poll(9)
+    assert free(peers) == SHAPE.window_pieces
+    ends.rig.pump.stands = False
+    peers.check_ledger()
+
+
+def test_credits_wait_for_an_admission_unless_there_is_more_to_send(ends: Ends) -> None:
+    peers = ends()
+    announced(peers, ends)
+    before = peers.receiver.counters.bytes_received
+    while peers.receiver.counters.bytes_received == before:
+        one_step(ends.rig.pump)
+        peers.receiver.poll(9)
+    assert peers.receiver.counters.bytes_received == before + SHAPE.block_bytes[0]
+    peers.sender.poll(9)
+    assert free(peers) == SHAPE.window_pieces - 2
+    peers.expect(3, [[13, 14], []])
+    transfer = peers.begin(3, [2, 0])
+    peers.push(transfer, 0, 0, 6)
+    peers.sender.poll(9)
+    assert free(peers) == SHAPE.window_pieces - 3
+    peers.receiver.poll(9)
+    peers.sender.poll(9)
+    assert free(peers) == SHAPE.window_pieces - 2
+    ends.rig.pump.stands = False
+    transfer.withdraw(WithdrawReason.ABORTED)
+    peers.run_until(lambda: 2 in peers.acknowledged() and 3 in peers.withdrawn())
+    peers.check_ledger()
+
+
+def one_step(pump: Pump) -> bool:
+    """The devices stand, but for this; False where they can do nothing."""
+    able = [line for line in pump._lines if line.able()]
+    if able:
+        able[0].step()
+    return bool(able)
+
+
+def free(peers: Peers) -> int:
+    """Credits that the sender has at home."""
+    return peers.sender.links[0].free_pieces
 
 
 def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> None:
