@@ -114,6 +114,7 @@ class Arrivals:
         self._answers.remember(answer)
         if incoming.link is not None:
             incoming.link.tell(answer)
+            incoming.link.flush()  # of what waited for it: its sender may begin another
 
     def lose(self, link: ReceivingLink, error: BatonError) -> None:
         """The link breaks: its transfers are withdrawn, but for those that are committed."""

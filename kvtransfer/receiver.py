@@ -150,8 +150,8 @@ class Receiver:
         self._links.rotate()
 
     def _give_credits(self) -> None:
-        """To whom may wait for them: not where all that a sender began is said. A frame takes time, and an
-        admission would wait."""
+        """To whom may wait for them: not where all that a sender began is said. A frame takes time, which an
+        admission would wait for; they go with its answer."""
         for link in self._links:
             if not self._arrivals.said(link):
                 link.flush()
