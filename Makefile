@@ -2,10 +2,10 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove prove-gpu check lint types imports proto stubs
+.PHONY: help setup demo test prove prove-gpu prove-gpus check lint types imports proto stubs
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 setup: ## .venv with all that development needs; a second call does nothing
 	@tools/setup.sh
@@ -21,6 +21,9 @@ prove: setup ## the proofs at full size (marker slow) that need no GPU
 
 prove-gpu: setup ## all that needs one GPU, at full size
 	pytest --durations=10 -v -s -m gpu $(ARGS)
+
+prove-gpus: setup ## all that needs several GPUs of one host
+	pytest --durations=10 -v -s -m multigpu $(ARGS)
 
 check: lint types imports proto ## style, types, import contracts, wire, generated code
 	@echo "check: all is well"
