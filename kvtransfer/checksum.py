@@ -31,8 +31,8 @@ _MASK = (1 << 64) - 1
 TILE_WORDS = 4096
 TILE_SEED = 1 << 32
 _PAIR_BYTES = 8
-# Pairs summed at a time: what is computed of them stays in the second-level cache.
-_CHUNK_PAIRS = 16384
+_TILE_PAIRS = TILE_WORDS // 2
+_TILES_AT_ONCE = 16
 
 
 def splitmix64(x: int) -> int:
@@ -78,28 +78,37 @@ class PieceChecksum:
     Words are read in pairs W = w[2i] + w[2i+1] * 2^32, as they lie there, and not widened one by one:
 
         w[2i] * m[2i] + w[2i+1] * m[2i+1]  =  W * m[2i] + (W >> 32) * (m[2i+1] - m[2i] * 2^32)   mod 2^64
+
+    First factors alone, some tiles at a time, then each tile's sum times its second: what is computed with
+    stays in the nearest caches.
     """
 
     def __init__(self, piece_bytes: int) -> None:
-        words = multipliers(2 * -(-piece_bytes // _PAIR_BYTES))
-        self._of_pair = words[0::2].copy()
-        self._of_upper = words[1::2] - (self._of_pair << np.uint64(32))
-        self._scratch = np.empty(min(len(self._of_pair), _CHUNK_PAIRS), dtype=np.uint64)
-        self._multipliers = words
+        first = _odd(np.arange(TILE_WORDS, dtype=np.uint64))
+        self._of_pair = first[0::2].copy()
+        self._of_upper = first[1::2] - (self._of_pair << np.uint64(32))
+        tiles = -(-piece_bytes // (_TILE_PAIRS * _PAIR_BYTES))
+        self._of_tile = _odd(np.arange(max(1, tiles), dtype=np.uint64) + np.uint64(TILE_SEED))
+        self._scratch = np.empty((_TILES_AT_ONCE, _TILE_PAIRS), dtype=np.uint64)
 
     def of(self, data: memoryview, transfer: int, group: int, ordinal: int, offset: int) -> int:
         """Checksum of `data` (contiguous bytes) at this place, in [0, 2^64)."""
         length = data.nbytes
-        whole = length // _PAIR_BYTES
         total = place_sum(transfer, group, ordinal, offset, length)
-        pairs = np.frombuffer(data, dtype="<u8", count=whole)
-        for start in range(0, whole, _CHUNK_PAIRS):
-            chunk = pairs[start : start + _CHUNK_PAIRS]
-            end = start + len(chunk)
-            upper = np.right_shift(chunk, 32, out=self._scratch[: len(chunk)])
-            total += int(np.einsum("i,i", chunk, self._of_pair[start:end]))
-            total += int(np.einsum("i,i", upper, self._of_upper[start:end]))
-        for number, start in enumerate(range(whole * _PAIR_BYTES, length, 4)):
-            word = int.from_bytes(data[start : start + 4], "little")
-            total += word * int(self._multipliers[2 * whole + number])
+        pairs = np.frombuffer(data, dtype="<u8", count=length // _PAIR_BYTES)
+        tiles = len(pairs) // _TILE_PAIRS
+        whole = pairs[: tiles * _TILE_PAIRS].reshape(tiles, _TILE_PAIRS)
+        for start in range(0, tiles, _TILES_AT_ONCE):
+            total += self._tiles(whole[start : start + _TILES_AT_ONCE], start)
+        if rest := length - whole.nbytes:
+            last = np.zeros((1, _TILE_PAIRS * _PAIR_BYTES), dtype=np.uint8)
+            last[0, :rest] = np.frombuffer(data, dtype=np.uint8)[-rest:]
+            total += self._tiles(last.view("<u8"), tiles)
         return total & _MASK
+
+    def _tiles(self, pairs: NDArray[np.uint64], first: int) -> int:
+        """Of tiles one behind the other, [n, _TILE_PAIRS]."""
+        upper = np.right_shift(pairs, 32, out=self._scratch[: len(pairs)])
+        sums = np.einsum("tp,p->t", pairs, self._of_pair)
+        sums += np.einsum("tp,p->t", upper, self._of_upper)
+        return int(np.einsum("t,t", sums, self._of_tile[first : first + len(pairs)]))
