@@ -134,7 +134,7 @@ class GrpcOpenCall:
         """Bytes come to the host."""
 
     def window(self, pieces: int, piece_bytes: int) -> None:
-        """Any memory will do: the wire's own thread writes it."""
+        """None: a message brings its piece."""
 
     def grant(
         self, response: OpenLinkResponse, staging: Staging, inbox: Landing | None = None

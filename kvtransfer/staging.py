@@ -43,7 +43,8 @@ class Window(Protocol):
 
 
 class Staging:
-    """`pieces` places of `piece_bytes` bytes each, in `window` where it is given."""
+    """`pieces` places of `piece_bytes` bytes each: in `window`, which senders write; or each as its message
+    brought it, which lives until its index is given back."""
 
     def __init__(
         self, pieces: int, piece_bytes: int, window: Window | None = None, *, between_devices: bool = False
@@ -53,42 +54,44 @@ class Staging:
         self.pieces = pieces
         self.piece_bytes = piece_bytes
         self.share = share_of(pieces, between_devices=between_devices)
-        size = pieces * piece_bytes
-        self._window: Window = np.empty(size, dtype=np.uint8) if window is None else window
-        if self._window.size != size:
-            raise ValueError(f"a window of {self._window.size} bytes for {pieces} pieces of {piece_bytes}")
+        if window is not None and window.size != pieces * piece_bytes:
+            raise ValueError(f"a window of {window.size} bytes for {pieces} pieces of {piece_bytes}")
+        self._window = window
+        self._brought: list[memoryview | None] = [None] * pieces
         self._owners = bytearray([Owner.SENDER] * pieces)
         self._holder = [0] * pieces
         self._held: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     def land(self, piece: Piece, payload: memoryview) -> None:
-        """Writes a piece into its place, which becomes the receiver's. `FrameError` if it may not."""
+        """A message brings a piece, whose place becomes the receiver's; nobody changes these bytes any more.
+        `FrameError` if it may not."""
         with self._lock:
-            self._may_land(piece)
-        start = piece.staging * self.piece_bytes
-        assert isinstance(self._window, np.ndarray), "what lands in a device's memory was written by another"
-        self._window[start : start + len(payload)] = np.frombuffer(payload, dtype=np.uint8)
-        self.take(piece)
+            self._take(piece)
+            self._brought[piece.staging] = payload
 
     def take(self, piece: Piece) -> None:
         """The piece has been written into its place, which becomes the receiver's. `FrameError` as `land`."""
         with self._lock:
-            self._may_land(piece)
-            self._held[piece.transfer] += 1
-            self._holder[piece.staging] = piece.transfer
-            self._owners[piece.staging] = Owner.RECEIVER
+            self._take(piece)
 
-    def _may_land(self, piece: Piece) -> None:
+    def _take(self, piece: Piece) -> None:
         if piece.staging >= self.pieces or self._owners[piece.staging] != Owner.SENDER:
             raise FrameError(f"staging index {piece.staging} is not the sender's")
         if piece.length > self.piece_bytes:
             raise FrameError(f"{piece.length} bytes do not fit a piece of {self.piece_bytes}")
         if self._held[piece.transfer] >= self.share:
             raise FrameError(f"one transfer holds more than {self.share} of {self.pieces} staging pieces")
+        self._held[piece.transfer] += 1
+        self._holder[piece.staging] = piece.transfer
+        self._owners[piece.staging] = Owner.RECEIVER
 
     def view(self, index: int, length: int) -> memoryview:
         """The first `length` bytes of an index that is the receiver's; read-only."""
+        if self._window is None:
+            brought = self._brought[index]
+            assert brought is not None, "an index that is the receiver's was brought"
+            return brought[:length].toreadonly()
         start = index * self.piece_bytes
         return self._window[start : start + length].data.toreadonly()
 
@@ -98,6 +101,7 @@ class Staging:
             if self._owners[index] != Owner.RECEIVER:
                 raise AssertionError(f"staging index {index} given back twice")
             self._owners[index] = Owner.SENDER
+            self._brought[index] = None
             transfer = self._holder[index]
             self._held[transfer] -= 1
             if not self._held[transfer]:
@@ -113,7 +117,8 @@ class Staging:
     def release(self) -> None:
         """The link is fenced: nobody can write the window any more, so it goes."""
         with self._lock:
-            self._window = np.empty(0, dtype=np.uint8)
+            self._window = None
+            self._brought = [None] * self.pieces
             self._owners = bytearray([Owner.QUARANTINED] * self.pieces)
 
     def count(self, owner: Owner) -> int:

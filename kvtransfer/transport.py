@@ -129,8 +129,8 @@ class OpenCall(Protocol):
         """Where the sender's device would write; None where bytes come to the host."""
 
     def window(self, pieces: int, piece_bytes: int) -> Window | None:
-        """Memory for the staging of this call's link, the device's where there is one; None where any will
-        do. `BatonError` OVERLOADED."""
+        """Memory for the staging of this call's link, the device's where there is one; None where messages
+        bring their pieces. `BatonError` OVERLOADED."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> ReceiverWire:
         """Exports the window to this sender and gives the wire it will come to."""

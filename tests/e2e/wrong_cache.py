@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
@@ -103,33 +102,40 @@ def _note_harms(folder: Path) -> None:
 
 def _harm_what_lands(notes: _Notes) -> None:
     """Where a piece becomes the receiver's, whoever wrote it: a transport's thread, or the sender itself."""
-    take = Staging.take
+    take, land = Staging.take, Staging.land
     others: dict[tuple[int, int, int], bytes] = {}  # the latest whole piece of each place of a block
     lay: dict[tuple[int, int], bytes] = {}  # what was in each place of staging before
 
-    def taking(self: Staging, piece: Piece) -> None:
-        take(self, piece)
-        staged = self._window[piece.staging * self.piece_bytes :][: piece.length]
+    def wronged(self: Staging, piece: Piece, staged: bytes) -> bytes:
         at, place = (id(self), piece.staging), (piece.group, piece.ordinal, piece.offset)
         harm = notes.harm(piece.transfer)
         if harm is None:
-            others[place] = staged.tobytes()
+            others[place] = staged
         elif harm.first <= piece.ordinal <= harm.last:
             if harm.fault is Fault.EXCHANGE:
-                harmed = others[place]
+                staged = others[place]
             elif harm.fault is Fault.DROP:
-                harmed = lay.get(at, b"")[: piece.length].ljust(piece.length, b"\0")
+                staged = lay.get(at, b"")[: piece.length].ljust(piece.length, b"\0")
             else:
-                harmed = _flipped(staged, seed=piece.transfer)
-            staged[:] = np.frombuffer(harmed, np.uint8)
+                staged = _flipped(staged, seed=piece.transfer)
             notes.done(piece.transfer)
-        lay[at] = staged.tobytes()
+        lay[at] = staged
+        return staged
 
-    Staging.take = taking  # type: ignore[method-assign]
+    def taking(self: Staging, piece: Piece) -> None:
+        take(self, piece)
+        assert self._window is not None, "what is not in a window is brought"
+        staged = self._window[piece.staging * self.piece_bytes :][: piece.length]
+        staged[:] = np.frombuffer(wronged(self, piece, staged.tobytes()), np.uint8)
+
+    def landing(self: Staging, piece: Piece, payload: memoryview) -> None:
+        land(self, piece, memoryview(wronged(self, piece, bytes(payload))))
+
+    Staging.take, Staging.land = taking, landing  # type: ignore[method-assign]
 
 
-def _flipped(staged: NDArray[np.uint8], seed: int) -> bytes:
-    words = np.frombuffer(staged.tobytes(), dtype="<u4").copy()
+def _flipped(staged: bytes, seed: int) -> bytes:
+    words = np.frombuffer(staged, dtype="<u4").copy()
     chosen = np.random.default_rng(seed).choice(len(words), int(len(words) * _FLIPPED_SHARE), replace=False)
     words[chosen] ^= _SIGN_AND_TOP_EXPONENT_BIT
     return words.tobytes()

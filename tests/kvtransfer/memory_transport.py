@@ -123,7 +123,7 @@ class _MemoryCall:
         self._wake = wake
 
     def window(self, pieces: int, piece_bytes: int) -> None:
-        """Any memory will do."""
+        """None: a message brings its piece."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> MemoryReceiverWire:
         self.response = response

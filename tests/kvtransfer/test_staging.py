@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import weakref
+
+import numpy as np
 import pytest
 
 from kvtransfer.frames import FrameError, Piece
@@ -22,6 +25,16 @@ def test_an_index_changes_hands() -> None:
     assert (staging.count(Owner.SENDER), staging.count(Owner.RECEIVER)) == (3, 1)
     staging.give_back(2)
     assert staging.count(Owner.SENDER) == 4
+
+
+def test_bytes_that_were_brought_live_until_their_index_is_given_back() -> None:
+    staging, data = Staging(4, 8), np.arange(8, dtype=np.uint8)
+    alive = weakref.ref(data)
+    staging.land(piece(2), data.data)
+    del data
+    assert bytes(staging.view(2, 3)) == b"\0\1\2"
+    staging.give_back(2)
+    assert alive() is None
 
 
 def test_an_index_under_verification_cannot_be_overwritten() -> None:
