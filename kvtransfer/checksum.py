@@ -30,7 +30,7 @@ _MASK = (1 << 64) - 1
 # Words with a first factor each; so many in a row share their second.
 TILE_WORDS = 4096
 TILE_SEED = 1 << 32
-_PAIR_BYTES = 8
+_WORD_BYTES, _PAIR_BYTES = 4, 8
 _TILE_PAIRS = TILE_WORDS // 2
 _TILES_AT_ONCE = 16
 
@@ -45,9 +45,14 @@ def splitmix64(x: int) -> int:
 
 def multipliers(count: int) -> NDArray[np.uint64]:
     """m[0..count), shape `(count,)`, uint64."""
-    within = _odd(np.arange(TILE_WORDS, dtype=np.uint64))
-    tiles = _odd(np.arange(-(-count // TILE_WORDS), dtype=np.uint64) + np.uint64(TILE_SEED))
+    within, tiles = _factors(count)
     return np.multiply.outer(tiles, within).reshape(-1)[:count]
+
+
+def _factors(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """First factors, of a tile's words; second ones, of as many tiles as hold `count` words."""
+    tiles = np.arange(-(-count // TILE_WORDS), dtype=np.uint64) + np.uint64(TILE_SEED)
+    return _odd(np.arange(TILE_WORDS, dtype=np.uint64)), _odd(tiles)
 
 
 def _odd(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -84,11 +89,9 @@ class PieceChecksum:
     """
 
     def __init__(self, piece_bytes: int) -> None:
-        first = _odd(np.arange(TILE_WORDS, dtype=np.uint64))
-        self._of_pair = first[0::2].copy()
-        self._of_upper = first[1::2] - (self._of_pair << np.uint64(32))
-        tiles = -(-piece_bytes // (_TILE_PAIRS * _PAIR_BYTES))
-        self._of_tile = _odd(np.arange(max(1, tiles), dtype=np.uint64) + np.uint64(TILE_SEED))
+        within, self._of_tile = _factors(-(-piece_bytes // _WORD_BYTES))
+        self._of_pair = within[0::2].copy()
+        self._of_upper = within[1::2] - (self._of_pair << np.uint64(32))
         self._scratch = np.empty((_TILES_AT_ONCE, _TILE_PAIRS), dtype=np.uint64)
 
     def of(self, data: memoryview, transfer: int, group: int, ordinal: int, offset: int) -> int:

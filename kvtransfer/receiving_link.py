@@ -9,7 +9,6 @@ newer one. Nothing but the wire's own proof that no byte can land any more ends 
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cached_property
 from typing import cast
 
 from baton.device.link_device import Moment
@@ -33,12 +32,7 @@ class Cut:
     def __init__(self, geometry: Geometry, window_pieces: int) -> None:
         self.geometry = geometry
         self.window_pieces = window_pieces
-
-    @cached_property
-    def checksum(self) -> PieceChecksum:
-        """On the host; large pieces have large tables, and a device rarely leaves one to be looked at
-        here."""
-        return PieceChecksum(self.geometry.piece_bytes)
+        self.checksum = PieceChecksum(geometry.piece_bytes)
 
 
 class ReceivingLink:

@@ -33,8 +33,7 @@ class SendingWindow:
         self._geometry = Geometry.of(block_bytes, response.piece_bytes, spans=wire.gathers)
         # A wire that gathers adds a piece's words to its place's checksum, on the device.
         self._gathering = cast(GatheringWire, wire) if wire.gathers else None
-        largest = 0 if wire.gathers else min(response.piece_bytes, max(block_bytes))
-        self._checksum = PieceChecksum(largest)
+        self._checksum = PieceChecksum(min(response.piece_bytes, max(block_bytes)))
         self._reading: deque[tuple[Transfer, PieceSource]] = deque()
         self._gathered = 0
 
