@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from google.protobuf.message import DecodeError
-
 from baton.device.lane import Moment
 from baton.engine.blocks import BlockTables
 from baton.engine.logprob_records import Logprobs
@@ -24,7 +22,7 @@ from baton.engine.prefill import ChunkResult, PrefillLoop
 from baton.engine.prefix_cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket, TicketBody
+from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import (
     FirstToken,
@@ -45,8 +43,8 @@ from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE
 from services.common.logprobs import logprobs_message
 from services.worker.decode_side import DecodeSide
 from services.worker.handoff import Handoff, LocalHandoff
+from services.worker.intake import Intake
 from services.worker.loaded_model import LoadedModel
-from services.worker.parameters import check_token_ids, limits_of, sampling_of
 
 # Blocks are pushed so long before the step that computes them should end. Links' wires stand still from then
 # on, and what else there is for them waits as long.
@@ -88,10 +86,9 @@ class PrefillSide:
         names_agree: bool = True,
         ships_first: int = 0,
     ) -> None:
-        """`names_agree`: our names of blocks are also decode's, since all were told one secret.
-        `ships_first`: so many pieces of what a step has finished go before the next is begun: a GPU moves
-        them meanwhile."""
-        self._names_agree = names_agree
+        """`names_agree`: as `Intake`'s. `ships_first`: so many pieces of what a step has finished go before
+        the next is begun: a GPU moves them meanwhile."""
+        self._intake = Intake(model, prefixes, names_agree=names_agree)
         self._ships_first = ships_first
         self._model = model
         self._loop = loop
@@ -99,7 +96,6 @@ class PrefillSide:
         self._sender = sender
         self._local = local
         self._emit = emit
-        self._prefixes = prefixes
         self._jobs: dict[AttemptKey, Job] = {}
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
@@ -125,7 +121,7 @@ class PrefillSide:
         key = AttemptKey.of(request.attempt)
         if key in self._jobs:
             raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
-        sequence = self._sequence(request)
+        sequence = self._intake.sequence_of(request)
         handoff = self._queue(key, request, sequence)
         job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
         if isinstance(handoff, Transfer):
@@ -144,7 +140,7 @@ class PrefillSide:
             raise BatonError(ErrorKind.NOT_FOUND, "no prefill of this attempt waits for a ticket")
         job.request.ticket.CopyFrom(request.ticket)
         try:
-            transfer = self._begin(job.request, self._ticket_of(job.request, job.sequence))
+            transfer = self._begin(job.request, self._intake.ticket_of(job.request, job.sequence))
         except BatonError as error:
             self._fail(job, error)
             raise
@@ -159,7 +155,7 @@ class PrefillSide:
         if not sequence.draws or request.ticket_follows:
             self._loop.scheduler.add(sequence)
             return None
-        body = self._ticket_of(request, sequence)
+        body = self._intake.ticket_of(request, sequence)
         if self._local is not None and body.issuer.incarnation == self._identity.incarnation:
             sequence.blocks = self._local.blocks_of(body.transfer_id, key, sequence.length)
             sequence.borrowed = True
@@ -183,54 +179,6 @@ class PrefillSide:
             transfer.withdraw(WithdrawReason.ABORTED)
             raise
         return transfer
-
-    def _sequence(self, request: PrefillRequest) -> Sequence:
-        vocab_size = self._model.config.vocab_size
-        check_token_ids(request.token_ids, vocab_size)
-        limits = limits_of(request.limits, vocab_size, least_tokens=0)
-        length = len(request.token_ids)
-        if not 1 <= request.prompt_length <= length:
-            raise BatonError(ErrorKind.INVALID, "prompt_length lies within token_ids")
-        if request.prompt_length + limits.max_tokens > self._model.max_context_tokens:
-            limit = self._model.max_context_tokens
-            raise BatonError(ErrorKind.INVALID, f"the request exceeds the context of {limit} tokens")
-        sampling = sampling_of(request.sampling, vocab_size, self._model.max_logprobs)
-        sequence = Sequence(tuple(request.token_ids), request.prompt_length, sampling, limits)
-        sequence.prompt_logprobs = request.prompt_logprobs
-        if self._prefixes is not None:
-            self._prefixes.name(sequence, request.tenant)
-        ticketed = request.HasField("ticket") or request.ticket_follows
-        if not sequence.draws and (ticketed or sequence.first_number):
-            raise BatonError(ErrorKind.INVALID, "a request for no tokens has no ticket and no output")
-        if request.HasField("ticket") and request.ticket_follows:
-            raise BatonError(ErrorKind.INVALID, "a ticket that is here does not follow")
-        return sequence
-
-    def _ticket_of(self, request: PrefillRequest, sequence: Sequence) -> TicketBody:
-        body = _body_of(request.ticket)
-        length = len(request.token_ids)
-        counts = self._model.pools.counts_for(length)
-        if (
-            body.attempt != request.attempt
-            or body.token_count != length
-            or tuple(body.block_counts) != counts
-        ):
-            raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
-        if body.fingerprint != self._model.fingerprint:
-            raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
-        if any(body.held_counts):
-            self._check_held(body, sequence)
-        return body
-
-    def _check_held(self, body: TicketBody, sequence: Sequence) -> None:
-        """Raises CONFLICT where what decode holds already is not the beginning of this prompt. Decode asks
-        again at the commit, and where our names are not its own it alone does."""
-        groups, held = self._model.layout.groups, body.held_counts[0]
-        if list(body.held_counts) != [held] * len(groups) or held > sequence.length // groups[0].block_tokens:
-            raise BatonError(ErrorKind.CONFLICT, "the ticket calls more held than full blocks of the prompt")
-        comparable = self._names_agree and self._prefixes is not None
-        if comparable and sequence.hashes[held - 1] != body.held_name:
-            raise BatonError(ErrorKind.CONFLICT, "the blocks that decode holds are not of these tokens")
 
     def cancel(self, key: AttemptKey) -> None:
         """Stops a prefill between two chunks, and its call with CONFLICT; idempotent.
@@ -443,10 +391,3 @@ def _found(first: FirstToken) -> CommitRecord:
     """What its last step adds to that."""
     logprobs = first.logprobs if first.HasField("logprobs") else None
     return CommitRecord(first_token_id=first.token_id, first_number=first.number, first_logprobs=logprobs)
-
-
-def _body_of(ticket: Ticket) -> TicketBody:
-    try:
-        return TicketBody.FromString(ticket.body)
-    except DecodeError as error:
-        raise BatonError(ErrorKind.INVALID, "the ticket cannot be read") from error
