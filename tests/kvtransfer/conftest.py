@@ -15,6 +15,7 @@ from kvtransfer.frames import Piece, ReceiverFrame, Words
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.transport import Connector, Listener, SenderWire
 from kvtransfer.transports import connectors_of
+from tests.kvtransfer.device_ends import Ends
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.memory_transport import MemoryTransport
@@ -159,3 +160,11 @@ def link_peers(request: pytest.FixtureRequest) -> Iterator[LinkPeers]:
     made = LinkPeers(request.param)
     yield made
     made.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    for peers in made.made:
+        peers.close()
