@@ -52,7 +52,8 @@ class Behaviour:
     # Gives a sequence back once it has this many tokens, `moves` times.
     moves: int = 0
     move_at: int = 4
-    # Drops a Follow stream after so many messages, `follow_drops` times; what was sent last is lost.
+    # Drops `follow_drops` Follow streams, and loses what it was about to send: the first stream after so
+    # many messages, a later one when it sends again what an Attach asked for.
     follow_drops: int = 0
     drop_after: int = 3
     # Its engine has died: it answers no call, and says so to who follows.
@@ -230,14 +231,15 @@ class FakeWorker(
         mine = self._followers[request.router_id] = self.follows_opened
         if self.behaviour.send_metadata:
             await context.send_initial_metadata(())
-        sent = 0
+        sent, attached_before = 0, self.attaches
         while self._followers[request.router_id] == mine:
             if self.behaviour.over:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no engine")
             outputs = self._outputs(request.router_id)
             if outputs:
                 sent += 1
-                if self.behaviour.follow_drops > 0 and sent > self.behaviour.drop_after:
+                due = sent > self.behaviour.drop_after if mine == 1 else self.attaches > attached_before
+                if due and self.behaviour.follow_drops > 0:
                     self.behaviour.follow_drops -= 1
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "stream dropped")
                 yield decode_pb2.FollowResponse(step=self._steps, outputs=outputs)
