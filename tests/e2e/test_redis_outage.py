@@ -249,10 +249,7 @@ async def test_two_clusters_on_one_redis_do_not_meet(
             assert sorted(await cluster.audits(ours)) == sorted(WORKERS)
             assert sorted(await second.audits(theirs)) == ["both-0"]
             for one, stub in ((cluster, ours), (second, theirs)):
-                answer = await one.generate(stub, PROMPTS[0], max_tokens=30, **GREEDY)
-                assert answer.token_ids == truth[0][:30]
-                assert answer.last is not None
-                assert answer.last.resumable
+                await until_resumable(one, stub, truth)
             second.process.terminate()
             assert await asyncio.to_thread(second.process.wait, STOP_S) == 0
             assert await registered(their_state) == [], "who leaves in order takes its entry along"
@@ -318,6 +315,17 @@ async def until_it_decodes(
                 return
         assert time.monotonic() < deadline
         await asyncio.sleep(0.1)
+
+
+async def until_resumable(cluster: Cluster, stub: RouterServiceAsyncStub, truth: list[list[int]]) -> None:
+    """Requests until the journal has one before it ends: no request waits for that."""
+    resumable = False
+    async with asyncio.timeout(WHOLE_S):
+        while not resumable:
+            answer = await cluster.generate(stub, PROMPTS[0], max_tokens=30, **GREEDY)
+            assert answer.token_ids == truth[0][:30]
+            assert answer.last is not None
+            resumable = answer.last.resumable
 
 
 async def until_watched(stub: RouterServiceAsyncStub, count: int, within_s: float) -> None:
