@@ -75,17 +75,11 @@ class TamperedConnector:
         return response, TamperedWire(wire, self)
 
 
-# NCCL makes a link in some tenths of a second, where it does not end another meanwhile, and other processes
-# have no part of the same GPUs.
-_NCCL_S = 3.0
-
-
 class LinkPeers:
     """Makes peers over one transport and closes them after the test."""
 
     def __init__(self, name: str) -> None:
         self.transport = name.partition("-")[0]
-        self._slow = name == "nccl-peer"
         self.rig = rig_of(name, at_once=name == "nccl-played")
         self.woken = threading.Event()
         self.memory = MemoryTransport(self.woken.set)
@@ -107,8 +101,6 @@ class LinkPeers:
 
     def __call__(self, shape: Shape | None = None, *, fingerprint: bytes = FINGERPRINT) -> Peers:
         shape = shape if shape is not None else Shape()
-        if self._slow:
-            shape = dataclasses.replace(shape, timeout_s=max(shape.timeout_s, _NCCL_S))
         if self.rig is not None:  # whole words
             sizes = tuple(-(-size // 4) * 4 for size in shape.block_bytes)
             shape = dataclasses.replace(shape, block_bytes=sizes)

@@ -102,7 +102,8 @@ class Shape:
     piece_bytes: int = 4096
     window_pieces: int = 8
     blocks: int = 64
-    timeout_s: float = 1.0
+    # Of a link that is opened, and of its peer: ample, for hardly a test waits until it has passed.
+    timeout_s: float = 3.0
 
 
 # Several cache groups, of which only one is cut into whole pieces.

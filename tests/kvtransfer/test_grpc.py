@@ -23,7 +23,7 @@ from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_pee
 
 @pytest.fixture
 def peers() -> Iterator[Peers]:
-    made = make_peers(Shape(timeout_s=1.0))
+    made = make_peers(Shape())
     yield made
     made.close()
 
