@@ -24,9 +24,10 @@ from tests.loadgen.processes import MAY_LAG, Serve, loadgen
 @pytest.mark.parametrize("door", ["grpc", "http"])
 def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    # Too few for a backlog that a busy machine makes to be judged.
     with serve(Behaviour(faults=("ok", "ok", "ok", "busy"), first_s=0.01)) as served:
         done = loadgen(
-            *("run", getattr(served, door), "--model", "m", "--rate", "40", "--num-requests", "80"),
+            *("run", getattr(served, door), "--model", "m", "--rate", "40", "--num-requests", "36"),
             *("--output-len", "5", "--warmup", "0", "--processes", "2", "--max-error-share", "0.5"),
             *("--goodput", "ttft:60000", *MAY_LAG, "--json", "--out", str(out)),
         )
@@ -35,9 +36,9 @@ def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
     failure = "RESOURCE_EXHAUSTED" if door == "grpc" else "HTTP_429"
     # Two requests were the preflight's.
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
-    assert len(lines) == 80
-    assert sum(line["outcome"] == failure for line in lines) == 20
-    assert sorted(line["conversation"] for line in lines) == list(range(80))
+    assert len(lines) == 36
+    assert sum(line["outcome"] == failure for line in lines) == 9
+    assert sorted(line["conversation"] for line in lines) == list(range(36))
     assert {line["process"] for line in lines} == {0, 1}
     assert all(len(line["token_times"]) == 5 for line in lines if line["outcome"] == "OK")
     assert report["valid"] is True
