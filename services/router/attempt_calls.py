@@ -39,6 +39,8 @@ _GIVE_TICKET_S = 5.0
 _GET_HANDOFF_S = 2.0
 # How long a cancel by decode waits for prefill's word: its first token may have ended the request.
 _SETTLE_S = 2.0
+# How long an output that has ended waits for prefill, which alone knows what of the prompt was cached.
+_OVERTAKEN_S = 0.5
 # What decode has begun, prefill's call is about to end: it is cut off only if it does not.
 _TAIL_S = 2.0
 
@@ -136,10 +138,15 @@ class AttemptCalls:
             return await attach(self._claim.decode, self._request.id, self._sequence)
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
-    async def settle(self) -> None:
+    async def settle(self, within_s: float = _SETTLE_S) -> None:
         """Waits a little for prefill's call to end: it knows why what belongs to it failed elsewhere."""
         if self._reading is not None and not self._reading.done():
-            await asyncio.wait((self._reading,), timeout=_SETTLE_S)
+            await asyncio.wait((self._reading,), timeout=within_s)
+
+    async def hear_prefill(self) -> None:
+        """Where decode's stream has overtaken prefill's, waits a moment for what only prefill can tell."""
+        if self._sequence.cached_tokens is None:
+            await self.settle(min(_OVERTAKEN_S, self._remaining_s() / 2))
 
     def refused(self) -> None:
         """Decode had no room: nothing to cancel, and it is left alone for a moment."""

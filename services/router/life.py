@@ -210,7 +210,8 @@ class Life:
         sequence = self._sequence
         while True:
             if self._text.stopped:
-                return self._end(Finish.STOP)
+                calls.abandon()
+                return await self._end_well(calls, Finish.STOP)
             if sequence.fault is not None:
                 raise sequence.fault
             if sequence.ending and sequence.prompt_told:
@@ -273,7 +274,13 @@ class Life:
         elif ending == FinishReason.FINISH_REASON_CANCELLED:
             raise calls.prefill_error or BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")
         else:
-            self._end(Finish.STOP if self._text.stopped else Finish(ending))
+            await self._end_well(calls, Finish.STOP if self._text.stopped else Finish(ending))
+
+    async def _end_well(self, calls: AttemptCalls, finish: Finish) -> None:
+        """An end whose usage and trace are whole, unless prefill is away."""
+        await calls.hear_prefill()
+        self._note_handoff(calls)
+        self._end(finish)
 
     async def _look_into(self, calls: AttemptCalls) -> None:
         """Prefill's call failed: goes on where decode has the sequence, else raises the reason."""
@@ -329,7 +336,7 @@ class Life:
         usage = Usage(
             prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=self._shown,
-            cached_tokens=self._sequence.cached_tokens,
+            cached_tokens=self._sequence.cached_tokens or 0,
         )
         self.outbox.end(rest, finish, usage, self._trace())
 
@@ -366,7 +373,7 @@ class Life:
             outcome=self._outcome,
             prompt_tokens=len(self._request.prompt_ids),
             completion_tokens=self._shown,
-            cached_tokens=self._sequence.cached_tokens,
+            cached_tokens=self._sequence.cached_tokens or 0,
             attempts=self._sequence.attempt,
             kv_bytes_shipped=self._bytes_shipped,
             prefill_worker=prefill,

@@ -43,8 +43,8 @@ class Sequence:
         # Where asked for: one a token of `emitted`, and of the prompt from its second token on.
         self.logprobs: list[Logprobs] = []
         self.prompt_logprobs: list[Logprobs] = []
-        # Tokens of the prompt whose KV the first attempt that told a token had found.
-        self.cached_tokens = 0
+        # Tokens of the prompt whose KV the first attempt that told a token had found; None before that.
+        self.cached_tokens: int | None = None
         self._prompt_length = len(request.prompt_ids)
         self.begin(0)
 

@@ -68,6 +68,8 @@ class Behaviour:
     cancelled_first: bool = False
     # Commits so long before prefill tells anything, or breaks.
     overtake_s: float = 0.0
+    # Tokens of each prompt that prefill says it had.
+    cached_tokens: int = 0
     # Says nothing of the prompt's last token.
     forget_logprobs: bool = False
     draining: bool = False
@@ -417,7 +419,12 @@ class FakeWorker(
             await asyncio.sleep(self.behaviour.overtake_s)
             if breaking:
                 await context.abort(self.behaviour.break_code, "broke before it told what it had committed")
-        token = prefill_pb2.FirstToken(number=number, token_id=first, finish_reason=ending)
+        token = prefill_pb2.FirstToken(
+            number=number,
+            token_id=first,
+            finish_reason=ending,
+            cached_tokens=self.behaviour.cached_tokens,
+        )
         if request.sampling.HasField("logprobs"):
             token.logprobs.CopyFrom(logprobs_of(first, request.sampling.logprobs))
         for response in (*told, prefill_pb2.PrefillResponse(first_token=token)):

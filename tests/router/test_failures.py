@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.v1.types_pb2 import WorkerRole
+from baton.v1.types_pb2 import FinishReason, WorkerRole
 from services.router import attempt_calls, follow
 from services.router.output_text import OutputText
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
-from tests.router.fake_workers import FakeWorker
+from tests.router.fake_workers import EXPOSED_NS, FakeWorker
 
 PROMPT = [9, 8, 7]
 COUNT = 24
@@ -106,11 +106,26 @@ async def test_prefills_call_ends_by_itself_once_decode_has_gone_on(site: SiteMa
     """Cut off while it is read, it would leave its memory behind."""
     async with site() as here:
         prefill = here.worker("prefill-0")
-        prefill.behaviour.overtake_s = 0.1
+        prefill.behaviour.overtake_s = 1.0
         assert tokens_of(await here.generate(ids_request([1, 2, 3], 4))) == expected([1, 2, 3], 4)
         assert prefill.running_prefills == 1, "the answer waited for prefill's call"
         await here.quiet()
         assert prefill.cut_prefills == 0
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["its length", "a stop string"])
+async def test_usage_is_whole_where_decode_ends_before_prefill_tells(site: SiteMaker, stops: bool) -> None:
+    async with site() as here:
+        whole = await here.generate(ids_request([1, 2, 3], 8))
+        text = "".join(response.text for response in whole)
+        prefill = here.worker("prefill-0")
+        prefill.behaviour.overtake_s, prefill.behaviour.cached_tokens = 0.2, 2
+        stop = [text[4]] if stops else []
+        last = (await here.generate(ids_request([1, 2, 3], 8, stop=stop)))[-1]
+        assert last.finish_reason == (FinishReason.FINISH_REASON_STOP if stops else whole[-1].finish_reason)
+        assert last.usage.cached_tokens == 2
+        assert last.trace.handoff_exposed_ns == EXPOSED_NS
+        await here.quiet()
 
 
 async def test_prefills_call_is_cut_off_where_it_does_not_end(
