@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -22,89 +21,16 @@ from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import (
     Attempt,
     FinishReason,
-    Sampling,
     WorkerIdentity,
     WorkerRole,
 )
 from services.common.grpc_server import GrpcServer
+from tests.router.behaviour import Behaviour
 from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, prompt_logprobs, with_logprobs
+from tests.router.fake_ticket import Ticketed
 
-STEP_S = 0.001
 EXPOSED_NS = 1234
 BYTES_PER_TOKEN = 64
-
-
-@dataclass
-class Behaviour:
-    """What goes wrong, and how many times it still will; 0 and None mean never."""
-
-    refuse_reserves: int = 0
-    # Prefill's stream breaks at this place ("start", "first", "committed") with this status.
-    break_prefills: int = 0
-    break_at: str = "start"
-    break_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
-    prefill_s: float = 0.0
-    handoff_s: float = 0.0
-    reserve_s: float = 0.0
-    step_s: float = STEP_S
-    # No step before so many sequences run at once.
-    steps_from: int = 0
-    # Gives a sequence back once it has this many tokens, `moves` times.
-    moves: int = 0
-    move_at: int = 4
-    # Drops `follow_drops` Follow streams, and loses what it was about to send: the first stream after so
-    # many messages, a later one when it sends again what an Attach asked for.
-    follow_drops: int = 0
-    drop_after: int = 3
-    # Its engine has died: it answers no call, and says so to who follows.
-    over: bool = False
-    # Sends everything from the start again with each message.
-    repeat_all: bool = False
-    # Leaves out the token with this number.
-    skip_number: int | None = None
-    # Sends another token when it repeats this number.
-    contradict: bool = False
-    # Says CANCELLED of a ticket that a first token released, before prefill tells that token.
-    cancelled_first: bool = False
-    # Commits so long before prefill tells anything, or breaks.
-    overtake_s: float = 0.0
-    # Tokens of each prompt that prefill says it had.
-    cached_tokens: int = 0
-    # Says nothing of the prompt's last token.
-    forget_logprobs: bool = False
-    draining: bool = False
-    # Slots that other routers' requests hold.
-    foreign_slots: int = 0
-    send_metadata: bool = True
-
-
-@dataclass
-class Ticketed:
-    """One attempt at its decode worker, from Reserve to its end."""
-
-    attempt: Attempt
-    router_id: bytes
-    token_count: int
-    state: TicketState.ValueType = TicketState.TICKET_STATE_RESERVED
-    ids: list[int] = field(default_factory=list)
-    prompt_length: int = 0
-    max_tokens: int = 0
-    stop_ids: frozenset[int] = frozenset()
-    sampling: Sampling = field(default_factory=Sampling)
-    # Number of the first token that the router has not been sent.
-    watermark: int = 0
-    ending: FinishReason.ValueType = FinishReason.FINISH_REASON_UNSPECIFIED
-    ending_sent: bool = False
-
-    @property
-    def emitted(self) -> list[int]:
-        """The output so far, earlier attempts' tokens included."""
-        return self.ids[self.prompt_length :]
-
-    @property
-    def live(self) -> bool:
-        """Whether it holds a slot."""
-        return self.state != TicketState.TICKET_STATE_ENDED
 
 
 class FakeWorker(

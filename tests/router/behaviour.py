@@ -1,0 +1,51 @@
+"""How a `FakeWorker` fails, as a test chooses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+
+@dataclass
+class Behaviour:
+    """What goes wrong, and how many times it still will; 0 and None mean never."""
+
+    refuse_reserves: int = 0
+    # Prefill's stream breaks at this place ("start", "first", "committed") with this status.
+    break_prefills: int = 0
+    break_at: str = "start"
+    break_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE
+    prefill_s: float = 0.0
+    handoff_s: float = 0.0
+    reserve_s: float = 0.0
+    step_s: float = 0.001
+    # No step before so many sequences run at once.
+    steps_from: int = 0
+    # Gives a sequence back once it has this many tokens, `moves` times.
+    moves: int = 0
+    move_at: int = 4
+    # Drops `follow_drops` Follow streams, and loses what it was about to send: the first stream after so
+    # many messages, a later one when it sends again what an Attach asked for.
+    follow_drops: int = 0
+    drop_after: int = 3
+    # Its engine has died: it answers no call, and says so to who follows.
+    over: bool = False
+    # Sends everything from the start again with each message.
+    repeat_all: bool = False
+    # Leaves out the token with this number.
+    skip_number: int | None = None
+    # Sends another token when it repeats this number.
+    contradict: bool = False
+    # Says CANCELLED of a ticket that a first token released, before prefill tells that token.
+    cancelled_first: bool = False
+    # Commits so long before prefill tells anything, or breaks.
+    overtake_s: float = 0.0
+    # Tokens of each prompt that prefill says it had.
+    cached_tokens: int = 0
+    # Says nothing of the prompt's last token.
+    forget_logprobs: bool = False
+    draining: bool = False
+    # Slots that other routers' requests hold.
+    foreign_slots: int = 0
+    send_metadata: bool = True
