@@ -21,7 +21,7 @@ from typing import Any
 from models.demo_training.exam import MAX_ANSWER_TOKENS, PARTS, questions
 from models.demo_training.turn import Turn
 
-DEMO_MODEL = Path(__file__).parents[1] / "demo"
+DEMO_MODEL = Path(__file__).parents[2] / "baton" / "demo_model"
 # Prompt tokens of a batch, its padding and room for the answers included; in float32 the KV cache of 200,000
 # takes 2.5 GB, and attention's scores come on top.
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 200_000, 20_000

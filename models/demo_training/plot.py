@@ -1,6 +1,6 @@
 """Draws a run's losses and exact answers over its steps.
 
-python -m models.demo_training.plot models/demo_training/shipped_run.json models/demo/loss.png
+python -m models.demo_training.plot models/demo_training/shipped_run.json baton/demo_model/loss.png
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     python -m models.demo_training.train --state DIR --out DIR         goes on from there to the end
     python -m models.demo_training.train --recipe smoke --out DIR      on a CPU: the loss falls
 
-Progress goes to stderr. --out becomes a checkpoint like models/demo, with the loss curve beside it.
+Progress goes to stderr. --out becomes a checkpoint like baton/demo_model, with the loss curve beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from models.demo_training.conversation import RowMaker
 from models.demo_training.recipe import RECIPES, Recipe
 from models.demo_training.trainer import Trainer
 
-TOKENIZER = Path(__file__).parents[1] / "demo"
+TOKENIZER = Path(__file__).parents[2] / "baton" / "demo_model"
 REPORT_STEPS, EXAM_STEPS, EXAM_QUESTIONS = 50, 500, 64
 _WATCHED = ("retrieve-1000", "retrieve-3000", "copy", "arithmetic")
 
