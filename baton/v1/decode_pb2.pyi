@@ -87,7 +87,7 @@ class TicketBody(_message.Message):
     ipc:REALM/NAME a socket of its host; where there are several, the best first, with spaces between.
     """
     transfer_id: _builtins.int
-    """Names this handoff on a link; never given out twice in one incarnation."""
+    """Names this handoff on a link; 64 random bits."""
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
@@ -209,22 +209,60 @@ class FollowRequest(_message.Message):
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    FORMER_ROUTER_IDS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     incarnation: _builtins.bytes
     """The start of the worker that is meant; any other refuses with FAILED_PRECONDITION."""
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]:
+        """Where each sequence of this router stands that the worker has promised a slot; the output of any other
+        comes from its first number on.
+        """
+
+    @_builtins.property
+    def former_router_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Under which this router followed before it gave this worker up. What still runs for them is ended."""
+
     def __init__(
         self,
         *,
         router_id: _builtins.bytes = ...,
         incarnation: _builtins.bytes = ...,
+        positions: _abc.Iterable[Global___Position] | None = ...,
+        former_router_ids: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "router_id", b"router_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former_router_ids", b"former_router_ids", "incarnation", b"incarnation", "positions", b"positions", "router_id", b"router_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+
+@_typing.final
+class Position(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    NEXT_NUMBER_FIELD_NUMBER: _builtins.int
+    next_number: _builtins.int
+    """The first token that the router does not have."""
+    @_builtins.property
+    def attempt(self) -> _types_pb2.Attempt: ...
+    def __init__(
+        self,
+        *,
+        attempt: _types_pb2.Attempt | None = ...,
+        next_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "next_number", b"next_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
 class FollowResponse(_message.Message):
@@ -232,19 +270,25 @@ class FollowResponse(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     OUTPUTS_FIELD_NUMBER: _builtins.int
+    UNKNOWN_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The worker's step counter when this was made."""
     @_builtins.property
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
+    @_builtins.property
+    def unknown(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]:
+        """Attempts among the positions that this worker does not have. In the first message alone."""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         outputs: _abc.Iterable[Global___SequenceOutput] | None = ...,
+        unknown: _abc.Iterable[_types_pb2.Attempt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["outputs", b"outputs", "step", b"step", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,8 +74,9 @@ class DecodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """One message a step with everything since this router's watermark. Opening it again replaces
-        the earlier stream of that router.
+        """At most one message a step with what has come since this router's watermarks, of bounded size: what one
+        message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
+        An empty message is a heartbeat; nothing is silent for longer than half a second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

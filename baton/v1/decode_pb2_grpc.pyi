@@ -36,8 +36,9 @@ class DecodeServiceStub:
     Reserve: _grpc.UnaryUnaryMultiCallable[_decode_pb2.ReserveRequest, _decode_pb2.ReserveResponse]
     """Promises a slot and its blocks. Idempotent for one attempt."""
     Follow: _grpc.UnaryStreamMultiCallable[_decode_pb2.FollowRequest, _decode_pb2.FollowResponse]
-    """One message a step with everything since this router's watermark. Opening it again replaces
-    the earlier stream of that router.
+    """At most one message a step with what has come since this router's watermarks, of bounded size: what one
+    message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
+    An empty message is a heartbeat; nothing is silent for longer than half a second.
     """
     Attach: _grpc.UnaryUnaryMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]
     """Gives a sequence to another router, which gets it from next_number on."""
@@ -54,8 +55,9 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     Reserve: _aio.UnaryUnaryMultiCallable[_decode_pb2.ReserveRequest, _decode_pb2.ReserveResponse]  # type: ignore[assignment]
     """Promises a slot and its blocks. Idempotent for one attempt."""
     Follow: _aio.UnaryStreamMultiCallable[_decode_pb2.FollowRequest, _decode_pb2.FollowResponse]  # type: ignore[assignment]
-    """One message a step with everything since this router's watermark. Opening it again replaces
-    the earlier stream of that router.
+    """At most one message a step with what has come since this router's watermarks, of bounded size: what one
+    message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
+    An empty message is a heartbeat; nothing is silent for longer than half a second.
     """
     Attach: _aio.UnaryUnaryMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]  # type: ignore[assignment]
     """Gives a sequence to another router, which gets it from next_number on."""
@@ -81,8 +83,9 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.FollowRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_decode_pb2.FollowResponse], _abc.AsyncIterator[_decode_pb2.FollowResponse]]:
-        """One message a step with everything since this router's watermark. Opening it again replaces
-        the earlier stream of that router.
+        """At most one message a step with what has come since this router's watermarks, of bounded size: what one
+        message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
+        An empty message is a heartbeat; nothing is silent for longer than half a second.
         """
 
     @_abc_1.abstractmethod

@@ -387,6 +387,8 @@ class ReadyEvent(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     max_context_tokens: _builtins.int
     vocab_size: _builtins.int
@@ -394,8 +396,13 @@ class ReadyEvent(_message.Message):
     transfer_address: _builtins.str
     cache_dtype: _builtins.str
     """Part of what names a block, beside the fingerprint."""
+    weight_format: _builtins.str
     @_builtins.property
     def load(self) -> _worker_pb2.Load: ...
+    @_builtins.property
+    def pool(self) -> _worker_pb2.Pool:
+        """As in DescribeResponse."""
+
     def __init__(
         self,
         *,
@@ -406,10 +413,12 @@ class ReadyEvent(_message.Message):
         device: _builtins.str = ...,
         transfer_address: _builtins.str = ...,
         cache_dtype: _builtins.str = ...,
+        pool: _worker_pb2.Pool | None = ...,
+        weight_format: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "transfer_address", b"transfer_address", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "pool", b"pool", "transfer_address", b"transfer_address", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,60 +23,47 @@ _sym_db = _symbol_database.Default()
 
 
 from baton.v1 import types_pb2 as baton_dot_v1_dot_types__pb2
-from baton.v1 import worker_pb2 as baton_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\x1a\x15\x62\x61ton/v1/worker.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x0c\x43hatMessages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x82\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.baton.v1.ChatMessagesH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x06H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12 \n\x13skip_special_tokens\x18\r \x01(\x08H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x07\x88\x01\x01\x12\x12\n\x05min_p\x18\x0f \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x11 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x12 \x01(\x02H\x0b\x88\x01\x01\x12\'\n\nlogit_bias\x18\x13 \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x17\n\nmin_tokens\x18\x14 \x01(\rH\x0c\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\x0e\n\x01n\x18\x16 \x01(\rH\r\x88\x01\x01\x42\x08\n\x06promptB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x04\n\x02_n\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb8\x01\n\x0cRequestTrace\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x18\n\x10kv_bytes_shipped\x18\x04 \x01(\x04\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12#\n\x06stages\x18\x06 \x03(\x0b\x32\x13.baton.v1.StageTime\x12\x1a\n\x12handoff_exposed_ns\x18\x07 \x01(\x04\">\n\tStageTime\x12\x1e\n\x05stage\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Stage\x12\x11\n\toffset_ns\x18\x02 \x01(\x04\"\xc8\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x08logprobs\x18\x05 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12%\n\x05trace\x18\x08 \x01(\x0b\x32\x16.baton.v1.RequestTrace\x12\r\n\x05index\x18\t \x01(\r\x12+\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x12.baton.v1.Logprobs\x12\x11\n\tresumable\x18\x0b \x01(\x08\"\x13\n\x11ListModelsRequest\"/\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\"\x15\n\x13\x41uditClusterRequest\"y\n\x0bWorkerAudit\x12*\n\x08identity\x18\x01 \x01(\x0b\x32\x18.baton.v1.WorkerIdentity\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x1e\n\x05\x61udit\x18\x03 \x01(\x0b\x32\x0f.baton.v1.Audit\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"d\n\x14\x41uditClusterResponse\x12&\n\x07workers\x18\x01 \x03(\x0b\x32\x15.baton.v1.WorkerAudit\x12$\n\x05store\x18\x02 \x01(\x0b\x32\x15.baton.v1.StoreStatus\"=\n\x10GetStatusRequest\x12\x10\n\x08window_s\x18\x01 \x01(\r\x12\x17\n\x0f\x63heck_integrity\x18\x02 \x01(\x08\"d\n\x11GetStatusResponse\x12&\n\x06router\x18\x01 \x01(\x0b\x32\x16.baton.v1.RouterStatus\x12\'\n\x07workers\x18\x02 \x03(\x0b\x32\x16.baton.v1.WorkerStatus\"\x8a\x03\n\x0cRouterStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x10\n\x08uptime_s\x18\x05 \x01(\x01\x12\x10\n\x08window_s\x18\x06 \x01(\x01\x12\x16\n\x0erequests_per_s\x18\x07 \x01(\x01\x12\x14\n\x0c\x65rrors_per_s\x18\x08 \x01(\x01\x12\x1b\n\x13prompt_tokens_per_s\x18\t \x01(\x01\x12\x1f\n\x17\x63ompletion_tokens_per_s\x18\n \x01(\x01\x12\x1f\n\x04ttft\x18\x0b \x01(\x0b\x32\x11.baton.v1.Latency\x12\x1f\n\x04tpot\x18\x0c \x01(\x0b\x32\x11.baton.v1.Latency\x12\x1e\n\x03itl\x18\r \x01(\x0b\x32\x11.baton.v1.Latency\x12 \n\x05queue\x18\x0e \x01(\x0b\x32\x11.baton.v1.Latency\x12$\n\x05store\x18\x0f \x01(\x0b\x32\x15.baton.v1.StoreStatus\"\xef\x01\n\x0bStoreStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x10\n\x08\x65mbedded\x18\x03 \x01(\x08\x12\x10\n\x08restarts\x18\x04 \x01(\r\x12\x13\n\x06\x61way_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12registered_workers\x18\x06 \x01(\r\x12\x19\n\x0cjournal_open\x18\x07 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\x0fjournal_pending\x18\x08 \x01(\r\x12\x17\n\x0fjournal_dropped\x18\t \x01(\x04\x42\t\n\x07_away_sB\x0f\n\r_journal_open\"8\n\x07Latency\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0e\n\x06p50_ms\x18\x02 \x01(\x01\x12\x0e\n\x06p99_ms\x18\x03 \x01(\x01\"\x8b\x01\n\x0cWorkerStatus\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.baton.v1.WorkerState\x12%\n\x06worker\x18\x02 \x01(\x0b\x32\x15.baton.v1.WorkerAudit\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12\x17\n\x0fmetrics_address\x18\x04 \x01(\t*\xae\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTAGE_ADMITTED\x10\x01\x12\x12\n\x0eSTAGE_RESERVED\x10\x02\x12\x14\n\x10STAGE_PREFILLING\x10\x03\x12\x15\n\x11STAGE_FIRST_TOKEN\x10\x04\x12\x14\n\x10STAGE_HANDED_OFF\x10\x05\x12\x12\n\x0eSTAGE_DECODING\x10\x06\x12\x0f\n\x0bSTAGE_ENDED\x10\x07*\xa9\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_READY\x10\x01\x12\x19\n\x15WORKER_STATE_STARTING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x17\n\x13WORKER_STATE_SILENT\x10\x04\x12\x15\n\x11WORKER_STATE_LOST\x10\x05\x32\xb2\x02\n\rRouterService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12M\n\x0c\x41uditCluster\x12\x1d.baton.v1.AuditClusterRequest\x1a\x1e.baton.v1.AuditClusterResponse\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x14\x62\x61ton/v1/types.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\x0c\x43hatMessages\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\"\x82\x06\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x16.baton.v1.ChatMessagesH\x00\x12\x18\n\x0btemperature\x18\x05 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x07 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x08 \x01(\x06H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\t \x01(\rH\x05\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x0c\n\x04stop\x18\x0b \x03(\t\x12\x12\n\nignore_eos\x18\x0c \x01(\x08\x12 \n\x13skip_special_tokens\x18\r \x01(\x08H\x06\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x07\x88\x01\x01\x12\x12\n\x05min_p\x18\x0f \x01(\x02H\x08\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x10 \x01(\x02H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x11 \x01(\x02H\n\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x12 \x01(\x02H\x0b\x88\x01\x01\x12\'\n\nlogit_bias\x18\x13 \x03(\x0b\x32\x13.baton.v1.LogitBias\x12\x17\n\nmin_tokens\x18\x14 \x01(\rH\x0c\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x15 \x01(\x08\x12\x0e\n\x01n\x18\x16 \x01(\rH\r\x88\x01\x01\x42\x08\n\x06promptB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x16\n\x14_skip_special_tokensB\x0b\n\t_logprobsB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\r\n\x0b_min_tokensB\x04\n\x02_n\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"\xb8\x01\n\x0cRequestTrace\x12\x16\n\x0eprefill_worker\x18\x01 \x01(\t\x12\x15\n\rdecode_worker\x18\x02 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x03 \x01(\r\x12\x18\n\x10kv_bytes_shipped\x18\x04 \x01(\x04\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12#\n\x06stages\x18\x06 \x03(\x0b\x32\x13.baton.v1.StageTime\x12\x1a\n\x12handoff_exposed_ns\x18\x07 \x01(\x04\">\n\tStageTime\x12\x1e\n\x05stage\x18\x01 \x01(\x0e\x32\x0f.baton.v1.Stage\x12\x11\n\toffset_ns\x18\x02 \x01(\x04\"\xc8\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\x0c\x12\x14\n\x0c\x66irst_number\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\x12$\n\x08logprobs\x18\x05 \x03(\x0b\x32\x12.baton.v1.Logprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12%\n\x05trace\x18\x08 \x01(\x0b\x32\x16.baton.v1.RequestTrace\x12\r\n\x05index\x18\t \x01(\r\x12+\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\x12.baton.v1.Logprobs\x12\x11\n\tresumable\x18\x0b \x01(\x08\"\x13\n\x11ListModelsRequest\"/\n\x05Model\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\"5\n\x12ListModelsResponse\x12\x1f\n\x06models\x18\x01 \x03(\x0b\x32\x0f.baton.v1.Model\"*\n\x10GetStatusRequest\x12\x10\n\x08window_s\x18\x01 \x01(\rJ\x04\x08\x02\x10\x03\"A\n\x11GetStatusResponse\x12&\n\x06router\x18\x01 \x01(\x0b\x32\x16.baton.v1.RouterStatusJ\x04\x08\x02\x10\x03\"\xea\x02\n\x0cRouterStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07serving\x18\x02 \x01(\x08\x12\x0f\n\x07running\x18\x03 \x01(\r\x12\x0f\n\x07waiting\x18\x04 \x01(\r\x12\x10\n\x08uptime_s\x18\x05 \x01(\x01\x12\x10\n\x08window_s\x18\x06 \x01(\x01\x12\x16\n\x0erequests_per_s\x18\x07 \x01(\x01\x12\x14\n\x0c\x65rrors_per_s\x18\x08 \x01(\x01\x12\x1b\n\x13prompt_tokens_per_s\x18\t \x01(\x01\x12\x1f\n\x17\x63ompletion_tokens_per_s\x18\n \x01(\x01\x12\x1f\n\x04ttft\x18\x0b \x01(\x0b\x32\x11.baton.v1.Latency\x12\x1f\n\x04tpot\x18\x0c \x01(\x0b\x32\x11.baton.v1.Latency\x12\x1e\n\x03itl\x18\r \x01(\x0b\x32\x11.baton.v1.Latency\x12 \n\x05queue\x18\x0e \x01(\x0b\x32\x11.baton.v1.LatencyJ\x04\x08\x0f\x10\x10\"8\n\x07Latency\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\x0e\n\x06p50_ms\x18\x02 \x01(\x01\x12\x0e\n\x06p99_ms\x18\x03 \x01(\x01*\xae\x01\n\x05Stage\x12\x15\n\x11STAGE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTAGE_ADMITTED\x10\x01\x12\x12\n\x0eSTAGE_RESERVED\x10\x02\x12\x14\n\x10STAGE_PREFILLING\x10\x03\x12\x15\n\x11STAGE_FIRST_TOKEN\x10\x04\x12\x14\n\x10STAGE_HANDED_OFF\x10\x05\x12\x12\n\x0eSTAGE_DECODING\x10\x06\x12\x0f\n\x0bSTAGE_ENDED\x10\x07\x32\xe3\x01\n\rRouterService\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x44\n\tGetStatus\x12\x1a.baton.v1.GetStatusRequest\x1a\x1b.baton.v1.GetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STAGE']._serialized_start=3023
-  _globals['_STAGE']._serialized_end=3197
-  _globals['_WORKERSTATE']._serialized_start=3200
-  _globals['_WORKERSTATE']._serialized_end=3369
-  _globals['_TOKENIDS']._serialized_start=80
-  _globals['_TOKENIDS']._serialized_end=103
-  _globals['_CHATMESSAGE']._serialized_start=105
-  _globals['_CHATMESSAGE']._serialized_end=149
-  _globals['_CHATMESSAGES']._serialized_start=151
-  _globals['_CHATMESSAGES']._serialized_end=206
-  _globals['_GENERATEREQUEST']._serialized_start=209
-  _globals['_GENERATEREQUEST']._serialized_end=979
-  _globals['_USAGE']._serialized_start=981
-  _globals['_USAGE']._serialized_end=1061
-  _globals['_REQUESTTRACE']._serialized_start=1064
-  _globals['_REQUESTTRACE']._serialized_end=1248
-  _globals['_STAGETIME']._serialized_start=1250
-  _globals['_STAGETIME']._serialized_end=1312
-  _globals['_GENERATERESPONSE']._serialized_start=1315
-  _globals['_GENERATERESPONSE']._serialized_end=1643
-  _globals['_LISTMODELSREQUEST']._serialized_start=1645
-  _globals['_LISTMODELSREQUEST']._serialized_end=1664
-  _globals['_MODEL']._serialized_start=1666
-  _globals['_MODEL']._serialized_end=1713
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1715
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1768
-  _globals['_AUDITCLUSTERREQUEST']._serialized_start=1770
-  _globals['_AUDITCLUSTERREQUEST']._serialized_end=1791
-  _globals['_WORKERAUDIT']._serialized_start=1793
-  _globals['_WORKERAUDIT']._serialized_end=1914
-  _globals['_AUDITCLUSTERRESPONSE']._serialized_start=1916
-  _globals['_AUDITCLUSTERRESPONSE']._serialized_end=2016
-  _globals['_GETSTATUSREQUEST']._serialized_start=2018
-  _globals['_GETSTATUSREQUEST']._serialized_end=2079
-  _globals['_GETSTATUSRESPONSE']._serialized_start=2081
-  _globals['_GETSTATUSRESPONSE']._serialized_end=2181
-  _globals['_ROUTERSTATUS']._serialized_start=2184
-  _globals['_ROUTERSTATUS']._serialized_end=2578
-  _globals['_STORESTATUS']._serialized_start=2581
-  _globals['_STORESTATUS']._serialized_end=2820
-  _globals['_LATENCY']._serialized_start=2822
-  _globals['_LATENCY']._serialized_end=2878
-  _globals['_WORKERSTATUS']._serialized_start=2881
-  _globals['_WORKERSTATUS']._serialized_end=3020
-  _globals['_ROUTERSERVICE']._serialized_start=3372
-  _globals['_ROUTERSERVICE']._serialized_end=3678
+  _globals['_STAGE']._serialized_start=2282
+  _globals['_STAGE']._serialized_end=2456
+  _globals['_TOKENIDS']._serialized_start=57
+  _globals['_TOKENIDS']._serialized_end=80
+  _globals['_CHATMESSAGE']._serialized_start=82
+  _globals['_CHATMESSAGE']._serialized_end=126
+  _globals['_CHATMESSAGES']._serialized_start=128
+  _globals['_CHATMESSAGES']._serialized_end=183
+  _globals['_GENERATEREQUEST']._serialized_start=186
+  _globals['_GENERATEREQUEST']._serialized_end=956
+  _globals['_USAGE']._serialized_start=958
+  _globals['_USAGE']._serialized_end=1038
+  _globals['_REQUESTTRACE']._serialized_start=1041
+  _globals['_REQUESTTRACE']._serialized_end=1225
+  _globals['_STAGETIME']._serialized_start=1227
+  _globals['_STAGETIME']._serialized_end=1289
+  _globals['_GENERATERESPONSE']._serialized_start=1292
+  _globals['_GENERATERESPONSE']._serialized_end=1620
+  _globals['_LISTMODELSREQUEST']._serialized_start=1622
+  _globals['_LISTMODELSREQUEST']._serialized_end=1641
+  _globals['_MODEL']._serialized_start=1643
+  _globals['_MODEL']._serialized_end=1690
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1692
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1745
+  _globals['_GETSTATUSREQUEST']._serialized_start=1747
+  _globals['_GETSTATUSREQUEST']._serialized_end=1789
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1791
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1856
+  _globals['_ROUTERSTATUS']._serialized_start=1859
+  _globals['_ROUTERSTATUS']._serialized_end=2221
+  _globals['_LATENCY']._serialized_start=2223
+  _globals['_LATENCY']._serialized_end=2279
+  _globals['_ROUTERSERVICE']._serialized_start=2459
+  _globals['_ROUTERSERVICE']._serialized_end=2686
 # @@protoc_insertion_point(module_scope)

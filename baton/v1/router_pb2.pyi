@@ -4,7 +4,6 @@ isort:skip_file
 """
 
 from baton.v1 import types_pb2 as _types_pb2
-from baton.v1 import worker_pb2 as _worker_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -47,35 +46,6 @@ STAGE_HANDED_OFF: Stage.ValueType  # 5
 STAGE_DECODING: Stage.ValueType  # 6
 STAGE_ENDED: Stage.ValueType  # 7
 Global___Stage: _TypeAlias = Stage  # noqa: Y015
-
-class _WorkerState:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerState.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
-    WORKER_STATE_READY: _WorkerState.ValueType  # 1
-    WORKER_STATE_STARTING: _WorkerState.ValueType  # 2
-    """Nobody has answered at this address yet."""
-    WORKER_STATE_DRAINING: _WorkerState.ValueType  # 3
-    WORKER_STATE_SILENT: _WorkerState.ValueType  # 4
-    """It does not answer, or its token stream is away: no new work until that ends."""
-    WORKER_STATE_LOST: _WorkerState.ValueType  # 5
-    """Given up; whoever answers there next is a new worker."""
-
-class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper): ...
-
-WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
-WORKER_STATE_READY: WorkerState.ValueType  # 1
-WORKER_STATE_STARTING: WorkerState.ValueType  # 2
-"""Nobody has answered at this address yet."""
-WORKER_STATE_DRAINING: WorkerState.ValueType  # 3
-WORKER_STATE_SILENT: WorkerState.ValueType  # 4
-"""It does not answer, or its token stream is away: no new work until that ends."""
-WORKER_STATE_LOST: WorkerState.ValueType  # 5
-"""Given up; whoever answers there next is a new worker."""
-Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -506,96 +476,20 @@ class ListModelsResponse(_message.Message):
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
-class AuditClusterRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AuditClusterRequest: _TypeAlias = AuditClusterRequest  # noqa: Y015
-
-@_typing.final
-class WorkerAudit(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    IDENTITY_FIELD_NUMBER: _builtins.int
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    AUDIT_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    address: _builtins.str
-    error: _builtins.str
-    """Why there is no audit; empty where there is one."""
-    @_builtins.property
-    def identity(self) -> _types_pb2.WorkerIdentity: ...
-    @_builtins.property
-    def audit(self) -> _worker_pb2.Audit: ...
-    def __init__(
-        self,
-        *,
-        identity: _types_pb2.WorkerIdentity | None = ...,
-        address: _builtins.str = ...,
-        audit: _worker_pb2.Audit | None = ...,
-        error: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "identity", b"identity"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "audit", b"audit", "error", b"error", "identity", b"identity"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WorkerAudit: _TypeAlias = WorkerAudit  # noqa: Y015
-
-@_typing.final
-class AuditClusterResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKERS_FIELD_NUMBER: _builtins.int
-    STORE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerAudit]: ...
-    @_builtins.property
-    def store(self) -> Global___StoreStatus:
-        """Unset where the router keeps no state."""
-
-    def __init__(
-        self,
-        *,
-        workers: _abc.Iterable[Global___WorkerAudit] | None = ...,
-        store: Global___StoreStatus | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["store", b"store"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["store", b"store", "workers", b"workers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AuditClusterResponse: _TypeAlias = AuditClusterResponse  # noqa: Y015
-
-@_typing.final
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WINDOW_S_FIELD_NUMBER: _builtins.int
-    CHECK_INTEGRITY_FIELD_NUMBER: _builtins.int
     window_s: _builtins.int
     """Rates and latencies are of this many seconds. Unset: 10; at most 60."""
-    check_integrity: _builtins.bool
-    """Have every worker compare its pools with their owners, which takes its engine milliseconds."""
     def __init__(
         self,
         *,
         window_s: _builtins.int = ...,
-        check_integrity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_integrity", b"check_integrity", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,22 +500,16 @@ class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_FIELD_NUMBER: _builtins.int
-    WORKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def router(self) -> Global___RouterStatus: ...
-    @_builtins.property
-    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
-        """One a configured address."""
-
     def __init__(
         self,
         *,
         router: Global___RouterStatus | None = ...,
-        workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -629,6 +517,8 @@ Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
 class RouterStatus(_message.Message):
+    """Totals of one router."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
@@ -645,7 +535,6 @@ class RouterStatus(_message.Message):
     TPOT_FIELD_NUMBER: _builtins.int
     ITL_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
-    STORE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     serving: _builtins.bool
     """A request would be served."""
@@ -671,10 +560,6 @@ class RouterStatus(_message.Message):
 
     @_builtins.property
     def queue(self) -> Global___Latency: ...
-    @_builtins.property
-    def store(self) -> Global___StoreStatus:
-        """Unset where it keeps no state."""
-
     def __init__(
         self,
         *,
@@ -692,75 +577,14 @@ class RouterStatus(_message.Message):
         tpot: Global___Latency | None = ...,
         itl: Global___Latency | None = ...,
         queue: Global___Latency | None = ...,
-        store: Global___StoreStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["itl", b"itl", "queue", b"queue", "store", b"store", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["itl", b"itl", "queue", b"queue", "tpot", b"tpot", "ttft", b"ttft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens_per_s", b"completion_tokens_per_s", "errors_per_s", b"errors_per_s", "itl", b"itl", "model", b"model", "prompt_tokens_per_s", b"prompt_tokens_per_s", "queue", b"queue", "requests_per_s", b"requests_per_s", "running", b"running", "serving", b"serving", "store", b"store", "tpot", b"tpot", "ttft", b"ttft", "uptime_s", b"uptime_s", "waiting", b"waiting", "window_s", b"window_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens_per_s", b"completion_tokens_per_s", "errors_per_s", b"errors_per_s", "itl", b"itl", "model", b"model", "prompt_tokens_per_s", b"prompt_tokens_per_s", "queue", b"queue", "requests_per_s", b"requests_per_s", "running", b"running", "serving", b"serving", "tpot", b"tpot", "ttft", b"ttft", "uptime_s", b"uptime_s", "waiting", b"waiting", "window_s", b"window_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterStatus: _TypeAlias = RouterStatus  # noqa: Y015
-
-@_typing.final
-class StoreStatus(_message.Message):
-    """The Redis that has registry and journal, as this router knows it."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ADDRESS_FIELD_NUMBER: _builtins.int
-    NAMESPACE_FIELD_NUMBER: _builtins.int
-    EMBEDDED_FIELD_NUMBER: _builtins.int
-    RESTARTS_FIELD_NUMBER: _builtins.int
-    AWAY_S_FIELD_NUMBER: _builtins.int
-    REGISTERED_WORKERS_FIELD_NUMBER: _builtins.int
-    JOURNAL_OPEN_FIELD_NUMBER: _builtins.int
-    JOURNAL_PENDING_FIELD_NUMBER: _builtins.int
-    JOURNAL_DROPPED_FIELD_NUMBER: _builtins.int
-    address: _builtins.str
-    """host:port, without user name and password."""
-    namespace: _builtins.str
-    """What shares it is one cluster."""
-    embedded: _builtins.bool
-    """A server of this cluster's own, and how often it has been started again."""
-    restarts: _builtins.int
-    away_s: _builtins.float
-    """For how long it has not answered; unset where it did last."""
-    registered_workers: _builtins.int
-    """Workers the registry was last seen to have."""
-    journal_open: _builtins.int
-    """Requests the journal has as open, asked just now; unset where Redis does not answer."""
-    journal_pending: _builtins.int
-    """Requests of which it has yet to be told something."""
-    journal_dropped: _builtins.int
-    """Entries and marks that it never got."""
-    def __init__(
-        self,
-        *,
-        address: _builtins.str = ...,
-        namespace: _builtins.str = ...,
-        embedded: _builtins.bool = ...,
-        restarts: _builtins.int = ...,
-        away_s: _builtins.float | None = ...,
-        registered_workers: _builtins.int = ...,
-        journal_open: _builtins.int | None = ...,
-        journal_pending: _builtins.int = ...,
-        journal_dropped: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "away_s", b"away_s", "journal_open", b"journal_open"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "address", b"address", "away_s", b"away_s", "embedded", b"embedded", "journal_dropped", b"journal_dropped", "journal_open", b"journal_open", "journal_pending", b"journal_pending", "namespace", b"namespace", "registered_workers", b"registered_workers", "restarts", b"restarts"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__away_s: _TypeAlias = _typing.Literal["away_s"]  # noqa: Y015
-    _WhichOneofArgType__away_s: _TypeAlias = _typing.Literal["_away_s", b"_away_s"]  # noqa: Y015
-    _WhichOneofReturnType__journal_open: _TypeAlias = _typing.Literal["journal_open"]  # noqa: Y015
-    _WhichOneofArgType__journal_open: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__away_s) -> _WhichOneofReturnType__away_s | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__journal_open) -> _WhichOneofReturnType__journal_open | None: ...
-
-Global___StoreStatus: _TypeAlias = StoreStatus  # noqa: Y015
 
 @_typing.final
 class Latency(_message.Message):
@@ -788,33 +612,3 @@ class Latency(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Latency: _TypeAlias = Latency  # noqa: Y015
-
-@_typing.final
-class WorkerStatus(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATE_FIELD_NUMBER: _builtins.int
-    WORKER_FIELD_NUMBER: _builtins.int
-    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
-    METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
-    state: Global___WorkerState.ValueType
-    queued_tokens: _builtins.int
-    """Prompt tokens that this router waits for there."""
-    metrics_address: _builtins.str
-    @_builtins.property
-    def worker(self) -> Global___WorkerAudit: ...
-    def __init__(
-        self,
-        *,
-        state: Global___WorkerState.ValueType = ...,
-        worker: Global___WorkerAudit | None = ...,
-        queued_tokens: _builtins.int = ...,
-        metrics_address: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics_address", b"metrics_address", "queued_tokens", b"queued_tokens", "state", b"state", "worker", b"worker"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015

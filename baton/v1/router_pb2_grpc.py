@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RouterServiceStub:
-    """The public door.
+    """The public service. What operators need beside it is in AdminService.
     """
 
     def __init__(self, channel):
@@ -45,11 +45,6 @@ class RouterServiceStub:
                 request_serializer=baton_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
-        self.AuditCluster = channel.unary_unary(
-                '/baton.v1.RouterService/AuditCluster',
-                request_serializer=baton_dot_v1_dot_router__pb2.AuditClusterRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_router__pb2.AuditClusterResponse.FromString,
-                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/baton.v1.RouterService/GetStatus',
                 request_serializer=baton_dot_v1_dot_router__pb2.GetStatusRequest.SerializeToString,
@@ -58,7 +53,7 @@ class RouterServiceStub:
 
 
 class RouterServiceServicer:
-    """The public door.
+    """The public service. What operators need beside it is in AdminService.
     """
 
     def Generate(self, request, context):
@@ -74,15 +69,8 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AuditCluster(self, request, context):
-        """What every worker holds and has shipped, for operators and tests.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def GetStatus(self, request, context):
-        """How the cluster fares: whether it serves, rates and latencies of late, every worker.
+        """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,11 +89,6 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_router__pb2.ListModelsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.ListModelsResponse.SerializeToString,
             ),
-            'AuditCluster': grpc.unary_unary_rpc_method_handler(
-                    servicer.AuditCluster,
-                    request_deserializer=baton_dot_v1_dot_router__pb2.AuditClusterRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_router__pb2.AuditClusterResponse.SerializeToString,
-            ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
                     request_deserializer=baton_dot_v1_dot_router__pb2.GetStatusRequest.FromString,
@@ -120,7 +103,7 @@ def add_RouterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RouterService:
-    """The public door.
+    """The public service. What operators need beside it is in AdminService.
     """
 
     @staticmethod
@@ -167,33 +150,6 @@ class RouterService:
             '/baton.v1.RouterService/ListModels',
             baton_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def AuditCluster(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/baton.v1.RouterService/AuditCluster',
-            baton_dot_v1_dot_router__pb2.AuditClusterRequest.SerializeToString,
-            baton_dot_v1_dot_router__pb2.AuditClusterResponse.FromString,
             options,
             channel_credentials,
             insecure,

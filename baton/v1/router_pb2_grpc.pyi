@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class RouterServiceStub:
-    """The public door."""
+    """The public service. What operators need beside it is in AdminService."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -36,26 +36,22 @@ class RouterServiceStub:
     Generate: _grpc.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]
     """Streams the tokens of one request. Cancelling the call cancels the request."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]
-    AuditCluster: _grpc.UnaryUnaryMultiCallable[_router_pb2.AuditClusterRequest, _router_pb2.AuditClusterResponse]
-    """What every worker holds and has shipped, for operators and tests."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]
-    """How the cluster fares: whether it serves, rates and latencies of late, every worker."""
+    """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers."""
 
 @_typing.type_check_only
 class RouterServiceAsyncStub(RouterServiceStub):
-    """The public door."""
+    """The public service. What operators need beside it is in AdminService."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_router_pb2.GenerateRequest, _router_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams the tokens of one request. Cancelling the call cancels the request."""
     ListModels: _aio.UnaryUnaryMultiCallable[_router_pb2.ListModelsRequest, _router_pb2.ListModelsResponse]  # type: ignore[assignment]
-    AuditCluster: _aio.UnaryUnaryMultiCallable[_router_pb2.AuditClusterRequest, _router_pb2.AuditClusterResponse]  # type: ignore[assignment]
-    """What every worker holds and has shipped, for operators and tests."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_router_pb2.GetStatusRequest, _router_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """How the cluster fares: whether it serves, rates and latencies of late, every worker."""
+    """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers."""
 
 class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The public door."""
+    """The public service. What operators need beside it is in AdminService."""
 
     @_abc_1.abstractmethod
     def Generate(
@@ -73,19 +69,11 @@ class RouterServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_router_pb2.ListModelsResponse, _abc.Awaitable[_router_pb2.ListModelsResponse]]: ...
 
     @_abc_1.abstractmethod
-    def AuditCluster(
-        self,
-        request: _router_pb2.AuditClusterRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_router_pb2.AuditClusterResponse, _abc.Awaitable[_router_pb2.AuditClusterResponse]]:
-        """What every worker holds and has shipped, for operators and tests."""
-
-    @_abc_1.abstractmethod
     def GetStatus(
         self,
         request: _router_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_router_pb2.GetStatusResponse, _abc.Awaitable[_router_pb2.GetStatusResponse]]:
-        """How the cluster fares: whether it serves, rates and latencies of late, every worker."""
+        """Whether the cluster serves, which model, and the totals of all its requests. No addresses, no workers."""
 
 def add_RouterServiceServicer_to_server(servicer: RouterServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

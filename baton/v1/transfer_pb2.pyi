@@ -20,6 +20,97 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class GetChallengeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetChallengeRequest: _TypeAlias = GetChallengeRequest  # noqa: Y015
+
+@_typing.final
+class GetChallengeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    challenge: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        challenge: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetChallengeResponse: _TypeAlias = GetChallengeResponse  # noqa: Y015
+
+@_typing.final
+class SignedOpenLinkRequest(_message.Message):
+    """Proves that the sender knows the cluster's secret (kvtransfer/link_auth.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    CHALLENGE_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    request: _builtins.bytes
+    """A serialised OpenLinkRequest."""
+    challenge: _builtins.bytes
+    nonce: _builtins.bytes
+    """16 random bytes: the answer's proof is of this hello."""
+    proof: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        request: _builtins.bytes = ...,
+        challenge: _builtins.bytes = ...,
+        nonce: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["challenge", b"challenge", "nonce", b"nonce", "proof", b"proof", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedOpenLinkRequest: _TypeAlias = SignedOpenLinkRequest  # noqa: Y015
+
+@_typing.final
+class SignedOpenLinkResponse(_message.Message):
+    """Proves that the receiver does."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    response: _builtins.bytes
+    """A serialised OpenLinkResponse."""
+    proof: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        response: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SignedOpenLinkResponse: _TypeAlias = SignedOpenLinkResponse  # noqa: Y015
+
+@_typing.final
 class OpenLinkRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -28,11 +119,17 @@ class OpenLinkRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     PROTOCOL_MIN_FIELD_NUMBER: _builtins.int
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
+    LINK_NUMBER_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
     receiver_incarnation: _builtins.bytes
     """The receiver this link is meant for."""
     fingerprint: _builtins.bytes
     protocol_min: _builtins.int
     protocol_max: _builtins.int
+    link_number: _builtins.int
+    """Of the sender's links since its start, 1 for the first: of two the higher is the newer."""
+    beside: _builtins.bool
+    """The sender's earlier link stays until it has ended what goes over it."""
     @_builtins.property
     def sender(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -43,10 +140,12 @@ class OpenLinkRequest(_message.Message):
         fingerprint: _builtins.bytes = ...,
         protocol_min: _builtins.int = ...,
         protocol_max: _builtins.int = ...,
+        link_number: _builtins.int = ...,
+        beside: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sender", b"sender"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "receiver_incarnation", b"receiver_incarnation", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "fingerprint", b"fingerprint", "link_number", b"link_number", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "receiver_incarnation", b"receiver_incarnation", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,10 +36,15 @@ class TransferServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.OpenLink = channel.unary_unary(
-                '/baton.v1.TransferService/OpenLink',
-                request_serializer=baton_dot_v1_dot_transfer__pb2.OpenLinkRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_transfer__pb2.OpenLinkResponse.FromString,
+        self.GetChallenge = channel.unary_unary(
+                '/baton.v1.TransferService/GetChallenge',
+                request_serializer=baton_dot_v1_dot_transfer__pb2.GetChallengeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_transfer__pb2.GetChallengeResponse.FromString,
+                _registered_method=True)
+        self.SignedOpenLink = channel.unary_unary(
+                '/baton.v1.TransferService/SignedOpenLink',
+                request_serializer=baton_dot_v1_dot_transfer__pb2.SignedOpenLinkRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_transfer__pb2.SignedOpenLinkResponse.FromString,
                 _registered_method=True)
 
 
@@ -48,9 +53,16 @@ class TransferServiceServicer:
     (kvtransfer/frames.py has their format).
     """
 
-    def OpenLink(self, request, context):
-        """Compares both ends before any byte moves and opens a window of staging. FAILED_PRECONDITION
-        names what differs. A sender's new link fences its earlier one.
+    def GetChallenge(self, request, context):
+        """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SignedOpenLink(self, request, context):
+        """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
+        is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -59,10 +71,15 @@ class TransferServiceServicer:
 
 def add_TransferServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'OpenLink': grpc.unary_unary_rpc_method_handler(
-                    servicer.OpenLink,
-                    request_deserializer=baton_dot_v1_dot_transfer__pb2.OpenLinkRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_transfer__pb2.OpenLinkResponse.SerializeToString,
+            'GetChallenge': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetChallenge,
+                    request_deserializer=baton_dot_v1_dot_transfer__pb2.GetChallengeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_transfer__pb2.GetChallengeResponse.SerializeToString,
+            ),
+            'SignedOpenLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.SignedOpenLink,
+                    request_deserializer=baton_dot_v1_dot_transfer__pb2.SignedOpenLinkRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_transfer__pb2.SignedOpenLinkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -78,7 +95,7 @@ class TransferService:
     """
 
     @staticmethod
-    def OpenLink(request,
+    def GetChallenge(request,
             target,
             options=(),
             channel_credentials=None,
@@ -91,9 +108,36 @@ class TransferService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/baton.v1.TransferService/OpenLink',
-            baton_dot_v1_dot_transfer__pb2.OpenLinkRequest.SerializeToString,
-            baton_dot_v1_dot_transfer__pb2.OpenLinkResponse.FromString,
+            '/baton.v1.TransferService/GetChallenge',
+            baton_dot_v1_dot_transfer__pb2.GetChallengeRequest.SerializeToString,
+            baton_dot_v1_dot_transfer__pb2.GetChallengeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SignedOpenLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.TransferService/SignedOpenLink',
+            baton_dot_v1_dot_transfer__pb2.SignedOpenLinkRequest.SerializeToString,
+            baton_dot_v1_dot_transfer__pb2.SignedOpenLinkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,9 +35,11 @@ class TransferServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> TransferServiceAsyncStub: ...
-    OpenLink: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.OpenLinkRequest, _transfer_pb2.OpenLinkResponse]
-    """Compares both ends before any byte moves and opens a window of staging. FAILED_PRECONDITION
-    names what differs. A sender's new link fences its earlier one.
+    GetChallenge: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.GetChallengeRequest, _transfer_pb2.GetChallengeResponse]
+    """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds."""
+    SignedOpenLink: _grpc.UnaryUnaryMultiCallable[_transfer_pb2.SignedOpenLinkRequest, _transfer_pb2.SignedOpenLinkResponse]
+    """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
+    is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
     """
 
 @_typing.type_check_only
@@ -47,9 +49,11 @@ class TransferServiceAsyncStub(TransferServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    OpenLink: _aio.UnaryUnaryMultiCallable[_transfer_pb2.OpenLinkRequest, _transfer_pb2.OpenLinkResponse]  # type: ignore[assignment]
-    """Compares both ends before any byte moves and opens a window of staging. FAILED_PRECONDITION
-    names what differs. A sender's new link fences its earlier one.
+    GetChallenge: _aio.UnaryUnaryMultiCallable[_transfer_pb2.GetChallengeRequest, _transfer_pb2.GetChallengeResponse]  # type: ignore[assignment]
+    """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds."""
+    SignedOpenLink: _aio.UnaryUnaryMultiCallable[_transfer_pb2.SignedOpenLinkRequest, _transfer_pb2.SignedOpenLinkResponse]  # type: ignore[assignment]
+    """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
+    is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
     """
 
 class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -58,13 +62,21 @@ class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
     """
 
     @_abc_1.abstractmethod
-    def OpenLink(
+    def GetChallenge(
         self,
-        request: _transfer_pb2.OpenLinkRequest,
+        request: _transfer_pb2.GetChallengeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_transfer_pb2.OpenLinkResponse, _abc.Awaitable[_transfer_pb2.OpenLinkResponse]]:
-        """Compares both ends before any byte moves and opens a window of staging. FAILED_PRECONDITION
-        names what differs. A sender's new link fences its earlier one.
+    ) -> _typing.Union[_transfer_pb2.GetChallengeResponse, _abc.Awaitable[_transfer_pb2.GetChallengeResponse]]:
+        """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds."""
+
+    @_abc_1.abstractmethod
+    def SignedOpenLink(
+        self,
+        request: _transfer_pb2.SignedOpenLinkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_transfer_pb2.SignedOpenLinkResponse, _abc.Awaitable[_transfer_pb2.SignedOpenLinkResponse]]:
+        """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
+        is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
         """
 
 def add_TransferServiceServicer_to_server(servicer: TransferServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -102,14 +102,22 @@ class WorkerIdentity(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     RANK_COUNT_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    STARTED_NS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Stable name within the cluster, such as "decode-0"."""
+    """Stable name within its cluster, such as "decode-0"."""
     incarnation: _builtins.bytes
     """16 random bytes, fresh at each start."""
     role: Global___WorkerRole.ValueType
     rank: _builtins.int
     """This rank and the number of ranks that together hold the model."""
     rank_count: _builtins.int
+    cluster_id: _builtins.str
+    """The cluster that started it; its name is unique within that one alone. Empty: started by itself."""
+    started_ns: _builtins.int
+    """When this start began, in nanoseconds of its host's wall clock: of two starts of one name in one cluster
+    the later is the newer.
+    """
     def __init__(
         self,
         *,
@@ -118,10 +126,12 @@ class WorkerIdentity(_message.Message):
         role: Global___WorkerRole.ValueType = ...,
         rank: _builtins.int = ...,
         rank_count: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
+        started_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "rank", b"rank", "rank_count", b"rank_count", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "incarnation", b"incarnation", "name", b"name", "rank", b"rank", "rank_count", b"rank_count", "role", b"role", "started_ns", b"started_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

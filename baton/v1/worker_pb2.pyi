@@ -68,6 +68,8 @@ class DescribeResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     METRICS_ADDRESS_FIELD_NUMBER: _builtins.int
     CACHE_DTYPE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     """Digest of layout, model, adapter and protocol range."""
     max_context_tokens: _builtins.int
@@ -77,10 +79,16 @@ class DescribeResponse(_message.Message):
     """host:port of the worker's own Prometheus endpoint; empty where it has none."""
     cache_dtype: _builtins.str
     """What names its blocks beside fingerprint and secret; empty where it caches no prefixes."""
+    weight_format: _builtins.str
+    """How its weights are kept, such as bfloat16; may differ between the roles of one pool."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def load(self) -> Global___Load: ...
+    @_builtins.property
+    def pool(self) -> Global___Pool:
+        """Whose requests it may serve."""
+
     def __init__(
         self,
         *,
@@ -92,14 +100,54 @@ class DescribeResponse(_message.Message):
         draining: _builtins.bool = ...,
         metrics_address: _builtins.str = ...,
         cache_dtype: _builtins.str = ...,
+        pool: Global___Pool | None = ...,
+        weight_format: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["identity", b"identity", "load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "draining", b"draining", "fingerprint", b"fingerprint", "identity", b"identity", "load", b"load", "max_context_tokens", b"max_context_tokens", "metrics_address", b"metrics_address", "pool", b"pool", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class Pool(_message.Message):
+    """What is equal among all workers that may compute parts of one request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
+    KV_FORMAT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name by which clients ask for the model."""
+    checkpoint: _builtins.bytes
+    """SHA-256 of the source checkpoint: its configuration and its tensors as they are stored."""
+    tokenizer: _builtins.bytes
+    """SHA-256 of tokenizer, chat template and special tokens."""
+    kv_format: _builtins.str
+    """Cache dtype, block size and wire format, such as bfloat16/64/native."""
+    numerics: _builtins.str
+    """exact or fast."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        checkpoint: _builtins.bytes = ...,
+        tokenizer: _builtins.bytes = ...,
+        kv_format: _builtins.str = ...,
+        numerics: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "kv_format", b"kv_format", "model", b"model", "numerics", b"numerics", "tokenizer", b"tokenizer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pool: _TypeAlias = Pool  # noqa: Y015
 
 @_typing.final
 class Load(_message.Message):
@@ -220,6 +268,7 @@ class Audit(_message.Message):
     DECODE_BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFILL_BUSY_NS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
+    LINKS_RETURNED_FIELD_NUMBER: _builtins.int
     front_pid: _builtins.int
     """Process ids of the gRPC front and of the engine."""
     engine_pid: _builtins.int
@@ -260,6 +309,8 @@ class Audit(_message.Message):
     decode_busy_ns: _builtins.int
     """Time spent in steps since the start."""
     prefill_busy_ns: _builtins.int
+    links_returned: _builtins.int
+    """Links that went back to the transport chosen first after a fall-back."""
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
@@ -323,10 +374,11 @@ class Audit(_message.Message):
         decode_busy_ns: _builtins.int = ...,
         prefill_busy_ns: _builtins.int = ...,
         prefixes: Global___PrefixAudit | None = ...,
+        links_returned: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_held", b"blocks_held", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_held", b"bytes_held", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_held", b"blocks_held", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_held", b"bytes_held", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
