@@ -208,12 +208,13 @@ class Arrivals:
     def _takes(self, link: ReceivingLink, piece: Piece) -> Incoming | None:
         """The transfer that takes it over this link, if any."""
         incoming = self._incoming.get(piece.transfer)
-        if incoming is None or incoming.link not in (None, link) or incoming.closed:
+        if incoming is None or incoming.link is not link or incoming.closed:
             self.counters.dropped_unknown += 1
             if incoming is None and piece.transfer not in self._answers:
                 self._stop(link, piece.transfer, StopReason.FORGOTTEN)
+            elif incoming is not None and incoming.paid is None:
+                self._stop(link, piece.transfer, StopReason.REFUSED)
             return None
-        self._bind(incoming, link)
         if not incoming.arrived:
             incoming.arrived = True
             self._events.append(Arrived(incoming.transfer_id))
@@ -252,7 +253,8 @@ class Arrivals:
             link.transfers.add(incoming.transfer_id)
 
     def _record(self, link: ReceivingLink, frame: Record) -> None:
-        """Binds a transfer to the link, and no more: until its first piece its ticket can still expire."""
+        """Binds a transfer to the link of who has its ticket; pieces, a commit or a withdrawal count from now
+        on. Until the first piece its ticket can still expire."""
         incoming = self._paying(link, frame.transfer)
         if incoming is None:
             return
@@ -265,15 +267,15 @@ class Arrivals:
             self._not_paid(link, incoming, error)
             return
         self._bind(incoming, link)
-        self._events.append(Described(frame.transfer, incoming.paid.record))
+        if incoming.paid.described:
+            self._events.append(Described(frame.transfer, incoming.paid.record))
 
     def _commit(self, link: ReceivingLink, commit: Commit) -> None:
         incoming = self._paying(link, commit.transfer)
         if incoming is None:
             return
-        incoming.cut(link.cut.geometry)
         try:
-            record = check_commit(commit, incoming, self._signer, self._incarnation)
+            record = check_commit(commit, incoming)
         except BatonError as error:
             self._not_paid(link, incoming, error)
             return
@@ -289,7 +291,8 @@ class Arrivals:
         if incoming is not None and not incoming.closed and incoming.link in (None, link):
             return incoming
         self.counters.dropped_unknown += 1
-        unknown = Refused(transfer, ErrorKind.NOT_FOUND, "the receiver does not expect this transfer")
+        # Its ticket has ended: another attempt has another one.
+        unknown = Refused(transfer, ErrorKind.UNAVAILABLE, "the receiver does not expect this transfer")
         if incoming is None:
             link.tell(self._answers.get(transfer, unknown))
         elif incoming.link is not link:
@@ -297,20 +300,19 @@ class Arrivals:
         return None
 
     def _not_paid(self, link: ReceivingLink, incoming: Incoming, error: BatonError) -> None:
-        if incoming.link is None:  # whoever this is has shown neither bytes nor a right ticket
+        if incoming.link is None:  # whoever this is has shown no right ticket
             link.tell(Refused(incoming.transfer_id, error.kind, error.message))
         else:
             self._fail(incoming, WithdrawReason.REFUSED, error)
 
     def _accept(self, link: ReceivingLink, incoming: Incoming, record: CommitRecord) -> None:
-        incoming.link = link
         incoming.committed = True
         link.transfers.discard(incoming.transfer_id)
         self._events.append(Committed(incoming.transfer_id, record))
 
     def _withdraw(self, link: ReceivingLink, frame: Withdraw) -> None:
         incoming = self._incoming.get(frame.transfer)
-        if incoming is None or incoming.committed or incoming.link not in (None, link):
+        if incoming is None or incoming.committed or incoming.link is not link:
             self.counters.dropped_unknown += 1
             return
         _finish(incoming)

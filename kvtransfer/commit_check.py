@@ -15,13 +15,18 @@ from kvtransfer.ticket import TicketSigner
 
 
 class Paid(NamedTuple):
-    """A record, and the ticket of ours that paid for it."""
+    """A record that came ahead, and the ticket of ours in it."""
 
     record: CommitRecord
     body: TicketBody
 
+    @property
+    def described(self) -> bool:
+        """Whether the record is all but what the last step finds; else it has the ticket alone."""
+        return self.record.prompt_length > 0
 
-def check_record(frame: Record | Commit, signer: TicketSigner, incarnation: bytes) -> Paid:
+
+def check_record(frame: Record, signer: TicketSigner, incarnation: bytes) -> Paid:
     """A record that pays with our own ticket for this transfer; else BatonError."""
     record = _parsed(frame.record)
     body = signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
@@ -32,18 +37,20 @@ def check_record(frame: Record | Commit, signer: TicketSigner, incarnation: byte
     return Paid(record, body)
 
 
-def check_commit(
-    commit: Commit, incoming: Incoming, signer: TicketSigner, incarnation: bytes
-) -> CommitRecord:
-    """The whole record, if it is paid for and nothing is missing; else BatonError. Of a commit whose record
-    came ahead only what the last step found is taken."""
+def check_commit(commit: Commit, incoming: Incoming) -> CommitRecord:
+    """The whole record, if its ticket came ahead and nothing is missing; else BatonError. Where the rest came
+    ahead too, only what the last step found is taken."""
     if incoming.paid is None:
-        record, body = check_record(commit, signer, incarnation)
-    else:
-        record, body = incoming.paid
-        found = _parsed(commit.record)
+        raise BatonError(ErrorKind.FORBIDDEN, "no ticket came before the commit")
+    found, body = _parsed(commit.record), incoming.paid.body
+    if incoming.paid.described:
+        record = incoming.paid.record
         complete(record, found)
         record.block_counts[:] = found.block_counts
+    elif found.attempt != body.attempt:
+        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
+    else:
+        record = found
     incoming.compare(record.block_counts, body)
     if incoming.missing_pieces:
         # Such as one whose transfer was misread on the way: another attempt may be luckier.

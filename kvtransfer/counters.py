@@ -34,3 +34,5 @@ class SenderCounters:
     links_broken: int = 0
     # Links made over a slower transport than the receiver's first that this sender has too.
     link_fallbacks: int = 0
+    # Links that replaced one of those, over a better transport.
+    links_returned: int = 0

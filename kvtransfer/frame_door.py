@@ -5,8 +5,6 @@ expect(secret) ─▶ a sender connects, says it ─▶ the future has its socke
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import selectors
 import socket
 import threading
@@ -14,20 +12,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from baton.addresses import join_address
 from baton.errors import BatonError, ErrorKind
-
-_LOG = logging.getLogger(__name__)
+from kvtransfer.refusals import Refusals
 
 SECRET_BYTES = 32
 # Who has connected and not said all of it: so many, for so long each.
 _MOST = 64
 _SAYS_S = 2.0
 _LOOK_S = 0.5
-
-
-def secret_of(nccl_id: bytes) -> bytes:
-    """Of the link that has this communicator."""
-    return hashlib.blake2b(nccl_id, digest_size=SECRET_BYTES, person=b"baton-frames").digest()
 
 
 def bring(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
@@ -44,18 +37,21 @@ def bring(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socke
 class FrameDoor:
     """One listener's. A thread of its own takes the callers, and calls `wake` when one has come."""
 
-    def __init__(self, host: str, wake: Callable[[], None]) -> None:
-        """`BatonError` INVALID where it cannot bind."""
+    def __init__(self, host: str, wake: Callable[[], None], port: int = 0) -> None:
+        """`port` 0: any free one. `BatonError` INVALID where it cannot bind."""
         self._wake = wake
+        self._refusals = Refusals("nccl")
         self._expected: dict[bytes, Future[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._callers: dict[socket.socket, tuple[bytearray, float]] = {}
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._socket = socket.create_server((host.strip("[]"), 0), family=family)
+            self._socket = socket.create_server((host.strip("[]"), port), family=family)
         except OSError as error:
-            raise BatonError(ErrorKind.INVALID, f"cannot listen on {host} for frames: {error}") from error
+            raise BatonError(
+                ErrorKind.INVALID, f"cannot listen on {join_address(host, port)} for frames: {error}"
+            ) from error
         self.port: int = self._socket.getsockname()[1]
         self._socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -125,7 +121,7 @@ class FrameDoor:
         with self._lock:
             brought = self._expected.pop(secret, None)
         if brought is None or not brought.set_running_or_notify_cancel():
-            _LOG.warning("a caller at the door of frames knows no link's secret")
+            self._refusals.add("a socket for frames began with no link's secret")
             self._drop(caller)
             return
         self._selector.unregister(caller)

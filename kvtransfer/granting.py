@@ -66,8 +66,9 @@ class Granting:
         wire = call.grant(response, staging)
         sender = call.request.sender
         return ReceivingLink(
-            response.link_id, sender, transport, staging, wire, attach_deadline, cut, scatter
-        )
+            response.link_id, sender, transport, staging, wire, attach_deadline, cut, scatter,
+            call.request.link_number,
+        )  # fmt: skip
 
 
 def _scatter(sink: DeviceSink, window: PieceMemory) -> DeviceScatter:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 import grpc
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
-from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkRequest, OpenLinkResponse
 from kvtransfer.frames import FrameError, Piece, ReceiverFrame, Words, encode, encode_piece_header
 from kvtransfer.grpc_stream import (
     CONNECT_S,
@@ -22,6 +23,7 @@ from kvtransfer.grpc_stream import (
     channel_options,
 )
 from kvtransfer.inbox import CONTROL_FRAMES, SenderInbox
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.routes import IPC_SCHEME, NCCL_SCHEME
 from kvtransfer.transport import OutOfReachError
 
@@ -36,13 +38,20 @@ _KINDS = {
 class GrpcSenderWire:
     """One link's stream at the sender. The channel belongs to it."""
 
-    def __init__(self, channel: grpc.Channel, response: OpenLinkResponse, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        response: OpenLinkResponse,
+        wake: Callable[[], None],
+        metadata: tuple[tuple[str, str], ...],
+    ) -> None:
+        """`metadata`: what a call to the receiver carries, the cluster's token."""
         self._channel = channel
         self._inbox = SenderInbox(response.window_pieces, wake)
         # A piece needs a credit, so a window of them at most waits here.
         self._outbox = Outbox(response.window_pieces + CONTROL_FRAMES)
         stream = channel.stream_stream(STREAM_METHOD, request_serializer=None, response_deserializer=None)
-        self._call = stream(iter(self._outbox), metadata=((LINK_ID_KEY, str(response.link_id)),))
+        self._call = stream(iter(self._outbox), metadata=((LINK_ID_KEY, str(response.link_id)), *metadata))
         reader = threading.Thread(target=self._read, args=(self._call,), name="link-answers", daemon=True)
         reader.start()
 
@@ -88,8 +97,9 @@ class GrpcConnector:
 
     transport = TRANSPORT
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], auth: LinkAuth | None = None) -> None:
         self._wake = wake
+        self._auth = auth or LinkAuth()
 
     def takes(self, address: str) -> bool:
         return not address.startswith((IPC_SCHEME, NCCL_SCHEME))
@@ -101,14 +111,28 @@ class GrpcConnector:
         channel = grpc.insecure_channel(address, options=channel_options(0, timeout_s))
         try:
             _connect(channel, min(timeout_s, CONNECT_S))
-            response = transfer_pb2_grpc.TransferServiceStub(channel).OpenLink(request, timeout=timeout_s)
+            response = self._ask(transfer_pb2_grpc.TransferServiceStub(channel), request, timeout_s)
+        except BatonError:
+            channel.close()
+            raise
         except grpc.RpcError as error:
             channel.close()
             raise _refusal(error, f"no link to {address}: {_details(error)}") from error
         except TimeoutError as error:
             channel.close()
             raise BatonError(ErrorKind.UNAVAILABLE, f"no link to {address}: {error}") from error
-        return response, GrpcSenderWire(channel, response, self._wake)
+        return response, GrpcSenderWire(channel, response, self._wake, self._auth.token.metadata)
+
+    def _ask(
+        self, receiver: transfer_pb2_grpc.TransferServiceStub, request: OpenLinkRequest, timeout_s: float
+    ) -> OpenLinkResponse:
+        """For the link. grpc.RpcError; `BatonError` where the receiver does not know the cluster's secret."""
+        deadline, metadata = time.monotonic() + timeout_s, self._auth.token.metadata
+        given = receiver.GetChallenge(GetChallengeRequest(), timeout=timeout_s, metadata=metadata)
+        hello = self._auth.hello(request, given.challenge)
+        left_s = max(0.001, deadline - time.monotonic())
+        answer = receiver.SignedOpenLink(hello, timeout=left_s, metadata=metadata)
+        return self._auth.verify_answer(hello, answer)
 
 
 def _connect(channel: grpc.Channel, timeout_s: float) -> None:

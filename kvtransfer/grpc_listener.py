@@ -1,6 +1,6 @@
 """The receiver's side of the grpc transport: a server of its own, apart from the one that streams tokens.
 
-    OpenLink ──▶ queue ──▶ the loop grants it: a wire waits for its stream under the new link id
+    SignedOpenLink ──▶ verified ──▶ queue ──▶ the loop grants it: a wire waits for its stream under the new id
     Frames (raw bytes, link id in the metadata) ──▶ the wire of that id, taken out: one stream a link, ever
 
 A stream has two threads: grpc's yields what the loop tells, ours reads what the sender sends and lands
@@ -13,15 +13,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from baton.addresses import join_address
+from baton.cluster_auth import UNAUTHENTICATED, RpcToken
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
-from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from baton.v1.transfer_pb2 import (
+    GetChallengeRequest,
+    GetChallengeResponse,
+    OpenLinkRequest,
+    OpenLinkResponse,
+    SignedOpenLinkRequest,
+    SignedOpenLinkResponse,
+)
 from kvtransfer.frames import FrameError, ReceiverFrame, SenderFrame, encode
 from kvtransfer.grpc_stream import (
     ERROR_KIND_KEY,
@@ -34,9 +43,16 @@ from kvtransfer.grpc_stream import (
     channel_options,
 )
 from kvtransfer.inbox import CONTROL_FRAMES, Landing, ReceiverInbox
+from kvtransfer.link_auth import Challenges, LinkAuth
 from kvtransfer.open_calls import OpenCalls
+from kvtransfer.refusals import Refusals
 from kvtransfer.staging import Staging
 from kvtransfer.transport import OutOfReachError
+
+if TYPE_CHECKING:  # generic in its stub file only
+    _ServerInterceptor = grpc.ServerInterceptor[Any, Any]
+else:
+    _ServerInterceptor = grpc.ServerInterceptor
 
 # Calls beside the streams: OpenLink, health, reflection.
 _OTHER_CALLS = 16
@@ -47,6 +63,7 @@ _STATUS = {
     ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
     ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     ErrorKind.UNAVAILABLE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
@@ -161,8 +178,12 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         peer_timeout_s: float,
         max_links: int,
         wake: Callable[[], None],
+        auth: LinkAuth | None = None,
     ) -> None:
         self._wake = wake
+        self._auth = auth or LinkAuth()
+        self._challenges = Challenges()
+        self.refusals = Refusals(TRANSPORT)
         self._calls: OpenCalls[GrpcOpenCall] = OpenCalls(_OTHER_CALLS, peer_timeout_s, wake)
         # Wires whose stream has not come yet; closed ones are swept out by the next export.
         self._waiting: dict[int, GrpcReceiverWire] = {}
@@ -174,10 +195,11 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             self._pool,
             options=channel_options(piece_bytes, peer_timeout_s),
             maximum_concurrent_rpcs=workers,
+            interceptors=[_TokenCheck(self._auth.token, self.refusals)],
         )
         self._health = health.HealthServicer()
         self._mount()
-        self.address = f"{host}:{self._bind(host, port)}"
+        self.address = join_address(host, self._bind(host, port))
         self._server.start()
 
     def _mount(self) -> None:
@@ -193,12 +215,12 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
     def _bind(self, host: str, port: int) -> int:
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._server.add_insecure_port(join_address(host, port))
         except RuntimeError:
             bound = 0
         if bound == 0:
             self._pool.shutdown(wait=False)
-            raise BatonError(ErrorKind.INVALID, f"cannot listen on {host}:{port} for transfers")
+            raise BatonError(ErrorKind.INVALID, f"cannot listen on {join_address(host, port)} for transfers")
         return bound
 
     # -- the loop ---------------------------------------------------------------------------------
@@ -227,13 +249,20 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
     # -- grpc's threads ---------------------------------------------------------------------------
 
-    def OpenLink(  # noqa: N802
-        self, request: OpenLinkRequest, context: grpc.ServicerContext
-    ) -> OpenLinkResponse:
-        call = GrpcOpenCall(self, request)
+    def GetChallenge(  # noqa: N802
+        self, request: GetChallengeRequest, context: grpc.ServicerContext
+    ) -> GetChallengeResponse:
+        return GetChallengeResponse(challenge=self._challenges.issue())
+
+    def SignedOpenLink(  # noqa: N802
+        self, request: SignedOpenLinkRequest, context: grpc.ServicerContext
+    ) -> SignedOpenLinkResponse:
         try:
-            return self._calls.ask(call, call.answer)
+            call = GrpcOpenCall(self, self._auth.verify_hello(request, self._challenges))
+            return self._auth.answer(request, self._calls.ask(call, call.answer))
         except BatonError as error:
+            if error.kind is ErrorKind.UNAUTHENTICATED:
+                self.refusals.add(error.message)
             _abort(context, error)
 
     def _frames(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -254,6 +283,28 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         if wire is None:
             _abort(context, BatonError(ErrorKind.CONFLICT, f"no link {named} waits for a stream"))
         return wire
+
+
+class _TokenCheck(_ServerInterceptor):
+    """Ends calls without the cluster's token with UNAUTHENTICATED, before a message of theirs is read."""
+
+    def __init__(self, token: RpcToken, refusals: Refusals) -> None:
+        self._token = token
+        self._refusals = refusals
+        self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler[Any, Any] | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        details: Any = handler_call_details
+        admitted = self._token.admits(details.method, details.invocation_metadata)
+        return continuation(handler_call_details) if admitted else self._refusal
+
+    def _refuse(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self._refusals.add(f"a call from {context.peer()}: {UNAUTHENTICATED}")
+        _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
 
 
 def _abort(context: grpc.ServicerContext, error: BatonError) -> NoReturn:

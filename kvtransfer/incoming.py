@@ -1,6 +1,6 @@
 """One expected transfer at the receiver: which of its bytes have arrived.
 
-expected ──record, first byte──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
+expected ──record with its ticket──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
     └────────────── forget, withdraw, link lost, bad checksum ───────────────────────────▶ gone
 """
 
@@ -37,7 +37,7 @@ class Incoming:
         self.held_counts = tuple(held_counts)
         self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
         self.link: ReceivingLink | None = None
-        self.paid: Paid | None = None  # where its record came ahead
+        self.paid: Paid | None = None  # once its ticket is here and right: before that nothing is taken
         self.arrived = False
         self.committed = False
         # Pieces that a device moves at this moment, and the record of the commit that waits for them.

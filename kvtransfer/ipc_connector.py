@@ -11,16 +11,22 @@ from google.protobuf.message import DecodeError
 
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
-from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from baton.v1.transfer_pb2 import (
+    OpenLinkRequest,
+    OpenLinkResponse,
+    SignedOpenLinkRequest,
+    SignedOpenLinkResponse,
+)
 from kvtransfer.byte_ring import STORES_IN_ORDER
 from kvtransfer.device_blocks import DeviceBlocks
 from kvtransfer.device_gather import DeviceGather
 from kvtransfer.ipc_control import (
     CONNECT_S,
-    HELLO,
     TRANSPORT,
+    VERSION,
     Word,
     address_of,
+    check_user,
     receive_message,
     send_message,
     socket_name,
@@ -29,6 +35,7 @@ from kvtransfer.ipc_device_wire import IpcDeviceWire
 from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_page import PAGE_BYTES, fill
 from kvtransfer.ipc_sender_wire import IpcSenderWire
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.transport import OutOfReachError
 
 
@@ -37,9 +44,15 @@ class IpcConnector:
 
     transport = TRANSPORT
 
-    def __init__(self, wake: Callable[[], None], blocks: DeviceBlocks | None = None) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        blocks: DeviceBlocks | None = None,
+        auth: LinkAuth | None = None,
+    ) -> None:
         """`blocks`: where what is sent lies in a device's memory."""
         self._wake = wake
+        self._auth = auth or LinkAuth()
         self._blocks = blocks
         self._realm = address_of("")
 
@@ -55,9 +68,11 @@ class IpcConnector:
         deadline = time.monotonic() + timeout_s
         sock = _connect(address, min(CONNECT_S, timeout_s))
         try:
-            on_device = self._prove(sock, min(CONNECT_S, deadline - time.monotonic()))
-            send_message(sock, 0, request.SerializeToString())
-            response, descriptor = _answer(sock, deadline - time.monotonic())
+            check_user(sock)
+            hello = self._greet(sock, request, min(CONNECT_S, deadline - time.monotonic()))
+            on_device = self._fill_page(sock, hello, min(CONNECT_S, deadline - time.monotonic()))
+            answer, descriptor = _answer(sock, deadline - time.monotonic())
+            response = self._verified(hello, answer, descriptor)
             return response, self._wire(sock, response, descriptor, on_device)
         except TimeoutError as error:
             _hang_up(sock)
@@ -70,27 +85,51 @@ class IpcConnector:
             error.message = f"no link to {address}: {error.message}"
             raise
 
-    def _prove(self, sock: socket.socket, timeout_s: float) -> bool:
-        """Shows the listener that we map the very memory that it does, and so are on its host; whether blocks
-        go from our device to its own.
+    def _greet(
+        self, sock: socket.socket, request: OpenLinkRequest, timeout_s: float
+    ) -> SignedOpenLinkRequest:
+        """Answers the listener's challenge with the hello that asks for the link; returns that.
 
-        A listener that says nothing is a process that is stopped: no other transport reaches it either.
+        A listener that sends nothing is a process that is stopped: no other transport reaches it either.
         """
         try:
-            _, hello, descriptor = receive_message(sock, timeout_s)
+            _, greeting, descriptor = receive_message(sock, timeout_s)
         except TimeoutError as error:
             raise BatonError(ErrorKind.UNAVAILABLE, f"nobody answers for {timeout_s:g} s") from error
-        if descriptor is None:
-            raise ValueError("the listener gave no memory")
+        if descriptor is not None:
+            os.close(descriptor)
+        if not greeting.startswith(VERSION):
+            raise ValueError("the listener speaks another version")
+        hello = self._auth.hello(request, greeting.removeprefix(VERSION))
+        send_message(sock, 0, hello.SerializeToString())
+        return hello
+
+    def _fill_page(self, sock: socket.socket, hello: SignedOpenLinkRequest, timeout_s: float) -> bool:
+        """Shows the listener that we map the very memory that it does, and so are on its host; whether blocks
+        go from our device to its own."""
+        proof, descriptor = _answer(sock, timeout_s)
         try:
+            self._auth.verify_page(hello, proof)
             page = SharedMemory.attach(descriptor)
-            if hello != HELLO or page.size != PAGE_BYTES:
-                raise ValueError("the listener speaks another version")
+            if page.size != PAGE_BYTES:
+                raise ValueError("the listener's page has another size")
             on_device = fill(page, self._blocks.device if self._blocks is not None else None)
             page.unmap()
-            return on_device
         finally:
             os.close(descriptor)
+        send_message(sock, 0, b"")
+        return on_device
+
+    def _verified(self, hello: SignedOpenLinkRequest, answer: bytes, descriptor: int) -> OpenLinkResponse:
+        """The receiver's response; closes the descriptor where it is not to be believed."""
+        try:
+            return self._auth.verify_answer(hello, SignedOpenLinkResponse.FromString(answer))
+        except DecodeError as error:
+            os.close(descriptor)
+            raise ValueError("the receiver's answer cannot be read") from error
+        except BatonError:
+            os.close(descriptor)
+            raise
 
     def _wire(
         self, sock: socket.socket, response: OpenLinkResponse, descriptor: int, on_device: bool
@@ -121,19 +160,16 @@ def _connect(address: str, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _answer(sock: socket.socket, timeout_s: float) -> tuple[OpenLinkResponse, int]:
-    """What the receiver says, and the memory's descriptor, which is the caller's."""
+def _answer(sock: socket.socket, timeout_s: float) -> tuple[bytes, int]:
+    """The receiver's next message, and the descriptor that came along, which is the caller's."""
     kind, body, descriptor = receive_message(sock, timeout_s)
     if kind:
+        if descriptor is not None:
+            os.close(descriptor)
         raise BatonError(ErrorKind(kind), body.decode(errors="replace"))
     if descriptor is None:
         raise ValueError("the receiver gave no memory")
-    try:
-        response = OpenLinkResponse.FromString(body)
-    except DecodeError as error:
-        os.close(descriptor)
-        raise ValueError("the receiver's answer cannot be read") from error
-    return response, descriptor
+    return body, descriptor
 
 
 def _hang_up(sock: socket.socket) -> None:

@@ -2,10 +2,12 @@
 
     sender                                 receiver
       connect                                                        abstract Unix socket, this user only
-                    ◀── hello, a page ──   with a random half        mapping it proves the same host
+                    ◀── version, challenge ──
+                    ── signed hello ──▶    verifies it               (link_auth)
+                    ◀── proof, a page ──   with a random half        mapping it proves the same host
       fills the other half
-                    ── request ──▶         sees its page filled
-                    ◀── answer, memory ──                            or the reason why not
+                    ── filled ──▶          sees its page filled
+                    ◀── answer, memory ──                            or, at any step, the reason why not
                     ── ATTACHED ──▶
                     ◀── BELL, BEAT ──▶                               as long as the link lives
                     ◀── ERROR ──                                     the receiver broke it off
@@ -42,7 +44,8 @@ BEAT_S = 0.5
 SILENT_S = 1.75
 DEAF_S = 10.0
 
-HELLO = b"baton-ipc-3"
+# Begins the listener's first message, before the challenge.
+VERSION = b"baton-ipc-4 "
 
 _LENGTH = struct.Struct("<BI")
 _MAX_MESSAGE = 1 << 16
@@ -117,12 +120,18 @@ def peer_pidfd(sock: socket.socket) -> int:
     may have been given out again only if that process is gone already, and then it sends nothing more: who
     gets an answer after this call holds the right one.
     """
-    pid, uid = _peer(sock)
-    if uid != os.geteuid():
-        raise PermissionError(f"a process of user {uid} connected")
+    check_user(sock)
+    pid, _ = _peer(sock)
     if pid <= 0:
         raise PermissionError("a process of another PID namespace connected")
     return os.pidfd_open(pid)
+
+
+def check_user(sock: socket.socket) -> None:
+    """PermissionError where another user has the other end: it connected, or began to listen there."""
+    _, uid = _peer(sock)
+    if uid != os.geteuid():
+        raise PermissionError(f"a process of user {uid} has the other end")
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:

@@ -21,12 +21,17 @@ from google.protobuf.message import DecodeError
 
 from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
-from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from baton.v1.transfer_pb2 import (
+    OpenLinkRequest,
+    OpenLinkResponse,
+    SignedOpenLinkRequest,
+    SignedOpenLinkResponse,
+)
 from kvtransfer.byte_ring import STORES_IN_ORDER
 from kvtransfer.ipc_control import (
     CONNECT_S,
-    HELLO,
     TRANSPORT,
+    VERSION,
     address_of,
     peer_pidfd,
     receive_message,
@@ -36,8 +41,10 @@ from kvtransfer.ipc_control import (
 from kvtransfer.ipc_memory import LinkMemory
 from kvtransfer.ipc_page import ListenersPage
 from kvtransfer.ipc_receiver_wire import IpcReceiverWire
+from kvtransfer.link_auth import Challenges, LinkAuth
 from kvtransfer.open_calls import OpenCalls
 from kvtransfer.piece_memory import PieceMemory
+from kvtransfer.refusals import Refusals
 from kvtransfer.staging import Staging, Window
 from kvtransfer.transport import OpenCall
 
@@ -93,6 +100,7 @@ class IpcListener:
         max_links: int,
         wake: Callable[[], None],
         device: LinkDevice | None = None,
+        auth: LinkAuth | None = None,
     ) -> None:
         """`device`: where blocks are to go that come from a device. `BatonError` INVALID where this machine
         cannot have such links."""
@@ -101,6 +109,9 @@ class IpcListener:
         self.address = address_of(f"baton-{secrets.token_hex(16)}")
         self._wake = wake
         self._device = device
+        self._auth = auth or LinkAuth()
+        self._challenges = Challenges()
+        self.refusals = Refusals(TRANSPORT)
         self._calls: OpenCalls[_OpenCall] = OpenCalls(_CONNECTING, peer_timeout_s, wake)
         self._lock = threading.Lock()
         self._wires: list[IpcReceiverWire] = []
@@ -159,7 +170,7 @@ class IpcListener:
         try:
             sender = peer_pidfd(sock)
         except OSError as error:
-            _LOG.warning("no ipc link: %s", error)
+            self.refusals.add(str(error))
             sock.close()
             return
         try:
@@ -172,18 +183,21 @@ class IpcListener:
         finally:
             os.close(sender)
 
-    def _grant(self, sock: socket.socket) -> tuple[OpenLinkResponse, IpcReceiverWire] | None:
+    def _grant(self, sock: socket.socket) -> tuple[SignedOpenLinkResponse, IpcReceiverWire] | None:
         """The loop's answer; None where the socket is closed again."""
         try:
-            request, reached = _hear_request(sock, self._device)
-            call = _OpenCall(request, self._device if reached else None, self._wake)
+            hello = _receive_hello(sock, self._challenges.issue())
+            request = self._auth.verify_hello(hello, self._challenges)
+            reached = _page_filled(sock, self._auth.page_proof(hello), self._device)
+            response, wire = self._ask(_OpenCall(request, self._device if reached else None, self._wake))
+            return self._auth.answer(hello, response), wire
         except (OSError, ValueError) as error:
-            _LOG.info("a sender came and asked for nothing: %s", error)
+            _LOG.debug("link_hello_unfinished", extra={"reason": str(error)})
             sock.close()
             return None
-        try:
-            return self._ask(call)
         except BatonError as refused:
+            if refused.kind is ErrorKind.UNAUTHENTICATED:
+                self.refusals.add(refused.message)
             with contextlib.suppress(OSError):
                 send_message(sock, refused.kind.value, refused.message.encode())
             sock.close()
@@ -198,21 +212,30 @@ class IpcListener:
         return granted
 
 
-def _hear_request(sock: socket.socket, device: LinkDevice | None) -> tuple[OpenLinkRequest, bool]:
-    """What the sender asks, once it has shown that it maps our memory, and whether its device reaches ours.
+def _receive_hello(sock: socket.socket, challenge: bytes) -> SignedOpenLinkRequest:
+    """The sender's answer to the challenge, not verified. ValueError, OSError."""
+    sock.settimeout(CONNECT_S)
+    send_message(sock, 0, VERSION + challenge)
+    _, body, descriptor = receive_message(sock, CONNECT_S)
+    if descriptor is not None:
+        os.close(descriptor)
+    try:
+        return SignedOpenLinkRequest.FromString(body)
+    except DecodeError as error:
+        raise ValueError("it cannot be read") from error
+
+
+def _page_filled(sock: socket.socket, proof: bytes, device: LinkDevice | None) -> bool:
+    """Whether the sender's device reaches ours, once the sender has shown that it maps our memory.
     ValueError, OSError."""
     page = ListenersPage(device)
     try:
-        sock.settimeout(CONNECT_S)
-        send_message(sock, 0, HELLO, page.memory.fd)
+        send_message(sock, 0, proof, page.memory.fd)
     finally:
         page.memory.drop_descriptor()
-    _, body, descriptor = receive_message(sock, CONNECT_S)
+    _, _, descriptor = receive_message(sock, CONNECT_S)
     if descriptor is not None:
         os.close(descriptor)
     if not page.answered():
         raise ValueError("it does not map our memory")
-    try:
-        return OpenLinkRequest.FromString(body), device is not None and page.device_reached()
-    except DecodeError as error:
-        raise ValueError("its request cannot be read") from error
+    return device is not None and page.device_reached()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from baton.device.link_device import Moment
 from baton.errors import BatonError
-from baton.v1.transfer_pb2 import OpenLinkResponse
+from baton.v1.transfer_pb2 import SignedOpenLinkResponse
 from kvtransfer.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced, encode
 from kvtransfer.ipc_control import BEAT_S, Control, Word, send_message
 from kvtransfer.ipc_memory import LinkMemory
@@ -98,7 +98,7 @@ class IpcReceiverWire(IpcWire):
         if self._control is not None:
             self._control.end()
 
-    def serve(self, sock: socket.socket, response: OpenLinkResponse, sender: int) -> None:
+    def serve(self, sock: socket.socket, response: SignedOpenLinkResponse, sender: int) -> None:
         """From the grant to the fence, in a thread of its own; `sender` is the pidfd of who connected."""
         control = self._export(sock, response)
         if control is not None:
@@ -106,7 +106,7 @@ class IpcReceiverWire(IpcWire):
             control.release()
         self._wake()
 
-    def _export(self, sock: socket.socket, response: OpenLinkResponse) -> Control | None:
+    def _export(self, sock: socket.socket, response: SignedOpenLinkResponse) -> Control | None:
         """Gives the sender the memory; None where the link was closed before, and nobody was given any."""
         with self._state:
             if self._closed:

@@ -89,7 +89,7 @@ class IpcSenderWire(IpcWire):
             BufferError,
             RuntimeError,
         ):  # a view is held, or CUDA fails: the process's end is the proof then
-            _LOG.exception("a link's window stays mapped")
+            _LOG.exception("link_window_stays_mapped")
         else:
             self._control.say(Word.UNMAPPED)
         self._control.end()

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from baton.addresses import split_address
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.frame_door import bring, secret_of
+from kvtransfer.frame_door import bring
 from kvtransfer.frame_socket import FrameSocket
 from kvtransfer.grpc_connector import GrpcConnector, GrpcSenderWire
 from kvtransfer.inbox import CONTROL_FRAMES
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.nccl_links import SENDER_RANK, TRANSPORT, NcclLinks
 from kvtransfer.nccl_sender import NcclSenderWire
 from kvtransfer.routes import NCCL_SCHEME
@@ -25,12 +27,19 @@ class NcclConnector:
 
     transport = TRANSPORT
 
-    def __init__(self, wake: Callable[[], None], links: NcclLinks, blocks: DeviceBlocks) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        links: NcclLinks,
+        blocks: DeviceBlocks,
+        auth: LinkAuth | None = None,
+    ) -> None:
         """`blocks`: on the device of `links`."""
         self._wake = wake
         self._links = links
         self._blocks = blocks
-        self._lifelines = GrpcConnector(wake)
+        self._auth = auth or LinkAuth()
+        self._lifelines = GrpcConnector(wake, self._auth)
 
     def takes(self, address: str) -> bool:
         return address.startswith(NCCL_SCHEME)
@@ -46,7 +55,7 @@ class NcclConnector:
         with ExitStack() as undo:
             undo.callback(lifeline.close)
             try:
-                host = listener.rpartition(":")[0].strip("[]")
+                host, _ = split_address(listener)
                 wire = self._open(host, response, lifeline, deadline, undo)
             except (OSError, RuntimeError, ValueError, OutOfReachError) as error:
                 raise OutOfReachError(f"no link to {address}: {error}") from error
@@ -63,7 +72,7 @@ class NcclConnector:
     ) -> NcclSenderWire:
         """`undo` has what is to be called should a later step fail."""
         pieces, left_s = response.window_pieces, max(0.001, deadline - time.monotonic())
-        sock = bring(host, response.frames_port, secret_of(response.nccl_id), left_s)
+        sock = bring(host, response.frames_port, self._auth.frames_secret(response.nccl_id), left_s)
         frames = FrameSocket(sock, pieces + CONTROL_FRAMES, self._wake, "receiver")
         undo.callback(frames.close)
         line = self._links.line(response.nccl_id, SENDER_RANK, self._wake)

@@ -108,7 +108,7 @@ class NcclLinks:
                         if now > one.since + _LATE_S:
                             one.line.abort(gone.message)
                 except Exception:  # of whoever is woken by it: the others are looked after all the same
-                    _LOG.exception("a line whose peer is gone")
+                    _LOG.exception("nccl_line_abort_failed")
 
     def end(self, line: NcclLine, why: str, then: Callable[[], None] | None = None) -> None:
         """Aborts it; `then` is called when it is over, by a thread of its own. Idempotent."""

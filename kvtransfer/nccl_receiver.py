@@ -12,11 +12,12 @@ from baton.device.link_device import LinkDevice
 from baton.device.nccl_line import Moment, NcclLine
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frame_door import FrameDoor, secret_of
+from kvtransfer.frame_door import FrameDoor
 from kvtransfer.frame_socket import FrameSocket
 from kvtransfer.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced, encode
 from kvtransfer.grpc_listener import GrpcListener, GrpcOpenCall, GrpcReceiverWire
 from kvtransfer.inbox import CONTROL_FRAMES
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.nccl_links import RECEIVER_RANK, TRANSPORT, NcclLinks
 from kvtransfer.piece_memory import PieceMemory
 from kvtransfer.routes import NCCL_SCHEME
@@ -165,13 +166,19 @@ class _NcclCall:
     """A sender's request that came over grpc, and the line that its link will have."""
 
     def __init__(
-        self, call: GrpcOpenCall, links: NcclLinks, door: FrameDoor, wake: Callable[[], None]
+        self,
+        call: GrpcOpenCall,
+        links: NcclLinks,
+        door: FrameDoor,
+        wake: Callable[[], None],
+        auth: LinkAuth,
     ) -> None:
         self.request: OpenLinkRequest = call.request
         self._call = call
         self._links = links
         self._door = door
         self._wake = wake
+        self._auth = auth
         self._window: PieceMemory | None = None
 
     @property
@@ -190,7 +197,7 @@ class _NcclCall:
         response.nccl_id = self._links.unique_id()
         response.frames_port = self._door.port
         line = self._links.line(response.nccl_id, RECEIVER_RANK, self._wake)
-        brought = self._door.expect(secret_of(response.nccl_id))
+        brought = self._door.expect(self._auth.frames_secret(response.nccl_id))
         lifeline = self._call.grant(response, staging, _Lifeline(self._wake))
         return NcclReceiverWire(self._links, line, self._window, staging, lifeline, brought, self._wake)
 
@@ -212,23 +219,33 @@ class NcclListener:
         max_links: int,
         wake: Callable[[], None],
         links: NcclLinks,
+        auth: LinkAuth | None = None,
+        frames_port: int = 0,
     ) -> None:
-        """`BatonError` INVALID where it cannot bind."""
+        """`frames_port`: where the links' frames come, 0: any free one. `BatonError` INVALID where it cannot
+        bind."""
+        self._auth = auth or LinkAuth()
         self._lifelines = GrpcListener(
-            host, port, piece_bytes=0, peer_timeout_s=peer_timeout_s, max_links=max_links, wake=wake
+            host,
+            port,
+            piece_bytes=0,
+            peer_timeout_s=peer_timeout_s,
+            max_links=max_links,
+            wake=wake,
+            auth=self._auth,
         )
         self._links = links
         self._wake = wake
         self.address = NCCL_SCHEME + self._lifelines.address
         try:
-            self._door = FrameDoor(host, wake)
+            self._door = FrameDoor(host, wake, frames_port)
         except BatonError:
             self._lifelines.close()
             raise
 
     def next_call(self) -> OpenCall | None:
         call = self._lifelines.next_call()
-        return None if call is None else _NcclCall(call, self._links, self._door, self._wake)
+        return None if call is None else _NcclCall(call, self._links, self._door, self._wake, self._auth)
 
     def close(self) -> None:
         self._door.close()

@@ -147,7 +147,7 @@ class NcclSenderWire:
         try:
             self._gathering.finish()
         except RuntimeError:
-            _LOG.exception("the device of a link has failed")
+            _LOG.exception("link_device_failed")
         self._reads.end()
         self._frames.close()
         self._lifeline.close()

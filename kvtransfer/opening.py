@@ -6,22 +6,46 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest
 from baton.v1.types_pb2 import WorkerIdentity
 
-# What this build speaks: frames.py, and tickets that may call blocks held. In 3 no record went ahead of its
-# commit; in 2 every block was sent; in 1, only pieces had a checksum.
-PROTOCOL_MIN = 5
-PROTOCOL_MAX = 5
+# What this build speaks: frames.py, and tickets that may call blocks held. In 5 pieces could come before a
+# ticket; in 3 no record went ahead of its commit; in 2 every block was sent; in 1 only pieces had checksums.
+PROTOCOL_MIN = 6
+PROTOCOL_MAX = 6
 INCARNATION_BYTES = 16
 
 
-def open_request(sender: WorkerIdentity, receiver_incarnation: bytes, fingerprint: bytes) -> OpenLinkRequest:
-    """What a sender asks with."""
+def open_request(
+    sender: WorkerIdentity,
+    receiver_incarnation: bytes,
+    fingerprint: bytes,
+    link_number: int,
+    *,
+    beside: bool = False,
+) -> OpenLinkRequest:
+    """What a sender asks with. `link_number`: how many links it has asked for by now; `beside`: its earlier
+    link to this receiver is to stay for a while."""
     return OpenLinkRequest(
         sender=sender,
         receiver_incarnation=receiver_incarnation,
         fingerprint=fingerprint,
         protocol_min=PROTOCOL_MIN,
         protocol_max=PROTOCOL_MAX,
+        link_number=link_number,
+        beside=beside,
     )
+
+
+def same_worker(one: WorkerIdentity, other: WorkerIdentity) -> bool:
+    """Whether both are starts of one worker of one cluster."""
+    return (one.cluster_id, one.name, one.rank) == (other.cluster_id, other.name, other.rank)
+
+
+def is_newer(request: OpenLinkRequest, peer: WorkerIdentity, link_number: int) -> bool:
+    """Whether a request is newer than a link of a start of the same worker: a later start, or the same and a
+    later link. A clock that was set back makes a later start look older: it gets its link as soon as that of
+    the earlier start is found broken, seconds after its end."""
+    if request.sender.incarnation == peer.incarnation:
+        return request.link_number >= link_number
+    return request.sender.started_ns > peer.started_ns
 
 
 def agree(request: OpenLinkRequest, receiver: WorkerIdentity, fingerprint: bytes) -> int:

@@ -95,14 +95,14 @@ class Transfer:
         # Bytes of whole blocks handed to the wire, and of the one begun last.
         self.bytes_shipped = 0
         self.bytes_partial = 0
-        # Waits to be sent before any piece; what is committed behind the last one.
-        self.ahead: bytes | None = None
+        # Waits to be sent before anything else, since without it the receiver takes nothing: the ticket, and
+        # what `describe` adds. What is committed behind the last piece.
+        self.ahead: bytes | None = _serialised(_with_ticket(CommitRecord(attempt=body.attempt), ticket))
         self.record: bytes | None = None
         self.commit_deadline = float("inf")
         # Staging pieces in flight: never more than the transfer's share of the window.
         self.held = 0
         self._ticket = ticket
-        self._described = False
         self._block_bytes = block_bytes
         self._source = source
         # Called for each block whose last piece went out, with its group.
@@ -153,20 +153,16 @@ class Transfer:
     def describe(self, record: CommitRecord) -> None:
         """Says what is known of the sequence at the beginning, so that the receiver has made ready for it by
         the commit, which has the first token alone then. The ticket is filled in here. Before anything else,
-        and once.
+        and once: right after the transfer was made.
 
         `BatonError` INVALID for a record too large to travel.
         """
-        whole = CommitRecord()
-        whole.CopyFrom(record)
-        self._pay(whole)
-        self.ahead = _serialised(whole)
-        self._described = True
+        assert self.ahead is not None, "nothing of the transfer has been sent"
+        self.ahead = _serialised(_with_ticket(record, self._ticket))
         self._wake()
 
     def commit(self, record: CommitRecord) -> None:
-        """Commits behind the last pushed block. Block counts are filled in here and, unless it was described,
-        the ticket.
+        """Commits behind the last pushed block. Block counts are filled in here.
 
         Ends with `Acknowledged` or `Failed`; nothing happens where the transfer has ended already.
         `BatonError` INVALID for a record too large to travel.
@@ -177,8 +173,6 @@ class Transfer:
             raise ValueError("commit twice")
         whole = CommitRecord()
         whole.CopyFrom(record)
-        if not self._described:
-            self._pay(whole)
         whole.block_counts[:] = [len(ordinals) for ordinals in self._pushed]
         self.record = _serialised(whole)
         self._wake()
@@ -253,14 +247,16 @@ class Transfer:
         while self._queue:
             self._over(self._queue.popleft())
 
-    def _pay(self, record: CommitRecord) -> None:
-        record.ticket_body = self._ticket.body
-        record.ticket_signature = self._ticket.signature
-
     def _over(self, pushed: _Pushed) -> None:
         pushed.over = True
         if not pushed.reading:
             self._source.unpin(pushed.group, pushed.block)
+
+
+def _with_ticket(record: CommitRecord, ticket: Ticket) -> CommitRecord:
+    whole = CommitRecord(ticket_body=ticket.body, ticket_signature=ticket.signature)
+    whole.MergeFrom(record)
+    return whole
 
 
 def _serialised(record: CommitRecord) -> bytes:

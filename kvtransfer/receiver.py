@@ -26,6 +26,7 @@ from kvtransfer.device_blocks import DeviceSink
 from kvtransfer.events import ReceiverEvent
 from kvtransfer.frames import FrameError, Refused
 from kvtransfer.granting import Granting
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.receiving_link import ReceivingLink
 from kvtransfer.receiving_links import MAX_LINKS, ReceivingLinks
@@ -62,10 +63,21 @@ class Receiver:
         self._wake = wake
         self._timeout = peer_timeout_s
 
-    def listen(self, host: str, port: int = 0, transport: str = "grpc", nccl: NcclLinks | None = None) -> str:
-        """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`)."""
+    def listen(
+        self,
+        host: str,
+        port: int = 0,
+        transport: str = "grpc",
+        nccl: NcclLinks | None = None,
+        auth: LinkAuth | None = None,
+        frames_port: int = 0,
+    ) -> str:
+        """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/routes.py`).
+        `auth`: which senders get a link, those that know its secret."""
         bounds = self._piece_bytes, self._timeout, MAX_LINKS
-        started = listeners_of(transport, host, port, *bounds, self._wake, self._device, nccl)
+        started = listeners_of(
+            transport, host, port, *bounds, self._wake, self._device, nccl, auth, frames_port
+        )
         for listener in started:
             self._links.attach(listener)
         return " ".join(listener.address for listener in started)

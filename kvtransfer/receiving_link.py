@@ -48,17 +48,20 @@ class ReceivingLink:
         attach_deadline: float,
         cut: Cut,
         scatter: DeviceScatter | None = None,
+        number: int = 0,
     ) -> None:
-        """`scatter`: where staging is a device's memory; then `wire` is a `LandingWire`."""
+        """`scatter`: where staging is a device's memory; then `wire` is a `LandingWire`. `number`: of its
+        sender's links."""
         self.link_id = link_id
         self.peer = peer
+        self.number = number
         self.staging = staging
         self.attach_deadline = attach_deadline
         self.cut = cut
         self.scatter = scatter
         # Transfers bound to this link and not yet committed.
         self.transfers: set[int] = set()
-        self._transport = transport
+        self.transport = transport
         self._wire = wire
         self._landing = cast(LandingWire, wire)  # where there is a scatter
         self._draining: OrderedDict[int, float] = OrderedDict()
@@ -158,7 +161,7 @@ class ReceivingLink:
         return LinkAudit(
             sending=False,
             peer=self.peer,
-            transport=self._transport,
+            transport=self.transport,
             window_pieces=self.staging.pieces,
             free_pieces=0,
             credited_pieces=self.staging.count(Owner.SENDER),

@@ -1,7 +1,8 @@
 """All links of one receiver: granted, open, and after their break quarantined until they are fenced.
 
-A sender has one link: a newer one breaks the older. What a break means to the transfers of a link is the
-receiver's to say (`before_break`).
+A worker has one link here: a newer one, of the same start of it or a later one, breaks the older. Only a
+sender that changes the transport has two, until the older has ended what goes over it. What a break means to
+the transfers of a link is the receiver's to say (`before_break`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.counters import ReceiverCounters
 from kvtransfer.granting import Granting
+from kvtransfer.opening import is_newer, same_worker
 from kvtransfer.receiving_link import ReceivingLink
 from kvtransfer.transport import Listener, OpenCall
 
@@ -62,15 +64,19 @@ class ReceivingLinks:
                     self._grant(listener, call)
                 except BatonError as error:
                     self._counters.links_refused += 1
-                    _LOG.warning("refused a link: %s", error.message)
+                    _LOG.warning("link_refused", extra={"reason": error.message})
                     call.refuse(error)
 
     def _grant(self, listener: Listener, call: OpenCall) -> None:
         sender = call.request.sender
         protocol = self._granting.agree(call)
+        earlier = [link for link in self._open if same_worker(link.peer, sender)]
+        if not all(is_newer(call.request, link.peer, link.number) for link in earlier):
+            raise BatonError(ErrorKind.UNAVAILABLE, f"a newer start of sender {sender.name!r} has a link")
         newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
-        for link in [link for link in self._open if link.peer.name == sender.name]:
-            self.break_off(link, newer)
+        for link in earlier:
+            if not call.request.beside or link.peer.incarnation != sender.incarnation:
+                self.break_off(link, newer)
         if len(self._open) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
         deadline = self._clock() + self._timeout
@@ -88,7 +94,10 @@ class ReceivingLinks:
         self._quarantined.append(link)
         link.break_off(error)
         self._counters.links_broken += 1
-        _LOG.info("link with sender %r ends: %s", link.peer.name, error.message)
+        _LOG.info(
+            "link_ended",
+            extra={"sender": link.peer.name, "transport": link.transport, "reason": error.message},
+        )
 
     def break_overdue(self, judged: list[ReceivingLink]) -> None:
         """Those of the judged whose sender should have done something by now."""

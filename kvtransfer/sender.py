@@ -7,14 +7,16 @@ One thread, the engine's loop, calls everything here and on the transfers. It ca
 `wake` was called, and at least every 100 ms, since deadlines are noticed nowhere else. There is one
 link for each (address, receiver incarnation), opened when first needed. A link that breaks fails its
 transfers at once; the next `begin` opens another. Where the receiver can be reached in several ways, a link
-that broke is followed by one over the next of them; when one over the last breaks, the first has its turn.
+that broke is followed by one over the next of them. A better way is tried again beside it after a pause
+(`fallbacks`); once that link is open, new transfers go over it, and the other ends with its last transfer.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from baton.errors import BatonError, ErrorKind
@@ -23,6 +25,7 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.counters import SenderCounters
 from kvtransfer.events import Acknowledged, Failed, SenderEvent
+from kvtransfer.fallbacks import Fallbacks, LinkKey
 from kvtransfer.frames import (
     Committed,
     Quiet,
@@ -30,13 +33,12 @@ from kvtransfer.frames import (
     Refused,
     Stop,
     StopReason,
-    Withdraw,
     WithdrawReason,
 )
 from kvtransfer.ipc_control import TRANSPORT as IPC
 from kvtransfer.opening import open_request
 from kvtransfer.outgoing import BlockSource, Transfer, TransferState
-from kvtransfer.routes import routes
+from kvtransfer.routes import Route, routes
 from kvtransfer.sending_link import SendingLink
 from kvtransfer.transport import Connector
 from kvtransfer.transports import connectors_of
@@ -45,11 +47,6 @@ _LOG = logging.getLogger(__name__)
 
 # Frames a link's receiver may have handled in one poll; the rest waits for the next.
 _FRAMES_A_POLL = 256
-
-# Receivers remembered for a link that broke.
-_FALLEN = 1024
-
-LinkKey = tuple[str, bytes]
 
 
 class Sender:
@@ -77,8 +74,11 @@ class Sender:
         self._clock = clock
         self._connectors = connectors if connectors is not None else connectors_of("auto", wake)
         self._links: dict[LinkKey, SendingLink] = {}
-        # Receivers to whom a link broke: how many of their ways are passed over next, and why.
-        self._fallen: OrderedDict[LinkKey, tuple[int, str]] = OrderedDict()
+        self._fallbacks = Fallbacks()
+        # Links that are being opened over a better way than the link in use; links that were replaced so.
+        self._returning: dict[LinkKey, SendingLink] = {}
+        self._leaving: list[tuple[LinkKey, SendingLink]] = []
+        self._link_numbers = itertools.count(1)
         self._events: list[SenderEvent] = []
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
@@ -111,22 +111,22 @@ class Sender:
         left = self._ship(max_pieces, now)  # first: a wire may stand still for it
         more = False
         # The newest first: where several to one address have opened meanwhile, it breaks the others.
-        for key, link in reversed(list(self._links.items())):
-            if self._links.get(key) is not link:
+        for key, link in reversed(self._all()):
+            if (key, link) not in self._all():
                 continue
             if link.finish_opening(now):
-                self._opened(key)
+                self._opened(key, link, now)
             if self._listen(link, now):
                 more = True
             else:  # after a long pause of ours the answers lie there already: hear them all before judging
                 self._look_at_deadlines(link, now)
         more |= not self._ship(left, now)
-        for link in self._links.values():
+        for key, link in self._all():
             link.take_read()
             link.keep_awake()
-        for key, link in list(self._links.items()):
             if link.broken is not None:
-                self._break(key, link.broken)
+                self._break(key, link, link.broken)
+        self._change_transports(now)
         if more:
             self._wake()
         events, self._events = self._events, []
@@ -134,75 +134,129 @@ class Sender:
 
     @property
     def links(self) -> list[LinkAudit]:
-        return [link.audit() for link in self._links.values()]
+        return [link.audit() for _, link in self._all()]
 
     @property
     def restless(self) -> bool:
         """Whether to poll again within microseconds: a device has something to do that wakes nobody."""
-        return any(link.restless() for link in self._links.values())
+        return any(link.restless() for _, link in self._all())
 
     @property
     def pinned_blocks(self) -> int:
         """Pushes that have not been unpinned yet."""
-        return sum(
-            transfer.queued_blocks for link in self._links.values() for transfer in link.transfers.values()
-        )
+        return sum(transfer.queued_blocks for _, link in self._all() for transfer in link.transfers.values())
 
     def close(self) -> None:
         """Fails every transfer, unpins their blocks, closes every link."""
-        for key in list(self._links):
-            self._break(key, BatonError(ErrorKind.UNAVAILABLE, "the sender closes"))
+        for key, link in self._all():
+            self._break(key, link, BatonError(ErrorKind.UNAVAILABLE, "the sender closes"))
+        for key in list(self._returning):
+            self._returning.pop(key).close()
 
     # -- links ------------------------------------------------------------------------------------
 
+    def _all(self) -> list[tuple[LinkKey, SendingLink]]:
+        """Links that have or may have transfers."""
+        return [*self._leaving, *self._links.items()]
+
     def _open(self, key: LinkKey, peer: WorkerIdentity) -> SendingLink:
         if (old := self._links.get(key)) is not None and old.broken is not None:
-            self._break(key, old.broken)
-        address, incarnation = key
-        request = open_request(self._identity, incarnation, self._fingerprint)
-        passed_over, _ = self._fallen.get(key, (0, ""))
-        ways = routes(address, self._connectors)[passed_over:]
-        link = SendingLink(
-            ways, peer, request, self._block_bytes, self._timeout, self._clock(), self._wake
-        )  # fmt: skip
-        self._links[key] = link
+            self._break(key, old, old.broken)
+        if (opening := self._returning.pop(key, None)) is not None:
+            opening.close()
+        passed_over = self._fallbacks.passed_over(key, self._clock())
+        link = self._links[key] = self._link(key, peer, self._ways(key)[passed_over:], beside=False)
         return link
 
-    def _opened(self, key: LinkKey) -> None:
+    def _link(
+        self, key: LinkKey, peer: WorkerIdentity, ways: Sequence[Route], *, beside: bool
+    ) -> SendingLink:
+        number = next(self._link_numbers)
+        request = open_request(self._identity, key[1], self._fingerprint, number, beside=beside)
+        return SendingLink(
+            ways, peer, request, self._block_bytes, self._timeout, self._clock(), self._wake
+        )  # fmt: skip
+
+    def _ways(self, key: LinkKey) -> tuple[Route, ...]:
+        return routes(key[0], self._connectors)
+
+    def _rank(self, key: LinkKey, link: SendingLink) -> int:
+        """How many of the receiver's ways are better than this link's."""
+        return [way.transport for way in self._ways(key)].index(link.transport)
+
+    def _opened(self, key: LinkKey, link: SendingLink, now: float) -> None:
         """The receiver at this address is the incarnation we know now: links to others of it are dead."""
         self.counters.links_opened += 1
-        link = self._links[key]
-        _, fell = self._fallen.get(key, (0, ""))
-        if why := link.unreached or fell:
+        if rank := self._rank(key, link):
+            reason = link.unreached or self._fallbacks.reason(key)
             self.counters.link_fallbacks += 1
-            _LOG.warning("the link to %r goes over %s: %s", link.peer.name, link.transport, why)
-        for other in [other for other in self._links if other[0] == key[0] and other != key]:
-            self._break(other, BatonError(ErrorKind.UNAVAILABLE, f"the receiver at {key[0]} has restarted"))
+            facts = {"receiver": link.peer.name, "transport": link.transport, "reason": reason}
+            _LOG.warning("link_fallback", extra=facts)
+            if link.unreached:
+                self._fallbacks.fall(key, rank, reason, now)
+        for other, stale in self._all():
+            if other[0] == key[0] and other != key:
+                error = BatonError(ErrorKind.UNAVAILABLE, f"the receiver at {key[0]} has restarted")
+                self._break(other, stale, error)
 
-    def _break(self, key: LinkKey, error: BatonError) -> None:
-        link = self._links.pop(key)
+    def _break(self, key: LinkKey, link: SendingLink, error: BatonError) -> None:
+        if self._links.get(key) is link:
+            del self._links[key]
+            following = self._rank(key, link) + 1
+            passed_over = following if following < len(self._ways(key)) else 0  # the best has its turn again
+            self._fallbacks.fall(key, passed_over, error.message, self._clock())
+        elif (key, link) in self._leaving:
+            self._leaving.remove((key, link))
+        else:
+            return  # broken before, within this poll
         self.counters.links_broken += 1
-        _LOG.info("link to %r at %s ends: %s", link.peer.name, key[0], error.message)
-        self._fall(key, link, error)
+        facts = {"receiver": link.peer.name, "transport": link.transport, "reason": error.message}
+        _LOG.info("link_ended", extra=facts)
         for transfer in list(link.transfers.values()):
             self._fail(link, transfer, error)
         link.close()
 
-    def _fall(self, key: LinkKey, link: SendingLink, error: BatonError) -> None:
-        """Which transport this receiver's next link begins with."""
-        transports = [way.transport for way in routes(key[0], self._connectors)]
-        following = transports.index(link.transport) + 1
-        if following < len(transports):
-            self._fallen[key] = following, error.message
-            if len(self._fallen) > _FALLEN:
-                self._fallen.popitem(last=False)
+    def _change_transports(self, now: float) -> None:
+        """Tries better ways whose pause is over, and ends links that were replaced."""
+        for key, link in self._links.items():
+            if key not in self._returning and link.is_open and self._fallbacks.due(key, now):
+                ways = self._ways(key)[: self._rank(key, link)]
+                self._returning[key] = self._link(key, link.peer, ways, beside=True)
+        for key, link in list(self._returning.items()):
+            if link.finish_opening(now):
+                self._return(key, link, now)
+            link.check_deadline(now)
+            if link.broken is not None and self._returning.pop(key, None) is not None:
+                self._fallbacks.fall(key, self._rank_in_use(key), link.broken.message, now)
+                link.close()
+        for key, link in [one for one in self._leaving if one[1].at_rest]:
+            self._leaving.remove((key, link))
+            link.close()
+
+    def _rank_in_use(self, key: LinkKey) -> int:
+        link = self._links.get(key)
+        return self._rank(key, link) if link is not None else 0
+
+    def _return(self, key: LinkKey, link: SendingLink, now: float) -> None:
+        """The link over a better way is open: new transfers go over it."""
+        del self._returning[key]
+        facts = {"receiver": link.peer.name, "transport": link.transport}
+        if (replaced := self._links.get(key)) is not None:
+            facts["replaced"] = replaced.transport
+            self._leaving.append((key, replaced))
+        self._links[key] = link
+        self.counters.links_opened += 1
+        self.counters.links_returned += 1
+        if rank := self._rank(key, link):
+            self._fallbacks.fall(key, rank, link.unreached, now)
         else:
-            self._fallen.pop(key, None)
+            self._fallbacks.returned(key, now)
+        _LOG.info("link_returned", extra=facts)
 
     def _look_at_deadlines(self, link: SendingLink, now: float) -> None:
         link.check_deadline(now)
         for transfer in [late for late in link.transfers.values() if now >= late.commit_deadline]:
-            link.tell(Withdraw(transfer.transfer_id, WithdrawReason.ABORTED))
+            link.withdraw(transfer, WithdrawReason.ABORTED)
             text = f"receiver {link.peer.name!r} did not answer a commit for {self._timeout:g} s"
             self._fail(link, transfer, BatonError(ErrorKind.DEADLINE, text))
 
@@ -247,7 +301,7 @@ class Sender:
 
     def _ship(self, max_pieces: int, now: float) -> int:
         """One piece a link in turn; how many of `max_pieces` are left, 0 if more could go at once."""
-        able = deque(self._links.values())
+        able = deque(link for _, link in self._all())
         for shipped in range(max_pieces):
             while able and not able[0].step(self._source, now):
                 able.popleft()
@@ -271,10 +325,9 @@ class Sender:
 
     def _withdrawn(self, transfer: Transfer, reason: WithdrawReason) -> None:
         self.counters.bytes_abandoned += transfer.bytes_partial
-        link = self._links.get((transfer.body.transfer_address, transfer.body.issuer.incarnation))
-        if link is not None and link.transfers.get(transfer.transfer_id) is transfer:
-            link.remove(transfer)
-            link.tell(Withdraw(transfer.transfer_id, reason))
+        for _, link in self._all():
+            if link.transfers.get(transfer.transfer_id) is transfer:
+                link.withdraw(transfer, reason)
 
 
 def _stopped(reason: StopReason) -> BatonError:

@@ -19,7 +19,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.frames import Commit, Credit, Quiet, ReceiverFrame, Record, Withdraw
+from kvtransfer.frames import Commit, Credit, Quiet, ReceiverFrame, Record, Withdraw, WithdrawReason
 from kvtransfer.outgoing import BlockSource, Transfer, TransferState
 from kvtransfer.routes import Route
 from kvtransfer.sending_window import SendingWindow
@@ -58,7 +58,7 @@ class SendingLink:
         self._timeout = timeout_s
         self._block_bytes = block_bytes
         self._window: SendingWindow | None = None
-        self._last_words: list[Withdraw | Quiet] = []
+        self._last_words: list[Record | Withdraw | Quiet] = []
         self._turns: deque[Transfer] = deque()
         # Begins anew whenever the receiver starts to owe us something.
         self._heard_at = now
@@ -78,7 +78,15 @@ class SendingLink:
         if transfer in self._turns:
             self._turns.remove(transfer)
 
-    def tell(self, frame: Withdraw | Quiet) -> None:
+    def withdraw(self, transfer: Transfer, reason: WithdrawReason) -> None:
+        """Has the receiver end the transfer, which it does for none but the owner of its ticket."""
+        self.remove(transfer)
+        if transfer.ahead is not None:
+            self.tell(Record(transfer.transfer_id, transfer.ahead))
+            transfer.ahead = None
+        self.tell(Withdraw(transfer.transfer_id, reason))
+
+    def tell(self, frame: Record | Withdraw | Quiet) -> None:
         """Sends a last word about a transfer, as soon as the link is open."""
         if self._window is None:
             self._last_words.append(frame)
@@ -186,6 +194,16 @@ class SendingLink:
         elif self._window.in_flight and late > self._timeout:
             self.broken = self._lost(f"no credit came back for {self._timeout:g} s")
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the receiver has granted it, and it is not broken."""
+        return self._window is not None and self.broken is None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing goes over it: no transfers, and all credits are home."""
+        return not self.transfers and (self._window is None or not self._window.in_flight)
+
     def close(self) -> None:
         """Breaks the wire, now or, should it be opening, as soon as it is there."""
         if self._window is not None:
@@ -217,6 +235,8 @@ def _open(
     try:
         opened.set_result(_open_first(routes, request, timeout_s))
     except BatonError as error:
+        if error.kind is ErrorKind.UNAUTHENTICATED:  # which is not about the client's own credentials
+            error = BatonError(ErrorKind.UNAVAILABLE, error.message)
         opened.set_exception(error)
     except Exception as error:  # a fault of the transport's: the transfers must still hear of it
         opened.set_exception(BatonError(ErrorKind.INTERNAL, f"opening a link: {error!r}"))

@@ -8,10 +8,11 @@
         └─────────────── cancel ─────────────────▶ ENDED: a tombstone for 30 s, then forgotten
 
 There is one live entry an attempt at most, and one commit an entry. A tombstone refuses a late reserve
-of its attempt; so does any higher attempt of the same request, live or tombstoned. A ticket whose life
-is over while it is reserved or receiving takes no commit; its owner finds it in `expired` and ends it
-when its sender is quiet. What was granted (blocks, slot) is the caller's to free, once, when `end` or
-`cancel` hands the entry out. Time is the injected clock's, never the wire's.
+of its attempt; so does any higher attempt of the same request, live or tombstoned. A ticket lives until
+its request's deadline. One that is reserved or receiving then takes no commit; its owner finds it in
+`expired` and ends it when its sender is quiet. One whose sequence still runs a moment later is in there
+too. What was granted (blocks, slot) is the caller's to free, once, when `end` or `cancel` hands the entry
+out. Time is the injected clock's, never the wire's.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ Grant = TypeVar("Grant")
 TOMBSTONE_S = 30.0
 # 30 s of two thousand endings a second; beyond it the oldest tombstone goes early.
 MAX_TOMBSTONES = 65536
+# How long after its deadline a sequence that runs is in `expired`: the router, which cancels it at the
+# deadline itself, comes first.
+RUNNING_GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +198,10 @@ class TicketBook(Generic[Grant]):
         return None
 
     def expired(self) -> list[TicketEntry[Grant]]:
-        """Entries past their life whose commit has not come."""
+        """Entries past their deadline: awaited ones at once, others after `RUNNING_GRACE_S`."""
         now = self._clock()
-        return [entry for entry in self._live.values() if entry.awaited and now >= entry.deadline]
+        late = [entry for entry in self._live.values() if now >= entry.deadline]
+        return [entry for entry in late if entry.awaited or now >= entry.deadline + RUNNING_GRACE_S]
 
     def _bury(self, key: AttemptKey) -> None:
         self._purge()

@@ -15,6 +15,7 @@ from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.grpc_listener import GrpcListener
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.ipc_listener import IpcListener
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.nccl_connector import NcclConnector
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.nccl_receiver import NcclListener
@@ -44,14 +45,16 @@ def connectors_of(
     wake: Callable[[], None],
     blocks: DeviceBlocks | None = None,
     nccl: NcclLinks | None = None,
+    auth: LinkAuth | None = None,
 ) -> tuple[Connector, ...]:
     """What a sender that is told to use `transport` has. `blocks`: where its blocks lie in a device's memory;
-    `nccl`: what links by NCCL have in common. `BatonError` INVALID where it cannot have them."""
-    makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake)}
+    `nccl`: what links by NCCL have in common; `auth`: of its cluster. `BatonError` INVALID where it cannot
+    have them."""
+    makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake, auth)}
     if STORES_IN_ORDER:
-        makers[IPC] = partial(IpcConnector, wake, blocks)
+        makers[IPC] = partial(IpcConnector, wake, blocks, auth)
     if nccl is not None and blocks is not None:
-        makers[NCCL] = partial(NcclConnector, wake, nccl, blocks)
+        makers[NCCL] = partial(NcclConnector, wake, nccl, blocks, auth)
     return tuple(make() for make in _of(transport, makers))
 
 
@@ -65,13 +68,20 @@ def listeners_of(
     wake: Callable[[], None],
     device: LinkDevice | None = None,
     nccl: NcclLinks | None = None,
+    auth: LinkAuth | None = None,
+    frames_port: int = 0,
 ) -> list[Listener]:
-    """Starts those of `transport`, the best first. `device`: where blocks are to go; `nccl`: as above. Of
-    several at once grpc has the port.
+    """Starts those of `transport`, the best first. `device`: where blocks are to go; `nccl` and `auth`: as
+    above. Of several at once grpc has the port; `frames_port` is nccl's second one.
 
     `BatonError` INVALID where it cannot bind, or this process cannot have them.
     """
-    bounds: dict[str, Any] = {"peer_timeout_s": peer_timeout_s, "max_links": max_links, "wake": wake}
+    bounds: dict[str, Any] = {
+        "peer_timeout_s": peer_timeout_s,
+        "max_links": max_links,
+        "wake": wake,
+        "auth": auth,
+    }
     makers: dict[str, Callable[[], Listener]] = {
         GRPC: partial(GrpcListener, host, port, piece_bytes=piece_bytes, **bounds)
     }
@@ -79,7 +89,7 @@ def listeners_of(
         makers[IPC] = partial(IpcListener, device=device, **bounds)
     if nccl is not None:
         own_port = port if transport == NCCL else 0
-        makers[NCCL] = partial(NcclListener, host, own_port, links=nccl, **bounds)
+        makers[NCCL] = partial(NcclListener, host, own_port, links=nccl, frames_port=frames_port, **bounds)
     started: list[Listener] = []
     try:
         for make in _of(transport, makers):

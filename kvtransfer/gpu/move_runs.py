@@ -186,11 +186,11 @@ def prepared(device: torch.device, aligned: bool, stores: bool, head: bool = Fal
             kernel = Kernel(int(compiled.function), 32 * meta.num_warps, meta.shared)
             _launch(kernel, device, (source, destination, rows, parts))
         except (AttributeError, TypeError, CudaError) as error:
-            _LOG.warning("kernels are launched by Triton: %s", error)
+            _LOG.warning("kernels_launched_by_triton", extra={"reason": str(error)})
             return None
         torch.cuda.synchronize(device)
         if (destination.tolist(), parts.tolist()) != wanted:
-            _LOG.warning("kernels are launched by Triton: a launch of our own moved nothing")
+            _LOG.warning("kernels_launched_by_triton", extra={"reason": "a launch of our own moved nothing"})
             return None
     return kernel
 

@@ -88,7 +88,7 @@ class DescribedContract:
         transfer = peers.begin(1, [1])
         transfer.describe(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
-        assert peers.failures()[1].kind is ErrorKind.NOT_FOUND
+        assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
         peers.check_ledger()
 
     def test_a_second_one_changes_nothing(self, link_peers: LinkPeers) -> None:

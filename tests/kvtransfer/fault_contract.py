@@ -52,7 +52,8 @@ class FaultContract:
         peers.expect(2, [[30, 31], [30], [30]])
         peers.send(1, [[1, 2], [1], [1]], [[1, 2], [1], [1]])
         peers.run_until(lambda: 1 in peers.failures())
-        assert peers.receiver.counters.checksum_failures == 1
+        # No ticket came for transfer 2: what claims to be of it is not even looked at.
+        assert peers.receiver.counters.checksum_failures == (0 if "transfer" in change else 1)
         # A device sums while it writes, into a block that no slot has seen.
         assert all(piece[0] == 1 for piece in peers.sink.scattered) or peers.on_device
         peers.forget(2)
@@ -82,7 +83,7 @@ class FaultContract:
         transfer = peers.begin(1, [6])  # never expected
         peers.push_all(transfer, [list(range(6))])
         peers.run_until(lambda: 1 in peers.failures())
-        assert peers.failures()[1].kind is ErrorKind.CONFLICT
+        assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
         peers.settle()
         assert peers.receiver.counters.dropped_unknown >= 1
         assert not peers.received
@@ -93,7 +94,7 @@ class FaultContract:
         transfer = peers.begin(1, [0])
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
-        assert peers.failures()[1].kind is ErrorKind.NOT_FOUND
+        assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
         peers.check_ledger()
 
     def test_a_second_commit_gets_the_same_answer(self, link_peers: LinkPeers) -> None:

@@ -45,13 +45,13 @@ class OpeningContract:
         peers.check_ledger()
 
     def test_another_protocol(self, link_peers: LinkPeers, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 6)
+        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 7)
         peers = link_peers()
         transfer = peers.begin(1, [1])
         transfer.commit(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
         assert "protocol differs" in peers.failures()[1].message
-        assert "speaks 6 to 5" in peers.failures()[1].message
+        assert "speaks 7 to 6" in peers.failures()[1].message
 
     def test_another_rank(self, link_peers: LinkPeers) -> None:
         peers = link_peers()

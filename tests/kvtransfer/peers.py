@@ -25,6 +25,7 @@ from kvtransfer.events import (
     Withdrawn,
 )
 from kvtransfer.ipc_connector import IpcConnector
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.nccl_links import NcclLinks
 from kvtransfer.outgoing import Transfer
 from kvtransfer.receiver import Receiver
@@ -40,7 +41,9 @@ SECRET = b"s" * 32
 
 
 def identity(name: str, incarnation: int = 1) -> WorkerIdentity:
-    return WorkerIdentity(name=name, incarnation=bytes([incarnation]) * 16, rank=0, rank_count=1)
+    return WorkerIdentity(
+        name=name, incarnation=bytes([incarnation]) * 16, rank=0, rank_count=1, started_ns=incarnation
+    )
 
 
 class FakeClock:
@@ -300,6 +303,7 @@ def make_peers(
     connect: Callable[[Callable[[], None], DeviceBlocks], Connector] = IpcConnector,
     ways: Callable[[Callable[[], None], DeviceBlocks], Sequence[Connector]] | None = None,
     nccl: NcclLinks | None = None,
+    auth: LinkAuth | None = None,
 ) -> Peers:
     """Over the transport named, or over the listener and connectors given; or between a rig's devices, over
     ipc or what `connect` makes, where `tap` may put wires of bytes in between, or over all that `ways`
@@ -318,7 +322,7 @@ def make_peers(
         connectors = ways(event.set, taps.blocks) if ways else [tap(taps, connect(event.set, taps.blocks))]
     receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
-        address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
+        address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl, auth=auth)
     else:
         receiver.attach(listener)
         address = listener.address

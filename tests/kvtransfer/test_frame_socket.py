@@ -11,11 +11,12 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from kvtransfer import frame_door, frame_socket
-from kvtransfer.frame_door import SECRET_BYTES, FrameDoor, bring, secret_of
+from kvtransfer.frame_door import SECRET_BYTES, FrameDoor, bring
 from kvtransfer.frame_socket import FrameSocket
 from kvtransfer.frames import FrameError
+from kvtransfer.link_auth import LinkAuth
 
-SECRET = secret_of(b"a link")
+SECRET = LinkAuth().frames_secret(b"a link")
 
 
 def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
@@ -227,3 +228,15 @@ def test_a_host_that_is_not_ours_is_refused() -> None:
     with pytest.raises(BatonError, match="cannot listen on 203") as error:
         FrameDoor("203.0.113.1", lambda: None)
     assert error.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_fixed_port_in_either_family(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as free:
+        port = free.getsockname()[1]
+    door = FrameDoor(host, lambda: None, port)
+    brought = door.expect(SECRET)
+    with bring(host, port, SECRET, 5.0):
+        brought.result(5.0).close()
+    door.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,11 +15,15 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
-from baton.v1.transfer_pb2 import OpenLinkResponse
+from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse
 from kvtransfer.frames import Quiet, encode
 from kvtransfer.grpc_stream import LINK_ID_KEY, STREAM_METHOD, Outbox
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.opening import open_request
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
+from tests.kvtransfer.tokens import with_token
+
+AUTH = LinkAuth()
 
 
 @pytest.fixture
@@ -35,17 +40,18 @@ def channel(peers: Peers) -> Iterator[grpc.Channel]:
 
 
 def open_link(peers: Peers, over: grpc.Channel, name: str = "raw") -> OpenLinkResponse:
-    request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT)
-    call = transfer_pb2_grpc.TransferServiceStub(over).OpenLink.future(request, timeout=3)
+    request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
+    receiver, metadata = transfer_pb2_grpc.TransferServiceStub(over), AUTH.token.metadata
+    given = receiver.GetChallenge(GetChallengeRequest(), timeout=3, metadata=metadata)
+    hello = AUTH.hello(request, given.challenge)
+    call = receiver.SignedOpenLink.future(hello, timeout=3, metadata=metadata)
     while not call.done():
         peers.step()
-    response = call.result()
-    assert isinstance(response, OpenLinkResponse)
-    return response
+    return AUTH.verify_answer(hello, call.result())
 
 
 def stream(over: grpc.Channel, link_id: str | None, said: Iterator[bytes]) -> grpc.Call:
-    metadata = () if link_id is None else ((LINK_ID_KEY, link_id),)
+    metadata = AUTH.token.metadata if link_id is None else ((LINK_ID_KEY, link_id), *AUTH.token.metadata)
     raw = over.stream_stream(STREAM_METHOD, request_serializer=None, response_deserializer=None)
     call = raw(said, metadata=metadata, timeout=5)
     assert isinstance(call, grpc.Call)
@@ -58,7 +64,8 @@ def test_health_and_reflection(peers: Peers) -> None:
         for service in ("", "baton.v1.TransferService"):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=3)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-        assert "baton.v1.TransferService" in ProtoReflectionDescriptorDatabase(over).get_services()
+        ours = with_token(over, AUTH)
+        assert "baton.v1.TransferService" in ProtoReflectionDescriptorDatabase(ours).get_services()
 
 
 def test_a_port_in_use_is_one_clear_error(peers: Peers) -> None:
@@ -126,6 +133,20 @@ def test_a_peer_that_reads_nothing_closes_its_outbox_not_our_memory() -> None:
     assert outbox.closed is not None
     assert "does not read" in outbox.closed.message
     assert list(outbox) == []
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_over_ipv6(peers: Peers, host: str) -> None:
+    peers.address = peers.receiver.listen(host)
+    assert peers.address.startswith("[::1]:")
+    peers.send(1, [[1]], [[2]])
+    peers.run_until(lambda: peers.acknowledged() == [1])
+
+
+def test_a_fixed_port_is_the_one_that_tickets_name(peers: Peers) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    assert peers.receiver.listen("127.0.0.1", port) == f"127.0.0.1:{port}"
 
 
 def test_nobody_listens_there() -> None:

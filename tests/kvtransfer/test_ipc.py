@@ -15,12 +15,12 @@ import pytest
 
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
-from baton.v1.transfer_pb2 import OpenLinkResponse
+from baton.v1.transfer_pb2 import OpenLinkResponse, SignedOpenLinkRequest
 from kvtransfer import ipc_control
 from kvtransfer.byte_ring import CAPACITY, RING_BYTES
 from kvtransfer.ipc_connector import IpcConnector
 from kvtransfer.ipc_control import (
-    HELLO,
+    VERSION,
     Word,
     receive_message,
     send_message,
@@ -29,12 +29,13 @@ from kvtransfer.ipc_control import (
 from kvtransfer.ipc_listener import IpcListener
 from kvtransfer.ipc_page import NONCE_BYTES, answer_to
 from kvtransfer.ipc_sender_wire import IpcSenderWire
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.opening import open_request
 from kvtransfer.transport import OutOfReachError
 from kvtransfer.transports import connectors_of
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
 
-REQUEST = open_request(identity("raw"), identity("receiver").incarnation, FINGERPRINT)
+REQUEST = open_request(identity("raw"), identity("receiver").incarnation, FINGERPRINT, 1)
 
 
 @pytest.fixture
@@ -53,9 +54,21 @@ def raw(peers: Peers) -> Iterator[socket.socket]:
     sock.close()
 
 
+def hello_to(raw: socket.socket, auth: LinkAuth) -> SignedOpenLinkRequest:
+    """Says it; what goes before it is that no memory is given to anybody."""
+    _, greeting, descriptor = receive_message(raw, 1.0)
+    assert greeting.startswith(VERSION)
+    assert descriptor is None
+    hello = auth.hello(REQUEST, greeting.removeprefix(VERSION))
+    send_message(raw, 0, hello.SerializeToString())
+    return hello
+
+
 def page_of(raw: socket.socket) -> SharedMemory:
-    _, hello, descriptor = receive_message(raw, 1.0)
-    assert hello == HELLO
+    auth = LinkAuth()
+    hello = hello_to(raw, auth)
+    _, proof, descriptor = receive_message(raw, 1.0)
+    auth.verify_page(hello, proof)
     assert descriptor is not None
     page = SharedMemory.attach(descriptor)
     page.drop_descriptor()
@@ -93,7 +106,7 @@ def open_link(peers: Peers) -> tuple[OpenLinkResponse, IpcSenderWire]:
 
 def test_who_does_not_map_our_memory_gets_no_link(peers: Peers, raw: socket.socket) -> None:
     page_of(raw)  # and writes nothing into it
-    send_message(raw, 0, REQUEST.SerializeToString())
+    send_message(raw, 0, b"")
     raw.settimeout(5.0)
     assert raw.recv(1) == b""
     peers.step()
@@ -102,7 +115,7 @@ def test_who_does_not_map_our_memory_gets_no_link(peers: Peers, raw: socket.sock
 
 @pytest.mark.parametrize("said", [b"", b"nonsense", b"\0" * 5, b"\0\xff\xff\xff\xff", b"\0\x03\0\0\0abc"])
 def test_a_caller_that_asks_nonsense_is_hung_up(peers: Peers, raw: socket.socket, said: bytes) -> None:
-    prove(page_of(raw))
+    receive_message(raw, 1.0)
     raw.send(said)
     raw.shutdown(socket.SHUT_WR)
 
@@ -113,7 +126,7 @@ def test_a_caller_that_asks_nonsense_is_hung_up(peers: Peers, raw: socket.socket
         except ConnectionResetError:
             return b""
 
-    assert asked(peers, answer)[0] in (b"", bytes([ErrorKind.INVALID.value]))
+    assert asked(peers, answer)[0] in (b"", bytes([ErrorKind.UNAUTHENTICATED.value]))
     peers.send(1, [[1]], [[2]])
     peers.run_until(lambda: peers.acknowledged() == [1])
     peers.check_ledger()
@@ -131,6 +144,44 @@ def test_a_process_of_another_user_gets_nothing(
     assert peers.receiver.links == []
 
 
+def test_a_listener_of_another_user_is_told_nothing(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever binds the name after its owner has gone gets neither a hello nor KV."""
+    said: list[bytes] = []
+    name = "baton-test-" + os.urandom(8).hex()
+
+    def serve() -> None:
+        sock, _ = server.accept()
+        with sock:
+            sock.settimeout(5.0)
+            said.append(sock.recv(64))
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(socket_name(f"ipc:{name}"))
+        server.listen(1)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        ours = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
+        with pytest.raises(OutOfReachError, match=f"user {ours} "):
+            IpcConnector(lambda: None).open(f"ipc:{name}", REQUEST, 1.0)
+        thread.join()
+    assert said in ([b""], [bytes((Word.UNMAPPED,))])
+
+
+def test_many_connections_of_others_are_one_line_of_log(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as other:
+            other.connect(socket_name(peers.address))
+            other.settimeout(5.0)
+            assert other.recv(1) == b""
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [record.getMessage() for record in warnings] == ["link_caller_refused"]
+
+
 def test_a_listener_of_another_version_is_out_of_reach() -> None:
     name = "baton-test-" + os.urandom(8).hex()
     page = SharedMemory.create("test-page", 4096)
@@ -138,7 +189,7 @@ def test_a_listener_of_another_version_is_out_of_reach() -> None:
     def serve() -> None:
         sock, _ = server.accept()
         with sock:
-            send_message(sock, 0, b"baton-ipc-9", page.fd)
+            send_message(sock, 0, b"baton-ipc-9 ", page.fd)
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(socket_name(f"ipc:{name}"))

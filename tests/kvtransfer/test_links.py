@@ -206,7 +206,7 @@ def test_a_sender_that_does_not_answer_a_stop_loses_its_link() -> None:
 def test_a_sender_that_never_comes_to_its_link_loses_it() -> None:
     memory = Memory()
     peers = memory.peers
-    request = open_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT)
+    request = open_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT, 1)
     opened: list[object] = []
     thread = threading.Thread(target=lambda: opened.append(memory.transport.open("", request, 2.0)))
     thread.start()
@@ -337,7 +337,7 @@ def test_links_are_bounded() -> None:
 
     def open_one(name: str) -> Callable[[], None]:
         def run() -> None:
-            request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT)
+            request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
             try:
                 memory.transport.open("", request, 2.0)
             except BatonError as error:

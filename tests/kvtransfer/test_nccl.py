@@ -15,6 +15,7 @@ from baton.device.link_device import Moment
 from baton.device.nccl import Result
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.events import Acknowledged
+from kvtransfer.fallbacks import Fallbacks
 from kvtransfer.frames import FrameError, Piece, Quiet, encode, encode_piece_header
 from kvtransfer.grpc_connector import GrpcConnector
 from kvtransfer.grpc_listener import GrpcListener
@@ -131,12 +132,11 @@ def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: 
     assert linked.send(1) == "nccl"
     links, double = linked.nccl.sending, linked.nccl.sending.double
     double.hangs.set()
-    linked.peers.sender._break(
-        next(iter(linked.peers.sender._links)), BatonError(ErrorKind.UNAVAILABLE, "cut")
-    )
+    (one,) = linked.peers.sender._links.items()
+    linked.peers.sender._break(*one, BatonError(ErrorKind.UNAVAILABLE, "cut"))
     assert not links.hung
     linked.peers.run_until(lambda: links.hung)
-    linked.peers.sender._fallen.clear()  # it would try nccl first
+    linked.peers.sender._fallbacks = Fallbacks()  # it would try nccl first
     assert linked.send(2) == "grpc"
     assert links.ending == 1
     double.hangs.clear()

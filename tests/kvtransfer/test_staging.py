@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvtransfer.frames import FrameError, Piece
+from kvtransfer.geometry import share_of
 from kvtransfer.staging import Owner, Staging
 
 
@@ -40,7 +41,7 @@ def test_bytes_that_were_brought_live_until_their_index_is_given_back() -> None:
 def test_an_index_under_verification_cannot_be_overwritten() -> None:
     staging = Staging(4, 8)
     land(staging, 2)
-    with pytest.raises(FrameError, match="not the sender's"):
+    with pytest.raises(FrameError, match=r"^malformed frame: staging index 2 is not the sender's$"):
         land(staging, 2, b"zzzzzzzz")
     assert bytes(staging.view(2, 8)) == b"abcdefgh"
     with pytest.raises(FrameError):
@@ -49,7 +50,7 @@ def test_an_index_under_verification_cannot_be_overwritten() -> None:
 
 def test_a_piece_may_not_reach_into_the_next() -> None:
     staging = Staging(4, 8)
-    with pytest.raises(FrameError, match="do not fit"):
+    with pytest.raises(FrameError, match=r"^malformed frame: 9 bytes do not fit a piece of 8$"):
         land(staging, 0, b"123456789")
 
 
@@ -57,7 +58,7 @@ def test_one_transfer_holds_half() -> None:
     staging = Staging(5, 8)
     land(staging, 0)
     land(staging, 1)
-    with pytest.raises(FrameError, match="holds more than 2 of 5"):
+    with pytest.raises(FrameError, match=r"one transfer holds more than 2 of 5 staging pieces$"):
         land(staging, 2)
     land(staging, 2, transfer=2)
     staging.give_back(0)
@@ -66,7 +67,7 @@ def test_one_transfer_holds_half() -> None:
 
 def test_nothing_is_given_back_twice() -> None:
     staging = Staging(2, 8)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"^staging index 0 given back twice$"):
         staging.give_back(0)
 
 
@@ -79,5 +80,43 @@ def test_quarantine_ends_only_with_the_window() -> None:
         land(staging, 1)
     staging.release()
     assert staging.count(Owner.QUARANTINED) == 4
-    with pytest.raises(ValueError):
+    with pytest.raises(AssertionError):
+        staging.view(0, 8)
+
+
+def test_a_window_has_at_least_two_pieces() -> None:
+    with pytest.raises(ValueError, match=r"^a window of staging has at least two pieces$"):
         Staging(1, 8)
+    assert Staging(2, 8).share == 1
+
+
+def test_a_transfer_between_devices_may_fill_the_window() -> None:
+    assert Staging(6, 8, between_devices=True).share == share_of(6, between_devices=True)
+    assert Staging(6, 8).share == share_of(6, between_devices=False) == 3
+
+
+def test_a_window_that_senders_write_is_viewed_in_place() -> None:
+    window = np.arange(32, dtype=np.uint8)
+    staging = Staging(4, 8, window)
+    staging.take(piece(3, 5))
+    assert bytes(staging.view(3, 5)) == bytes(range(24, 29))
+    assert staging.view(3, 5).readonly
+    with pytest.raises(FrameError, match=r"^malformed frame: staging index 3 is not the sender's$"):
+        staging.take(piece(3, 5))
+    staging.give_back(3)
+    staging.take(piece(3, 8))
+    with pytest.raises(ValueError, match=r"^a window of 31 bytes for 4 pieces of 8$"):
+        Staging(4, 8, window[:31])
+
+
+def test_a_transfers_count_falls_by_what_is_given_back() -> None:
+    """Two of a transfer's pieces are given back: then it may hold its whole share again, and no more."""
+    staging = Staging(8, 8)
+    for index in range(4):
+        land(staging, index)
+    staging.give_back(0)
+    staging.give_back(1)
+    land(staging, 4)
+    land(staging, 5)
+    with pytest.raises(FrameError, match="holds more than 4 of 8"):
+        land(staging, 6)
