@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from bench.cluster_secret import CLUSTER_SECRET
 from bench.shapes import SHAPES, with_positions
 
 # Loading and compiling; then draining, and killing what is left.
@@ -34,17 +35,26 @@ def first_gpu() -> dict[str, str]:
 @contextlib.asynccontextmanager
 async def baton_up(
     model: Path, name: str, flags: Sequence[str], environment: Mapping[str, str]
-) -> AsyncIterator[str]:
-    """Its gRPC door, host:port, of a cluster on free ports without Ray and Redis, stopped at the end;
-    `environment` goes over ours. What it says goes to stderr. Raises RuntimeError where it ends before it is
-    ready, TimeoutError."""
+) -> AsyncIterator[dict[str, str]]:
+    """Runs a cluster on free ports without Ray and Redis; yields the addresses of READY by name.
+
+    `environment` goes over this process's own; its stderr is this process's. Raises RuntimeError where it
+    ends before it is ready, TimeoutError.
+    """
     command = [
         sys.executable, "-m", "baton.cli.main", "up", "--model", str(model), "--weights", "random",
         "--served-model-name", name, "--http-port", "0", "--grpc-port", "0",
         "--ray-address", "none", "--redis-url", "none", *flags,
     ]  # fmt: skip
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"}
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "BATON_CLUSTER_SECRET": CLUSTER_SECRET,
+            **environment,
+            "PYTHONUNBUFFERED": "1",
+        },
     )
     assert process.stdout is not None
     try:
@@ -52,8 +62,7 @@ async def baton_up(
             line = (await process.stdout.readline()).decode()
         if not line.startswith(_READY):
             raise RuntimeError(f"baton up ended with {await process.wait()} before it was ready")
-        doors = dict(word.split("=", 1) for word in line.removeprefix(_READY).split())
-        yield doors["grpc"]
+        yield dict(word.split("=", 1) for word in line.removeprefix(_READY).split())
     finally:
         await _stop(process)
 

@@ -13,11 +13,13 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, TokenIds
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2 import GetAuditRequest, RecentSteps
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
+from bench.cluster_secret import METADATA
+from bench.processes import worker_audits
 
 _CALL_S = 180.0
 # The worker's clock tells of the last second; a little more, so that all of it is of the window.
@@ -79,10 +81,10 @@ class Together:
 
 
 class Bursts:
-    """Sends both through a router's gRPC door."""
+    """Sends both to a router's public gRPC port; `admin` is the address of its AdminService."""
 
-    def __init__(self, channel: grpc.aio.Channel, model: str, vocab: int) -> None:
-        self._channel = channel
+    def __init__(self, channel: grpc.aio.Channel, admin: str, model: str, vocab: int) -> None:
+        self._admin = admin
         self._router = RouterServiceStub(channel)
         self._model = model
         self._vocab = vocab
@@ -147,16 +149,15 @@ class Bursts:
         await asyncio.sleep(_SECOND_S)
         async with grpc.aio.insecure_channel(address) as channel:
             answer = await WorkerServiceStub(channel).GetAudit(
-                GetAuditRequest(skip_integrity=True), timeout=10
+                GetAuditRequest(skip_integrity=True), timeout=10, metadata=METADATA
             )
         recent: RecentSteps = answer.audit.recent_decode
         return recent
 
     async def _decode_address(self) -> str:
-        audit = await self._router.AuditCluster(AuditClusterRequest(), timeout=10)
         address: str = next(
             worker.address
-            for worker in audit.workers
+            for worker in await worker_audits(self._admin)
             if worker.identity.role != WorkerRole.WORKER_ROLE_PREFILL
         )
         return address

@@ -113,10 +113,13 @@ def report(arguments: argparse.Namespace, streams: int, rounds: Sequence[Round])
 class Bench:
     """A running cluster and its clients."""
 
-    def __init__(self, arguments: argparse.Namespace, folder: Path, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, folder: Path, channel: grpc.aio.Channel, admin: str
+    ) -> None:
         self._arguments = arguments
         self._folder = folder
         self._channel = channel
+        self._admin = admin
         self._cores = sorted(os.sched_getaffinity(0))
 
     async def case(self, streams: int) -> list[Round]:
@@ -147,7 +150,7 @@ class Bench:
 
     async def _processes(self) -> dict[str, int]:
         """Spread: the router on the first core, prefill anywhere, all others on the rest."""
-        pids = await cluster_processes(self._channel)
+        pids = await cluster_processes(self._admin)
         places = {"router": self._cores[:1], "prefill_front": self._cores, "prefill_engine": self._cores}
         for name, pid in pids.items():
             put_on(places.get(name, self._cores[1:]) or self._cores, pid)
@@ -174,7 +177,7 @@ async def run(arguments: argparse.Namespace) -> None:
             doors = await cluster.start()
             batch_wakeups()  # as any busy client of grpc would
             async with grpc.aio.insecure_channel(doors.grpc) as channel:
-                bench = Bench(arguments, folder, channel)
+                bench = Bench(arguments, folder, channel, doors.admin)
                 for count in streams:
                     print(f"{count} streams …", file=sys.stderr)
                     show(report(arguments, count, await bench.case(count)), arguments.json)

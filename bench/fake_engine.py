@@ -30,7 +30,8 @@ from baton.engine.output_ring import Finish
 from baton.engine.shared_rings import SharedRings
 from baton.engine.slot_state import SlotState
 from baton.engine.torch_decode import TorchDecodeLoop
-from services.common.config import EngineConfig, WorkerConfig
+from baton.tokenizer_files import TokenizerFiles
+from services.common.config import CPU_SLOTS, EngineConfig, WorkerConfig
 from services.worker.loaded_model import LoadedModel
 
 STEP_VARIABLE = "BATON_FAKE_STEP_MS"
@@ -107,17 +108,22 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     """What a worker serves instead of a checkpoint: `model` is a folder that `write_model` made."""
     config = ModelConfig.load(Path(model))
     layout = config.layout(engine.block_tokens_on("cpu"), "float32")
-    blocks = engine.kv_blocks or engine.slots * layout.groups[0].blocks_for(CONTEXT) + 1
+    slots = engine.slots or CPU_SLOTS
+    blocks = engine.kv_blocks or slots * layout.groups[0].blocks_for(CONTEXT) + 1
     return LoadedModel(
         config=config,
         decoder=FakeDecoder(config, float(os.environ[STEP_VARIABLE]) / 1e3),
         cache=KVCache(layout, blocks, "cpu"),
         pools=BlockPools(layout, [blocks]),
+        slots=slots,
         max_context_tokens=config.max_position_embeddings,
         max_logprobs=engine.max_logprobs,
         device=torch.device("cpu"),
         fingerprint=layout.fingerprint(b"fake"),
         exact=True,
+        checkpoint=b"fake",
+        tokenizer=TokenizerFiles.read(Path(model)).digest,
+        weight_format="float32",
     )
 
 

@@ -34,12 +34,11 @@ from typing import Any
 import grpc.aio
 import uvloop
 
-from baton.v1.router_pb2 import AuditClusterRequest
-from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.wakeups import batch_wakeups
 from bench.baton_up import baton_up, first_gpu, write_model
 from bench.bursts import Bursts
 from bench.case_output import show
+from bench.processes import worker_audits
 from bench.shapes import SHAPES
 
 MODEL = "random"
@@ -105,25 +104,27 @@ async def run(arguments: argparse.Namespace) -> None:
                 "--transport", arguments.transport, *arguments.up,
             ]  # fmt: skip
             environment = {} if topology == "apart" else first_gpu()
-            async with baton_up(model, MODEL, flags, environment) as door:
-                found = await _bursts(arguments, topology, door)
+            async with baton_up(model, MODEL, flags, environment) as doors:
+                found = await _bursts(arguments, topology, doors)
                 bursts += found
                 for prompt in arguments.prompts:
                     for streams in arguments.streams:
-                        loop = await _loop(arguments, door, streams, prompt)
+                        loop = await _loop(arguments, doors, streams, prompt)
                         show({"topology": topology, "load": "loop", **loop}, arguments.json)
-                show({"topology": topology, "load": "links", **await _links(door)}, arguments.json)
+                show({"topology": topology, "load": "links", **await _links(doors["admin"])}, arguments.json)
     if arguments.alone:
         await _alone(arguments, bursts)
 
 
-async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> list[dict[str, Any]]:
+async def _bursts(
+    arguments: argparse.Namespace, topology: str, doors: dict[str, str]
+) -> list[dict[str, Any]]:
     """A burst of each size, after one that makes links and caches."""
     vocab, prompt = SHAPES[arguments.shape].config["vocab_size"], arguments.burst_prompt
     batch_wakeups()  # as any busy client of grpc would
     found = []
-    async with grpc.aio.insecure_channel(door) as channel:
-        bursts = Bursts(channel, MODEL, vocab)
+    async with grpc.aio.insecure_channel(doors["grpc"]) as channel:
+        bursts = Bursts(channel, doors["admin"], MODEL, vocab)
         await bursts.warm(max(arguments.streams), prompt, arguments.burst_output // 4)
         for streams in arguments.streams:
             told: dict[str, Any] = {"topology": topology, "load": "burst"}
@@ -137,11 +138,14 @@ async def _bursts(arguments: argparse.Namespace, topology: str, door: str) -> li
     return found
 
 
-async def _loop(arguments: argparse.Namespace, door: str, streams: int, prompt: int) -> dict[str, Any]:
+async def _loop(
+    arguments: argparse.Namespace, doors: dict[str, str], streams: int, prompt: int
+) -> dict[str, Any]:
     """A closed loop of `streams`, by loadgen."""
     with tempfile.TemporaryDirectory() as folder:
         told = await _program(
-            _LOADGEN_S, "loadgen", "run", f"grpc://{door}", "--concurrency", str(streams),
+            _LOADGEN_S, "loadgen", "run", f"grpc://{doors['grpc']}", "--admin", doors["admin"],
+            "--concurrency", str(streams),
             "--input-len", str(prompt), "--output-len", str(arguments.output_len),
             "--num-requests", str(arguments.requests * streams), "--warmup", "2",
             "--vocab-size", str(SHAPES[arguments.shape].config["vocab_size"]),
@@ -160,11 +164,9 @@ async def _loop(arguments: argparse.Namespace, door: str, streams: int, prompt: 
     }  # fmt: skip
 
 
-async def _links(door: str) -> dict[str, Any]:
+async def _links(admin: str) -> dict[str, Any]:
     """Of all workers together."""
-    async with grpc.aio.insecure_channel(door) as channel:
-        answer = await RouterServiceStub(channel).AuditCluster(AuditClusterRequest(), timeout=10)
-    audits = [worker.audit for worker in answer.workers]
+    audits = [worker.audit for worker in await worker_audits(admin)]
     return {
         "transports": sorted({link.transport for audit in audits for link in audit.links}),
         "handoffs": sum(audit.handoffs_committed for audit in audits),

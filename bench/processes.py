@@ -13,18 +13,26 @@ from pathlib import Path
 
 import grpc.aio
 
-from baton.v1.router_pb2 import AuditClusterRequest
-from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.v1.admin_pb2 import AdminServiceGetAuditRequest, WorkerAudit
+from baton.v1.admin_pb2_grpc import AdminServiceStub
 from services.common.process_tree import descendants
 
+_ANSWER_S = 10.0
 
-async def cluster_processes(channel: grpc.aio.Channel) -> dict[str, int]:
+
+async def worker_audits(admin: str) -> list[WorkerAudit]:
+    """Every worker's identity, address and audit, from the router's AdminService at `admin` (host:port)."""
+    async with grpc.aio.insecure_channel(admin) as channel:
+        answer = await AdminServiceStub(channel).GetAudit(AdminServiceGetAuditRequest(), timeout=_ANSWER_S)
+    return list(answer.workers)
+
+
+async def cluster_processes(admin: str) -> dict[str, int]:
     """The pids of our own cluster of one prefill and one decode worker: router, prefill_front,
     prefill_engine, decode_front, decode_engine; and this process, the clients."""
     router = [pid for pid in descendants(os.getpid()) if b"services.router" in _command(pid)]
     pids = {"clients": os.getpid(), "router": router[0]}
-    audit = await RouterServiceStub(channel).AuditCluster(AuditClusterRequest())
-    for worker in audit.workers:
+    for worker in await worker_audits(admin):
         role = worker.identity.name.partition("-")[0]
         pids |= {f"{role}_front": worker.audit.front_pid, f"{role}_engine": worker.audit.engine_pid}
     return pids

@@ -25,6 +25,7 @@ from bench.transfer_ends import (
     nccl_links_for,
 )
 from kvtransfer.events import Acknowledged, Failed, SenderEvent
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.outgoing import Transfer
 from kvtransfer.sender import Sender
 from kvtransfer.transports import connectors_of
@@ -49,13 +50,16 @@ class SendingEnd:
         device: str = "cpu",
         transport: str = "auto",
         block_bytes: int | None = None,
+        secret: str = "",
     ) -> None:
+        """`secret`: of the receiver's cluster."""
         keep_freed_memory()
         sharpen_timers()
         self._woken = threading.Event()
         self._patience = WAIT_S
         self._block_bytes = block_bytes or block_bytes_on(device)
-        connectors = None
+        auth = LinkAuth(secret)
+        connectors = connectors_of("auto", self._woken.set, auth=auth)
         if device == "cpu":
             source: Blocks | GpuBlocks = Blocks(blocks, self._block_bytes)
         else:
@@ -64,7 +68,7 @@ class SendingEnd:
             source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
             nccl = nccl_links_for(transport, source.blocks)
             which = transport if nccl is not None else "auto"
-            connectors = connectors_of(which, self._woken.set, source.blocks, nccl)
+            connectors = connectors_of(which, self._woken.set, source.blocks, nccl, auth)
         self.blocks = source
         self._count = blocks
         self._sender = Sender(

@@ -30,15 +30,15 @@ import numpy as np
 import uvloop
 
 from baton.cli.local_cluster import LocalCluster, Programs
+from baton.v1.admin_pb2 import WorkerAudit
 from baton.v1.decode_pb2 import CancelRequest, FollowRequest, ReserveRequest, Ticket, TicketBody
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
-from baton.v1.router_pb2 import AuditClusterRequest, WorkerAudit
-from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import Attempt
 from baton.wakeups import batch_wakeups
 from bench.clients import Clients, Seen
+from bench.cluster_secret import CLUSTER_SECRET, METADATA
 from bench.fake_engine import STEP_VARIABLE, write_model
-from bench.processes import cluster_processes, put_on
+from bench.processes import cluster_processes, put_on, worker_audits
 from bench.transfer_ends import BLOCK_BYTES, blocks_for, receiver_process
 from bench.transfer_sending import SendingEnd
 from kvtransfer.frames import WithdrawReason
@@ -62,11 +62,11 @@ def beside_streams(arguments: argparse.Namespace, sizes: list[int]) -> Iterator[
 
 async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, dict[str, float]]:
     random.seed(0)
-    async with _cluster(arguments, max(sizes)) as channel:
-        bench = _Bench(arguments, channel, await _decode_worker(channel))
+    async with _cluster(arguments, max(sizes)) as (channel, admin):
+        bench = _Bench(arguments, channel, await _decode_worker(admin))
         raw = {size: await asyncio.to_thread(_raw, size, arguments) for size in sizes}
         await Clients(channel, MODEL, _PROMPT, _WARM_TOKENS).run(arguments.streams, 1)  # links and caches
-        await _spread(channel)
+        await _spread(admin)
         gc.collect()
         gc.freeze()  # what is collected from now on is what the clients receive
         alone = await bench.run(None)
@@ -84,7 +84,10 @@ async def _cases(arguments: argparse.Namespace, sizes: list[int]) -> dict[int, d
 
 
 @asynccontextmanager
-async def _cluster(arguments: argparse.Namespace, megabytes: int) -> AsyncIterator[grpc.aio.Channel]:
+async def _cluster(
+    arguments: argparse.Namespace, megabytes: int
+) -> AsyncIterator[tuple[grpc.aio.Channel, str]]:
+    """A channel to the public gRPC port of a running cluster, and its admin address."""
     os.environ[STEP_VARIABLE] = str(arguments.step_ms)
     streams = arguments.streams
     with tempfile.TemporaryDirectory() as name:
@@ -98,6 +101,7 @@ async def _cluster(arguments: argparse.Namespace, megabytes: int) -> AsyncIterat
             transfer=TransferConfig(transport=arguments.transport),
             router=RouterSettings(http_port=0, grpc_port=0),
             supervision=SupervisionSettings(ray_address="none"),
+            cluster_secret=CLUSTER_SECRET,
             log_level="error",
         )
         worker = (sys.executable, "-m", "bench.fake_engine", "worker")
@@ -106,24 +110,23 @@ async def _cluster(arguments: argparse.Namespace, megabytes: int) -> AsyncIterat
             doors = await cluster.start()
             batch_wakeups()
             async with grpc.aio.insecure_channel(doors.grpc) as channel:
-                yield channel
+                yield channel, doors.admin
         finally:
             await cluster.stop(20)
 
 
-async def _spread(channel: grpc.aio.Channel) -> None:
+async def _spread(admin: str) -> None:
     """Clients and router on the first core, and with us the sender, which is our child; prefill anywhere; the
     decode worker, of which neither takes anything then, on the rest."""
     cores = sorted(os.sched_getaffinity(0))
     ours, any_core = cores[:1], cores
     places = {"clients": ours, "router": ours, "prefill_front": any_core, "prefill_engine": any_core}
-    for name, pid in (await cluster_processes(channel)).items():
+    for name, pid in (await cluster_processes(admin)).items():
         put_on(places.get(name, cores[1:]) or cores, pid)
 
 
-async def _decode_worker(channel: grpc.aio.Channel) -> WorkerAudit:
-    audit = await RouterServiceStub(channel).AuditCluster(AuditClusterRequest())
-    return next(worker for worker in audit.workers if worker.identity.name.startswith("decode"))
+async def _decode_worker(admin: str) -> WorkerAudit:
+    return next(worker for worker in await worker_audits(admin) if worker.identity.name.startswith("decode"))
 
 
 class _Bench:
@@ -186,7 +189,9 @@ class _Reservations:
         self._stub = stub
         self._router_id = secrets.token_bytes(16)
         # Open for as long as this is: tickets live as long as their router follows.
-        self._following = stub.Follow(FollowRequest(router_id=self._router_id, incarnation=incarnation))
+        self._following = stub.Follow(
+            FollowRequest(router_id=self._router_id, incarnation=incarnation), metadata=METADATA
+        )
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -200,11 +205,11 @@ class _Reservations:
         request = ReserveRequest(
             attempt=attempt, router_id=self._router_id, token_count=tokens, max_tokens=1, ttl_ms=_TTL_MS
         )
-        ticket = self._stub.Reserve(request, timeout=_CALL_S).ticket
+        ticket = self._stub.Reserve(request, timeout=_CALL_S, metadata=METADATA).ticket
         return ticket, TicketBody.FromString(ticket.body)
 
     def cancel(self, attempt: Attempt) -> None:
-        self._stub.Cancel(CancelRequest(attempt=attempt), timeout=_CALL_S)
+        self._stub.Cancel(CancelRequest(attempt=attempt), timeout=_CALL_S, metadata=METADATA)
 
     def close(self) -> None:
         self._following.cancel()  # type: ignore[no-untyped-call]
@@ -223,7 +228,7 @@ def main() -> None:
             attempt = Attempt(request_id=secrets.token_bytes(16), number=1)
             ticket, body = reservations.reserve(attempt, tokens)
             if sending is None:
-                sending = SendingEnd(blocks, body.fingerprint)
+                sending = SendingEnd(blocks, body.fingerprint, secret=CLUSTER_SECRET)
             transfer = sending.begin(ticket, body)
             seconds.append(sending.credits_home(transfer))
             transfer.withdraw(WithdrawReason.FINISHED)

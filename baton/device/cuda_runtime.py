@@ -177,7 +177,7 @@ class CudaRuntime:
                 self._copy_batch(self._batch, destination, sources, size, device, stream)
                 return
             except CudaError as error:
-                _LOG.warning("copies are said one by one: %s", error)
+                _LOG.warning("copies_not_batched", extra={"reason": str(error)})
                 self._batch = None
         for n, source in enumerate(sources):
             self.copy(destination + n * size, source, size, stream)

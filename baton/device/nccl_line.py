@@ -209,7 +209,7 @@ class NcclLine:
                 if then is not None:
                     then()
         except Exception:  # NCCL's or the device's: what cannot be known to be over is not
-            _LOG.exception("a line cannot be ended")
+            _LOG.exception("nccl_line_end_failed")
             return
         self._wake()
 

@@ -23,6 +23,7 @@ class SideCopies:
         if self._on_chip:
             self._stream = torch.cuda.Stream(arrays[0].device)  # type: ignore[no-untyped-call]
             self._waiting = [torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in arrays]
+            self._last = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent = [torch.cuda.Event() for _ in range(arrays[0].shape[0])]  # type: ignore[no-untyped-call]
 
     def send(self, row: int, *values: Tensor) -> None:
@@ -37,3 +38,9 @@ class SideCopies:
                 waiting[row].copy_(value)
                 array[row].copy_(waiting[row], non_blocking=True)
             self._sent[row].record()
+            self._last.record()
+
+    @property
+    def arrived(self) -> bool:
+        """Whether all that was sent is on the device."""
+        return not self._on_chip or bool(self._last.query())  # type: ignore[no-untyped-call]

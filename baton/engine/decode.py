@@ -22,6 +22,8 @@ from baton.engine.slot_state import SlotState
 from baton.engine.slots import Grant
 
 _NO_STOP = -1
+# The longest that a loop with work should be left alone before it is asked for its next step.
+_NAP_S = 0.001
 
 
 class DecodeLoop(ABC):
@@ -34,6 +36,8 @@ class DecodeLoop(ABC):
         # Called between the layers of a step that the host computes itself: for what need not wait for its
         # end and touches no active slot. A step on a GPU keeps no host waiting, and calls nothing.
         self.meanwhile: Callable[[], None] | None = None
+        # Called with `expected_step_s` before a step that the host computes itself, which blocks its loop.
+        self.before_step: Callable[[float], None] | None = None
 
     @property
     def ring(self) -> RingWriter:
@@ -144,6 +148,11 @@ class DecodeLoop(ABC):
         self._post(_entry(EntryKind.GROW, slot, generation, self._ring.steps))
         return self._mailbox.posted
 
+    @property
+    def posted(self) -> int:
+        """The number of the last entry that was posted, by which `applied` knows it."""
+        return self._mailbox.posted
+
     def applied(self, number: int) -> bool:
         """Whether the steps have heard of that entry, and none that had not still runs."""
         return self._mailbox.posted - self._mailbox.pending >= number
@@ -158,6 +167,21 @@ class DecodeLoop(ABC):
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)
+
+    @property
+    def expected_step_s(self) -> float:
+        """Predicted seconds of the step that runs, or of the next one; 0 before any was timed."""
+        return 0.0
+
+    @property
+    def nap_s(self) -> float:
+        """Seconds after which a loop that has work, but could not begin a step, should be asked again."""
+        return _NAP_S
+
+    def device_hung(self) -> bool:
+        """Whether a device has pending steps and makes no progress (`DeviceWatchdog`); to be asked once a
+        turn. Steps that the host computes itself cannot hang behind its back."""
+        return False
 
     @property
     @abstractmethod

@@ -82,7 +82,7 @@ class GraphStep:
         options: PassOptions,
     ) -> None:
         device = decoder.device
-        self._slots = rings.slots
+        self._slots = state.active.shape[0]
         self._state = state
         self._queue = queue
         self._capacity = rings.ring_words
@@ -97,6 +97,8 @@ class GraphStep:
             kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
         )
         self.pass_ = DecodePass(decoder, cache, state.block_tables, self._slots, options)
+        bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
+        self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
         self._places = pick_places(self._slots, decoder.config.vocab_size, device)
         self._sampler = GraphSampler(state, self._slots, decoder.config.vocab_size)
         self._drawn = torch.zeros(self._slots, dtype=torch.int32, device=device)
@@ -135,7 +137,7 @@ class GraphStep:
     def _front(self, bucket: int, features: Feature) -> Tensor:
         self._begin(bucket, features)
         self._queue.fork(self._fetch)
-        self._plan(bucket)
+        self._plan()
         return self.pass_.run(bucket)
 
     def _begin(self, bucket: int, features: Feature) -> None:
@@ -153,6 +155,7 @@ class GraphStep:
             inputs.token,
             inputs.position,
             self._place,
+            self._item_bounds,
             bucket,
             int(features),
             SLOTS=self._slots,
@@ -160,6 +163,9 @@ class GraphStep:
             CAPACITY=self._capacity,
             TOP=self._top,
             RECORD_POWER=triton.next_power_of_2(2 + 2 * self._top),
+            GROUPS=len(self._windows),
+            TILE=TILE,
+            FIXED=self.pass_.options.policy.fixed or 0,
             num_warps=4,
         )
 
@@ -175,9 +181,9 @@ class GraphStep:
             num_warps=4,
         )
 
-    def _plan(self, bucket: int) -> None:
+    def _plan(self) -> None:
         inputs, policy = self.pass_.inputs, self.pass_.options.policy
-        for number, (items, window) in enumerate(zip(inputs.items, self._windows, strict=True)):
+        for items, window in zip(inputs.items, self._windows, strict=True):
             kernels.plan[(1,)](
                 self.control,
                 inputs.slot,
@@ -187,7 +193,6 @@ class GraphStep:
                 window,
                 policy.wanted,
                 policy.shortest,
-                self.pass_.most_items(number, bucket),
                 SLOTS_POWER=triton.next_power_of_2(self._slots),
                 TILE=TILE,
                 FIXED=policy.fixed or 0,

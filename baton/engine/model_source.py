@@ -25,7 +25,9 @@ def resolve_model(model: str) -> Path:
         raise BatonError(ErrorKind.INVALID, f"{model}: no such folder")
     if importlib.util.find_spec("huggingface_hub") is None:
         raise BatonError(
-            ErrorKind.INVALID, f"{model}: no such folder, and huggingface_hub is not installed to fetch it"
+            ErrorKind.INVALID,
+            f"{model}: no such folder, and huggingface_hub is not installed to fetch it: "
+            "pip install 'baton-serve[hub]'",
         )
     return _download(model)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from baton.device.lane import Lane, Moment
 from baton.device.upload import put_values
+from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.logprob_records import Logprobs
 from baton.engine.prefill_cost import Pace
 from baton.engine.prefill_sampling import draw_first, first_logprobs, prompt_logprobs
@@ -33,6 +34,8 @@ _AHEAD = 2
 _LEAD_S = 0.002
 # The next look at the clock may come as late as the last one did, but for a single slow one.
 _LONGEST_TURN_S = 0.01
+# What a step is taken to need before any was measured (mode `exact` on a GPU measures none at its start).
+_UNMEASURED_STEP_S = 5.0
 # How often `finish` looks.
 _POLL_S = 0.0002
 
@@ -119,6 +122,10 @@ class PrefillLoop:
         self.device_s = 0.0  # what steps took of the device's time
         self.host_s = 0.0  # and the host to say them; on a CPU, to do them
         self._under_way: deque[_Step] = deque()
+        self._watchdog = DeviceWatchdog(clock)
+        self._begun_s = 0.0  # what the step begun last should take
+        # Called with `expected_step_s` before a step is begun. One that the host computes itself blocks it.
+        self.before_step: Callable[[float], None] | None = None
         self._unsettled: list[_Step] = []
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
@@ -127,6 +134,20 @@ class PrefillLoop:
     def under_way(self) -> bool:
         """Whether a step has not ended, so that `take` will have results."""
         return bool(self._under_way)
+
+    @property
+    def expected_step_s(self) -> float:
+        """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
+        measured."""
+        return self.scheduler.cost.seconds_of(self._under_way[0].units) if self._under_way else self._begun_s
+
+    def device_hung(self) -> bool:
+        """Whether a step is under way and none ends (`DeviceWatchdog`); to be asked once a turn, after
+        `step`."""
+        expected_s = self.expected_step_s or _UNMEASURED_STEP_S
+        return self._watchdog.look(
+            pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s
+        )
 
     @property
     def ends_in_s(self) -> float:
@@ -166,15 +187,18 @@ class PrefillLoop:
         chunks = self.scheduler.schedule()
         if not chunks:
             return False
+        cost = self.scheduler.cost
+        runs = [(chunk.start, chunk.count) for chunk in chunks]
+        units = cost.of_step(runs)
+        self._begun_s = cost.seconds_of(units)
+        if self.before_step is not None:
+            self.before_step(self._begun_s)
         now = self._clock()
         with torch.inference_mode(), self._lane.work():
             begun = self._lane.moment()
             hidden = self._pass.forward(chunks)
             drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
             end = self._lane.moment()
-        cost = self.scheduler.cost
-        runs = [(chunk.start, chunk.count) for chunk in chunks]
-        units = cost.of_step(runs)
         if self._lane.runs_ahead:
             for chunk in chunks:
                 self.scheduler.begun(chunk)

@@ -1,6 +1,7 @@
 """The rotary embedding's parameters, as `config.json` states them. Torch-free.
 
-New files have `rope_parameters`; older ones have `rope_theta` beside `rope_scaling`.
+New files have `rope_parameters`; older ones have `rope_theta` beside `rope_scaling`. Where a file has both,
+`rope_scaling` counts unless it is empty, as in transformers.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class RopeConfig:
 
 def read_rope(file: ConfigFile, max_positions: int) -> RopeConfig:
     """Raises BatonError(INVALID) for types other than ROPE_TYPES and for missing or nonsense parameters."""
-    section = file.section("rope_scaling") or file.section("rope_parameters") or ConfigFile(file.path, {})
+    sections = (file.section("rope_scaling"), file.section("rope_parameters"))
+    section = next((one for one in sections if one is not None and one.values), ConfigFile(file.path, {}))
     kind = section.text("rope_type", section.text("type", "default"))
     if kind not in ROPE_TYPES:
         raise file.error("rope_type", f"{kind!r} is not supported (supported: {', '.join(ROPE_TYPES)})")

@@ -1,10 +1,11 @@
-"""Where mailbox and output ring lie in the memory that a worker's two processes share. Torch-free."""
+"""Where mailbox, output ring and heartbeat lie in the memory of a worker's two processes. Torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from baton.device.shared_memory import SharedMemory
+from baton.engine.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.engine.logprob_records import MAX_LOGPROBS, LogprobRecords, logprob_bytes
 from baton.engine.mailbox import HEADER_BYTES, Mailbox, mailbox_bytes
 from baton.engine.output_ring import RING_HEADER_BYTES, RingReader, RingWriter, ring_bytes
@@ -16,6 +17,7 @@ _PAGE = 4096
 class SharedRings:
     """Sizes and offsets, computed alike by both processes.
 
+    `slots`: a bound of those that the engine has; it decides how many when it knows its memory.
     `max_logprobs`: alternatives that a token's record holds; 0: the ring carries no logprobs.
     """
 
@@ -34,7 +36,7 @@ class SharedRings:
 
     @property
     def size(self) -> int:
-        return self._records_offset + logprob_bytes(self.ring_words, self.max_logprobs)
+        return self._heartbeat_offset + HEARTBEAT_BYTES
 
     @property
     def _ring_offset(self) -> int:
@@ -43,6 +45,10 @@ class SharedRings:
     @property
     def _records_offset(self) -> int:
         return _page_after(self._ring_offset + ring_bytes(self.ring_words))
+
+    @property
+    def _heartbeat_offset(self) -> int:
+        return _page_after(self._records_offset + logprob_bytes(self.ring_words, self.max_logprobs))
 
     @property
     def mailbox_place(self) -> tuple[int, int]:
@@ -70,6 +76,9 @@ class SharedRings:
 
     def reader(self, memory: SharedMemory) -> RingReader:
         return RingReader(memory, self._ring_offset, self.ring_words, self._records(memory))
+
+    def heartbeat(self, memory: SharedMemory) -> Heartbeat:
+        return Heartbeat(memory, self._heartbeat_offset)
 
     def _records(self, memory: SharedMemory) -> LogprobRecords | None:
         if not self.max_logprobs:

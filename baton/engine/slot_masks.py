@@ -35,6 +35,11 @@ class SlotMasks:
         words = torch.from_numpy(bits.view(np.int32).copy())
         self._copies.send(slot, words, torch.tensor(generation << 32 | position))
 
+    @property
+    def arrived(self) -> bool:
+        """Whether every mask that was written has reached the device."""
+        return self._copies.arrived
+
     def ready(self, slots: Tensor, generations: Tensor, positions: Tensor) -> Tensor:
         """Of each slot (all [B]), whether the mask of its token at that position is there."""
         wanted: Tensor = (generations.long() << 32) | positions.long()

@@ -6,12 +6,15 @@ for each step.
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
 from baton.engine.cache import KVCache
 from baton.engine.decode import DecodeLoop
 from baton.engine.decoder import Decoder, Rows
+from baton.engine.device_watchdog import StepTimes
 from baton.engine.mailbox import EntryKind, Mailbox
 from baton.engine.output_ring import Finish, RingWriter
 from baton.engine.slot_state import SlotState
@@ -28,10 +31,15 @@ class TorchDecodeLoop(DecodeLoop):
         self._cache = cache
         self._slots = state.active.shape[0]
         self._tokens_decoded = 0
+        self._times = StepTimes()
 
     @property
     def tokens_decoded(self) -> int:
         return self._tokens_decoded
+
+    @property
+    def expected_step_s(self) -> float:
+        return self._times.expected_s
 
     @property
     def has_work(self) -> bool:
@@ -49,7 +57,11 @@ class TorchDecodeLoop(DecodeLoop):
         if not (heard or rows.numel()):
             return False  # all are held
         if rows.numel():
+            if self.before_step is not None:
+                self.before_step(self.expected_step_s)
+            began = time.monotonic()
             self._advance(rows)
+            self._times.add(time.monotonic() - began)
         self._ring.count_step()
         return True
 

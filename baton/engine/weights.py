@@ -5,12 +5,15 @@ Names are those of the published checkpoints (`model.layers.0.self_attn.q_proj.w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -29,7 +32,9 @@ _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 _IN_LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
 _PURPOSE_WEIGHTS = 1
 _RANDOM_CHUNK = 1 << 22
-_DIGEST_SAMPLE = 256  # elements of each tensor, about
+# Of each tensor, for its checkpoint's digest.
+_SAMPLE_RUNS = 16
+_SAMPLE_BYTES = 64
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -143,17 +148,36 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in weight_shapes(config).values()) * dtype.itemsize
 
 
-def weights_digest(weights: Mapping[str, Tensor]) -> bytes:
-    """SHA-256 over names and a sample of every tensor: tells two checkpoints of one shape apart.
+def checkpoint_digest(config: ModelConfig, folder: str | Path) -> bytes:
+    """SHA-256 of a checkpoint as it is stored, whatever it is cast to and however it is cut into files.
 
-    A sample, since reading all of a large model again would cost its start-up seconds.
+    Covers the configuration, and of each tensor its name, dtype, shape and a sample of its bytes: reading all
+    of a large model again would cost its start-up seconds. Raises BatonError(INVALID) as `load_weights` does.
     """
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        flat = weights[name].reshape(-1)
-        sample = flat[:: max(1, flat.numel() // _DIGEST_SAMPLE)]
-        digest.update(name.encode() + b"\0" + sample.double().cpu().numpy().tobytes())
+    digest = hashlib.sha256(config.digest())
+    with contextlib.ExitStack() as stack:
+        files: dict[Path, BinaryIO] = {}
+        for stored in sorted(_stored(config, Path(folder)), key=lambda tensor: tensor.name):
+            if stored.path not in files:
+                files[stored.path] = stack.enter_context(stored.path.open("rb"))
+            digest.update(f"{stored.name} {stored.dtype} {stored.shape}\0".encode())
+            digest.update(_sample(stored, files[stored.path]))
     return digest.digest()
+
+
+def random_digest(config: ModelConfig, seed: int) -> bytes:
+    """`checkpoint_digest` of the weights that `random_weights` draws."""
+    return hashlib.sha256(config.digest() + f"random {seed}".encode()).digest()
+
+
+def _sample(stored: StoredTensor, file: BinaryIO) -> bytes:
+    """Short runs of a tensor's bytes, at equal distances; all of them where they are few."""
+    if stored.nbytes <= _SAMPLE_RUNS * _SAMPLE_BYTES:
+        starts, length = [0], stored.nbytes
+    else:
+        last = stored.nbytes - _SAMPLE_BYTES
+        starts, length = [last * run // (_SAMPLE_RUNS - 1) for run in range(_SAMPLE_RUNS)], _SAMPLE_BYTES
+    return b"".join(os.pread(file.fileno(), length, stored.offset + start) for start in starts)
 
 
 def _spread(name: str, shape: tuple[int, ...]) -> float:

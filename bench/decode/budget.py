@@ -55,7 +55,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
 
     def front() -> None:
         step._begin(rows, PICKED)
-        step._plan(rows)
+        step._plan()
         embed(
             hidden, rotary, inputs.token, inputs.position,
             decoder.embedding, decoder.rope.frequencies, decoder.rope.scale,

@@ -197,9 +197,13 @@ def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
         decoder=decoder,
         cache=cache,
         pools=BlockPools(decoder.layout, blocks),
+        slots=room.slots,
         max_context_tokens=room.tokens + 1,
         max_logprobs=MAX_LOGPROBS,
         device=decoder.device,
         fingerprint=b"",
         exact=case.numerics == "exact",
+        checkpoint=b"",
+        tokenizer=b"",
+        weight_format="",
     )

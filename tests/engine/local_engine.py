@@ -107,8 +107,10 @@ class LocalEngine:
         numerics: str = "exact",
         checkpoint: bool = False,
         longest: int = 256,
+        ring_slots: int | None = None,
     ) -> None:
-        """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens."""
+        """`checkpoint`: the folder holds one; else a random model is made. `longest`: a sequence's tokens.
+        `ring_slots`: slots that mailbox and ring are sized for; by default `slots`."""
         weights_dtype = getattr(torch, dtype)
         if checkpoint:
             config = ModelConfig.load(folder)
@@ -124,7 +126,7 @@ class LocalEngine:
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
         self.prefill = PrefillLoop(PlainPass(decoder, cache), self.scheduler, lane_of(decoder.device))
-        rings = SharedRings(slots)
+        rings = SharedRings(ring_slots or slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
         self.slots = SlotPool(slots)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.mailbox import ENTRY, Entry, EntryKind, Mailbox, mailbox_bytes
+from baton.engine.mailbox import (
+    ENTRY,
+    HEADER_BYTES,
+    Entry,
+    EntryKind,
+    Mailbox,
+    field_offset,
+    mailbox_bytes,
+)
 
 
 def entry(slot: int, from_step: int = 0) -> Entry:
@@ -41,8 +49,30 @@ def test_a_full_mailbox_refuses() -> None:
     mailbox = make_mailbox(2)
     mailbox.post(entry(1))
     mailbox.post(entry(2))
-    with pytest.raises(RuntimeError, match="full"):
+    with pytest.raises(RuntimeError, match=r"^the mailbox is full$"):
         mailbox.post(entry(3))
     assert [int(e["slot"]) for e in mailbox.take(0, limit=1)] == [1]
     mailbox.post(entry(3))
     assert [int(e["slot"]) for e in mailbox.take(0, limit=4)] == [2, 3]
+
+
+def test_the_step_finds_an_entry_where_the_host_wrote_it() -> None:
+    """A GPU reads lap and fields by these offsets, from the first entry behind a header of one cache line."""
+    memory = SharedMemory.create("test-mailbox", mailbox_bytes(2))
+    mailbox = Mailbox(memory, 0, 2)
+    mailbox.post(entry(7))
+    words = memory.region(HEADER_BYTES, 2 * ENTRY.itemsize, np.uint8).tobytes()
+    assert words[field_offset("lap") : field_offset("lap") + 8] == (1).to_bytes(8, "little")
+    assert words[field_offset("slot") : field_offset("slot") + 4] == (7).to_bytes(4, "little")
+    assert [field_offset(name) for name in ("lap", "from_step", "kind", "slot", "seed")] == [0, 8, 16, 20, 64]
+    mailbox.take(0, limit=1)
+    assert memory.region(0, 1, np.uint64)[0] == 1, "the reader publishes how many it has taken"
+
+
+def test_the_lap_of_an_entry_is_a_whole_number() -> None:
+    mailbox = make_mailbox(2)
+    for slot in range(5):
+        mailbox.post(entry(slot))
+        (taken,) = mailbox.take(0, limit=1)
+        assert (int(taken["slot"]), int(taken["lap"])) == (slot, slot // 2 + 1)
+        assert mailbox.posted == slot + 1

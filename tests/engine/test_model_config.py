@@ -71,6 +71,15 @@ def test_old_and_new_keys_give_the_same(tmp_path: Path) -> None:
     assert (new.rope.theta, new.rope.original_max_positions, new.dtype) == (5e5, 512, "bfloat16")
 
 
+def test_an_empty_rope_scaling_hides_no_rope_parameters(tmp_path: Path) -> None:
+    parameters = {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}
+    config = load(tmp_path, model_type="llama", rope_scaling={}, rope_parameters=parameters)
+    theirs = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    found = config.rope
+    assert (found.type, found.theta, found.factor) == ("linear", 5e5, 4.0)
+    assert (found.type, found.theta, found.factor) == tuple(theirs[key] for key in parameters)
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

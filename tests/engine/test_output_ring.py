@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.logprob_records import LogprobBatch, Logprobs
-from baton.engine.output_ring import Finish, Record, RingReader, RingWriter, ring_bytes
+from baton.engine.output_ring import (
+    RING_HEADER_BYTES,
+    Finish,
+    Record,
+    RingReader,
+    RingWriter,
+    ring_bytes,
+)
 from baton.engine.shared_rings import SharedRings
 
 
@@ -56,7 +63,7 @@ def test_a_full_ring_is_never_overwritten() -> None:
     writer, reader = make_ring(4)
     writer.write([1, 2, 3, 4], [0] * 4, [0] * 4, [0] * 4)
     assert writer.room() == 0
-    with pytest.raises(RuntimeError, match="overrun"):
+    with pytest.raises(RuntimeError, match=r"^the output ring would overrun its reader$"):
         writer.write([5], [0], [0], [0])
     assert [record.token for record in reader.read()] == [1, 2, 3, 4]
 
@@ -139,3 +146,50 @@ def test_more_words_than_the_reader_looks_at_together() -> None:
         read = [*reader.read(limit=70), *reader.read()]
         assert [record.token for record in read] == list(numbers)
     assert reader.read() == []
+
+
+def test_the_header_is_a_cache_line_a_counter() -> None:
+    """Both processes and a GPU's step find each counter by its offset; none shares a line with another."""
+    memory = SharedMemory.create("test-ring", ring_bytes(4))
+    writer, reader = RingWriter(memory, 0, 4), RingReader(memory, 0, 4)
+    writer.write([5, 6], [1, 2], [3, 4], [0, 0])
+    reader.read()
+    for _ in range(2):
+        writer.count_step()
+    for _ in range(3):
+        writer.count_full()
+    writer.count_held(4)
+    writer.count_held(5)
+    counters = memory.region(0, RING_HEADER_BYTES // 8, np.uint64)
+    assert [int(counters[at]) for at in range(0, 32, 8)] == [2, 2, 3, 9]
+    assert (writer.tail, writer.steps, writer.full_steps, writer.held_rows) == (2, 2, 3, 9)
+    assert np.count_nonzero(counters) == 4
+    writer.told[:] = np.arange(1, 9)
+    assert counters[32:40].tolist() == list(range(1, 9))
+    words = memory.region(RING_HEADER_BYTES, 4, np.uint64)
+    assert words.tolist() == [1 << 56 | 3 << 36 | 1 << 24 | 5, 1 << 56 | 4 << 36 | 2 << 24 | 6, 0, 0]
+    assert ring_bytes(4) == RING_HEADER_BYTES + 4 * 8
+
+
+def test_a_lap_is_a_whole_number() -> None:
+    writer, reader = make_ring(2)
+    for token in range(5):
+        writer.write([token], [0], [0], [0])
+        assert int(writer.words[token % 2]) >> 56 == token // 2 + 1
+        reader.read()
+
+
+@pytest.mark.parametrize("capacity", [3, 6, 12])
+def test_a_capacity_is_a_power_of_two(capacity: int) -> None:
+    with pytest.raises(ValueError, match=r"^a ring's capacity is a power of two$"):
+        make_ring(capacity)
+
+
+def test_a_reader_takes_no_more_than_its_limit() -> None:
+    writer, reader = make_ring(256)
+    writer.write(list(range(200)), [0] * 200, [0] * 200, [0] * 200)
+    assert [record.token for record in reader.read(limit=1)] == [0]
+    assert [record.token for record in reader.read(limit=70)] == list(range(1, 71))
+    assert reader.tail == 71
+    assert [record.token for record in reader.read(limit=129)] == list(range(71, 200))
+    assert reader.read(limit=0) == []

@@ -17,13 +17,14 @@ from baton.engine.safetensors_file import stored_tensors
 from baton.engine.weight_reader import read_tensors
 from baton.engine.weights import (
     JOINED,
+    checkpoint_digest,
     joined,
     load_weights,
+    random_digest,
     random_weights,
     weight_bytes,
     weight_places,
     weight_shapes,
-    weights_digest,
 )
 from baton.errors import BatonError, ErrorKind
 from tests.engine.passes import Passes
@@ -121,11 +122,24 @@ def test_the_digest_tells_checkpoints_apart_and_shards_alike(tmp_path: Path) -> 
     folders = [make_checkpoint(tmp_path / str(seed), seed=seed) for seed in (3, 4)]
     shards = make_checkpoint(tmp_path / "shards", seed=3, sharded=True)
     config = ModelConfig.load(shards)
-    digests = [
-        weights_digest(load_weights(config, folder, "cpu", torch.float32)) for folder in (*folders, shards)
-    ]
+    digests = [checkpoint_digest(config, folder) for folder in (*folders, shards)]
     assert digests[0] != digests[1]
     assert digests[0] == digests[2]
+    assert len({*digests, random_digest(config, 3), random_digest(config, 4)}) == 4
+
+
+def test_the_digest_is_of_what_is_stored_small_tensors_whole(tmp_path: Path) -> None:
+    stored = make_checkpoint(tmp_path / "stored", seed=3)
+    other = make_checkpoint(tmp_path / "other", seed=3)
+    config = ModelConfig.load(stored)
+    tensors = load_file(other / "model.safetensors")
+    for name in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        changed = {key: tensor.clone() for key, tensor in tensors.items()}
+        changed[name].view(-1)[-1] += 1
+        save_file(changed, other / "model.safetensors")
+        assert checkpoint_digest(config, stored) != checkpoint_digest(config, other)
+    save_file({key: tensor.half() for key, tensor in tensors.items()}, other / "model.safetensors")
+    assert checkpoint_digest(config, stored) != checkpoint_digest(config, other)
 
 
 def test_parts_of_one_product_lie_behind_one_another(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ REPLAYS = tl.constexpr(9)
 TOKENS = tl.constexpr(10)
 ROWS = tl.constexpr(11)  # rows of this step
 RAN = tl.constexpr(12)  # whether this step has room
+TURN = tl.constexpr(13)  # the slot whose row comes first: the first that the last step held for want of items
 CONTROL_WORDS = 16
 
 # Of `header`, the ring's counters in host memory: one each cache line, in 8-byte words.
@@ -53,6 +54,8 @@ HELD_LINE = tl.constexpr(24)
 STATUS_LINE = tl.constexpr(32)
 TOKENS_LINE = tl.constexpr(33)
 HEAD_LINE = tl.constexpr(34)
+# Rows that the last step advanced; negative where the ring had no room for a step.
+ROWS_LINE = tl.constexpr(35)
 
 # Of `clocks`, a line a replay: when begin began, when the product of the head had ended (where the graph
 # draws), when all was done; and how many rows it had.
@@ -73,7 +76,9 @@ _END = tl.constexpr(field_offset("end") // 4)
 _CAPACITY = tl.constexpr(field_offset("capacity") // 4)
 _STOP_IDS = tl.constexpr(field_offset("stop_ids") // 4)
 _STOPS = tl.constexpr(MAX_STOP_IDS)
+_STOPS_FROM = tl.constexpr(field_offset("stops_from") // 4)
 _LOGPROBS = tl.constexpr(int(Feature.LOGPROBS))
+_MIN_TOKENS = tl.constexpr(int(Feature.MIN_TOKENS))
 _MAX_LOGPROBS = tl.constexpr(MAX_LOGPROBS)
 _ADMIT = tl.constexpr(int(EntryKind.ADMIT))
 _GROW = tl.constexpr(int(EntryKind.GROW))
@@ -140,6 +145,13 @@ def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.cons
     together()
 
 
+@triton.jit
+def _span(position, window, TILE: tl.constexpr):
+    """Where a row's items begin, and how many tokens they have: `split_plan.split_items`."""
+    start = tl.maximum(position - window + 1, 0) // TILE * TILE
+    return start, position + 1 - start
+
+
 @triton.jit(do_not_specialize=["bucket", "can"])
 def begin(
     control,
@@ -154,6 +166,7 @@ def begin(
     row_token,
     row_position,
     row_place,
+    item_bounds,
     bucket,
     can,
     SLOTS: tl.constexpr,
@@ -161,6 +174,9 @@ def begin(
     CAPACITY: tl.constexpr,
     TOP: tl.constexpr,
     RECORD_POWER: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TILE: tl.constexpr,
+    FIXED: tl.constexpr,
 ):
     """`bucket`: rows that this graph has; `can`: features of its sampler. `words` are the ring's, `records`
     the slots' as int32; `logprobs` the ring's records as int32, of TOP alternatives each (0: none), and
@@ -168,6 +184,11 @@ def begin(
 
     Applies no entry that this graph has no room for, or whose features its sampler lacks: a later graph
     does, and takes what stands behind it as well.
+
+    `item_bounds` [GROUPS, 2] int32: each cache group's window, and the attention items that its list holds
+    beyond one a row. With parts of FIXED tokens (mode `exact`) rows that share blocks can want more than that
+    in all: the first rows that fit are run, the others are held, and the next step begins with the first of
+    those. One row alone always fits, so none is held for ever.
     """
     replay = tl.load(control + REPLAYS)
     tl.store(clocks + (replay % _CLOCK_LINES) * _CLOCK_WIDTH, clock_ns())
@@ -175,8 +196,10 @@ def begin(
     head = tl.load(control + HEAD)
     # Every entry and every row may write one word.
     ran = head + 2 * SLOTS <= tl.load(control + TAIL) + CAPACITY
-    slots = tl.arange(0, SLOTS_POWER)
-    in_slots = slots < SLOTS
+    lane = tl.arange(0, SLOTS_POWER)
+    in_slots = lane < SLOTS
+    turn = tl.load(control + TURN).to(tl.int32)
+    slots = (lane + turn) % SLOTS
     running = tl.sum(tl.load(active + slots, mask=in_slots, other=0).to(tl.int32), 0)
     waiting = tl.load(control + WAITING)
     taken = tl.load(control + TAKEN)
@@ -222,7 +245,7 @@ def begin(
 
     mine = records + slots * RECORD_WORDS
     position = tl.load(mine + _POSITION, mask=in_slots, other=0)
-    served = slots < tl.where(ran, SLOTS, 0)
+    served = lane < tl.where(ran, SLOTS, 0)
     is_active = served & (tl.load(active + slots, mask=in_slots, other=0).to(tl.int32) != 0)
     # A slot without a block for its next token is held.
     capacity = tl.load(mine + _CAPACITY, mask=in_slots, other=0)
@@ -230,23 +253,35 @@ def begin(
     runs = is_active & (position < capacity)
     row = tl.cumsum(runs.to(tl.int32), 0) - 1
     runs = runs & (row < bucket)
+    if FIXED > 0:
+        fits = runs
+        for group in tl.static_range(GROUPS):
+            _, span = _span(position, tl.load(item_bounds + group * 2), TILE)
+            parts = tl.where(runs, tl.cdiv(span, FIXED), 0)
+            fits = fits & (tl.cumsum(parts, 0) <= bucket + tl.load(item_bounds + group * 2 + 1))
+        left_out = runs & (fits == 0)
+        next_turn = tl.min(tl.where(left_out, lane, SLOTS_POWER), 0)
+        next_turn = tl.where(next_turn < SLOTS_POWER, (turn + next_turn) % SLOTS, 0)
+        tl.store(control + TURN, tl.where(ran, next_turn, turn).to(tl.int64))
+        held = held | left_out
+        runs = fits
     count = tl.sum(runs.to(tl.int32), 0)
     tl.store(row_slot + row, slots, mask=runs)
     tl.store(row_token + row, tl.load(mine + _LAST_TOKEN, mask=in_slots, other=0), mask=runs)
     tl.store(row_position + row, position, mask=runs)
     tl.store(row_place + row, row, mask=runs)
-    beyond = (slots >= count) & (slots < bucket)
-    tl.store(row_slot + slots, 0, mask=beyond)
-    tl.store(row_token + slots, 0, mask=beyond)
-    tl.store(row_position + slots, 0, mask=beyond)
-    tl.store(row_place + slots, -1, mask=beyond)
+    beyond = (lane >= count) & (lane < bucket)
+    tl.store(row_slot + lane, 0, mask=beyond)
+    tl.store(row_token + lane, 0, mask=beyond)
+    tl.store(row_position + lane, 0, mask=beyond)
+    tl.store(row_place + lane, -1, mask=beyond)
     tl.store(control + ROWS, count.to(tl.int64))
     tl.store(control + RAN, ran.to(tl.int64))
     tl.store(control + HELD, tl.load(control + HELD) + tl.sum(held.to(tl.int64), 0))
     tl.store(control + FULL, tl.load(control + FULL) + tl.where(ran, 0, 1))
 
 
-@triton.jit(do_not_specialize=["most"])
+@triton.jit
 def plan(
     control,
     row_slot,
@@ -256,18 +291,19 @@ def plan(
     window,
     wanted,
     shortest,
-    most,
     SLOTS_POWER: tl.constexpr,
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """`baton.engine.kernels.split_plan` of the rows; FIXED 0: mode `fast`."""
+    """`baton.engine.kernels.split_plan` of the rows; FIXED 0: mode `fast`. The list holds them all: `fast`
+    cuts no more than its policy's bound, and of parts of one length `begin` has run no row that does not fit.
+    """
     row = tl.arange(0, SLOTS_POWER)
     there = row < tl.load(control + ROWS)
     position = tl.load(row_position + row, mask=there, other=0)
     slot = tl.load(row_slot + row, mask=there, other=0)
-    start = tl.maximum(position - window + 1, 0) // TILE * TILE
-    span = tl.where(there, position + 1 - start, 0)
+    start, span = _span(position, window, TILE)
+    span = tl.where(there, span, 0)
     if FIXED > 0:
         part = tl.zeros_like(span) + FIXED
     else:
@@ -276,9 +312,9 @@ def plan(
         part = tl.maximum(tl.cdiv(tl.cdiv(span, pieces), TILE) * TILE, TILE)
     parts = tl.cdiv(span, part)
     first = tl.cumsum(parts, 0) - parts
-    tl.store(count, tl.minimum(tl.sum(parts, 0), most))
+    tl.store(count, tl.sum(parts, 0))
     for p in range(0, tl.max(parts, 0)):
-        mask = (p < parts) & (first + p < most)
+        mask = p < parts
         line = items + (first + p) * ITEM_WIDTH
         begin_at = start + p * part
         tl.store(line + ITEM_ROW, row, mask=mask)
@@ -337,6 +373,10 @@ def finish(
     tl.store(mine + _LAST_TOKEN, token, mask=there)
     tl.store(mine + _POSITION, position + 1, mask=there)
     tl.store(active + slot, why == 0, mask=there)
+    # From the token on at which stop ids count, the row no longer wants the full sampler for them.
+    features = tl.load(mine + _FEATURES, mask=there, other=0)
+    counts_next = position + 2 >= tl.load(mine + _STOPS_FROM, mask=there, other=0)
+    tl.store(mine + _FEATURES, features & ~_MIN_TOKENS, mask=there & counts_next)
     together()
 
     head += count
@@ -362,6 +402,7 @@ def finish(
     tl.store(header + HELD_LINE, tl.load(control + HELD))
     tl.store(header + TOKENS_LINE, tokens)
     tl.store(header + HEAD_LINE, head)
+    tl.store(header + ROWS_LINE, tl.where(tl.load(control + RAN) != 0, count, -1))
     fence_system()
     tl.store(header + STATUS_LINE, status)
     line = clocks + ((replays - 1) % _CLOCK_LINES) * _CLOCK_WIDTH

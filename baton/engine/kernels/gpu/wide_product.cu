@@ -121,112 +121,109 @@ __device__ __forceinline__ void store_swiglu(const float (&sums)[HALF], const Re
   }
 }
 
-// Which of a tile's splits adds these eight columns up and stores them, and the first such eight of a split's.
-constexpr int owner(int eight) { return eight * SPLITS / EIGHTS; }
-constexpr int first_eight(int split) { return (split * EIGHTS + SPLITS - 1) / SPLITS; }
-
-// 128 threads of each of a tile's splits come here; each has written its parts, and goes on to read the others'. All
-// are there at once: the launcher sees to it that the grid is no larger than the chip. Each says that it came, then
-// that it has seen all; the count is zero again after the last of these, for whichever launch is next.
-__device__ __forceinline__ void meet(u32* arrived, int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
-  if (threadIdx.x % 128 == 0) {
-    u32 seen;
-    asm volatile("atom.inc.release.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(seen) : "l"(arrived), "r"(2 * SPLITS - 1) : "memory");
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(arrived) : "memory");
-    while (seen < SPLITS);
-    asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(seen) : "l"(arrived), "r"(2 * SPLITS - 1) : "memory");
-  }
-  asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
-}
-
-// Where the splits' parts of a group's sums meet, [SPLITS, EIGHTS, 128 threads].
+// Where the splits' parts of a group's sums are kept, [SPLITS, EIGHTS, 128 threads].
 __device__ __forceinline__ float4* part_at(float4* parts, int split, int eight) {
   return parts + (split * EIGHTS + eight) * 128 + threadIdx.x % 128;
 }
 
-// Adds this split's columns up, in the order of the splits whoever is first.
-template <int SPLIT>
-__device__ __forceinline__ void add_up(float (&sums)[HALF], float4* parts, u32* arrived, int group) {
+// Whether the 128 threads of this group are the last of their tile's splits to come here; each has written its part
+// before. Nobody waits for another block: a split that is not the last has nothing left to do, so the product ends
+// however few blocks the GPU runs at a time. The last sees all parts, and leaves the count at zero for the next launch.
+__device__ __forceinline__ bool arrives_last(u32* arrived, int group) {
+  asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
+  u32 before = 0, last;
+  if (threadIdx.x % 128 == 0)
+    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before) : "l"(arrived), "r"(SPLITS - 1) : "memory");
+  asm volatile(
+      "{\n.reg .pred mine, any;\nsetp.eq.u32 mine, %1, %2;\n"
+      "bar.red.or.pred any, %3, 128, mine;\nselp.u32 %0, 1, 0, any;\n}"
+      : "=r"(last) : "r"(before), "r"(SPLITS - 1), "r"(group) : "memory");
+  return last;
+}
+
+// Columns, in eights, whose parts and earlier results are asked for together: as many as there are registers for.
+constexpr int AT_ONCE = EIGHTS <= 16 ? EIGHTS : 8;
+
+// The sums of all splits for AT_ONCE eights from `first` on, added in the order of the splits whichever of them does
+// it: `split`, whose own are `sums`; it reads the others'.
+__device__ __forceinline__ void add_up(float (&sums)[HALF], int first, int split, float4* parts) {
+  float4 total[AT_ONCE];
 #pragma unroll
-  for (int eight = 0; eight < EIGHTS; ++eight) {
-    const float* mine = sums + eight * 4;
-    if (owner(eight) != SPLIT)
-      __stcg(part_at(parts, SPLIT, eight), make_float4(mine[0], mine[1], mine[2], mine[3]));
-  }
-  meet(arrived, group);
+  for (int s = 0; s < SPLITS; ++s) {
+    float4 part[AT_ONCE];
 #pragma unroll
-  for (int eight = 0; eight < EIGHTS; ++eight) {
-    if (owner(eight) != SPLIT) continue;
-    float* mine = sums + eight * 4;
-    float4 part[SPLITS];
-#pragma unroll
-    for (int split = 0; split < SPLITS; ++split)
-      part[split] = split == SPLIT ? make_float4(mine[0], mine[1], mine[2], mine[3])
-                                   : __ldcg(part_at(parts, split, eight));
-#pragma unroll
-    for (int split = 1; split < SPLITS; ++split) {
-      part[0].x += part[split].x;
-      part[0].y += part[split].y;
-      part[0].z += part[split].z;
-      part[0].w += part[split].w;
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (first + i >= EIGHTS) continue;
+      const float* mine = sums + (first + i) * 4;
+      part[i] = make_float4(mine[0], mine[1], mine[2], mine[3]);
+      if (s != split) part[i] = __ldcg(part_at(parts, s, first + i));
     }
-    mine[0] = part[0].x;
-    mine[1] = part[0].y;
-    mine[2] = part[0].z;
-    mine[3] = part[0].w;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (first + i >= EIGHTS) continue;
+      if (s == 0) {
+        total[i] = part[i];
+        continue;
+      }
+      total[i].x += part[i].x;
+      total[i].y += part[i].y;
+      total[i].z += part[i].z;
+      total[i].w += part[i].w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < AT_ONCE; ++i) {
+    if (first + i >= EIGHTS) continue;
+    float* mine = sums + (first + i) * 4;
+    mine[0] = total[i].x;
+    mine[1] = total[i].y;
+    mine[2] = total[i].z;
+    mine[3] = total[i].w;
   }
 }
 
-// The parts that were read here are nobody's any more: what the cache would write to memory some time later, while
-// others read there, is spared.
-template <int SPLIT>
+// Parts that have been read are not wanted any more: that the cache writes them to memory some time later, while
+// others read there, is avoided.
 __device__ __forceinline__ void forget(float4* parts, int group) {
   asm volatile("bar.sync %0, 128;" ::"r"(group) : "memory");
-#pragma unroll
-  for (int split = 0; split < SPLITS; ++split) {
-    if (split == SPLIT) continue;
-    const char* read = (const char*)(parts + (split * EIGHTS + first_eight(SPLIT)) * 128);
-    for (int line = threadIdx.x % 128; line < (first_eight(SPLIT + 1) - first_eight(SPLIT)) * 16; line += 128)
-      asm volatile("discard.global.L2 [%0], 128;" ::"l"(read + line * 128) : "memory");
-  }
+  for (int line = threadIdx.x % 128; line < SPLITS * EIGHTS * 16; line += 128)
+    asm volatile("discard.global.L2 [%0], 128;" ::"l"((const char*)parts + line * 128) : "memory");
 }
 
-// What one split does with its sums: all that it adds to is asked for before anybody is waited for.
-template <int SPLIT>
-__device__ __forceinline__ void finish(float (&sums)[HALF], const Results& results, float4* parts, u32* arrived,
-                                       int group) {
-  u32 before[EIGHTS][2];
+// What a group does with its sums. With splits, the last of them stores the tile's results, the others their parts.
+__device__ __forceinline__ void finish(float (&sums)[HALF], int split, const Results& results, float4* parts,
+                                       u32* arrived, int group) {
+  if constexpr (SPLITS > 1) {
 #pragma unroll
-  for (int eight = 0; RESIDUAL && eight < EIGHTS; ++eight)
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+      const float* mine = sums + eight * 4;
+      __stcg(part_at(parts, split, eight), make_float4(mine[0], mine[1], mine[2], mine[3]));
+    }
+    if (!arrives_last(arrived, group)) return;
+  }
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (owner(eight) == SPLIT) before[eight][i] = results.holds(eight, i) ? __ldcg(results.at(eight, i)) : 0;
-  if constexpr (SPLITS > 1) add_up<SPLIT>(sums, parts, arrived, group);
+  for (int first = 0; first < EIGHTS; first += AT_ONCE) {
+    u32 before[AT_ONCE][2];
 #pragma unroll
-  for (int eight = 0; eight < EIGHTS; ++eight)
+    for (int n = 0; RESIDUAL && n < 2 * AT_ONCE; ++n) {
+      const int eight = first + n / 2;
+      before[n / 2][n % 2] = eight < EIGHTS && results.holds(eight, n % 2) ? __ldcg(results.at(eight, n % 2)) : 0;
+    }
+    if constexpr (SPLITS > 1) add_up(sums, first, split, parts);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (owner(eight) != SPLIT || !results.holds(eight, i)) continue;
+    for (int n = 0; n < 2 * AT_ONCE; ++n) {
+      const int eight = first + n / 2, i = n % 2;
+      if (eight >= EIGHTS || !results.holds(eight, i)) continue;
       float low = sums[eight * 4 + i * 2], high = sums[eight * 4 + i * 2 + 1];
       if constexpr (RESIDUAL) {
-        low += low_of(before[eight][i]);
-        high += high_of(before[eight][i]);
+        low += low_of(before[n / 2][i]);
+        high += high_of(before[n / 2][i]);
       }
       *results.at(eight, i) = pack(low, high);
     }
-  if constexpr (SPLITS > 1) forget<SPLIT>(parts, group);
-}
-
-// `finish` by the split that this is, of SPLIT and those behind it: which sums it has is known when compiling.
-template <int SPLIT>
-__device__ __forceinline__ void finish_as(int split, float (&sums)[HALF], const Results& results, float4* parts,
-                                          u32* arrived, int group) {
-  if constexpr (SPLIT + 1 < SPLITS)
-    if (split != SPLIT) return finish_as<SPLIT + 1>(split, sums, results, parts, arrived, group);
-  finish<SPLIT>(sums, results, parts, arrived, group);
+  }
+  if constexpr (SPLITS > 1) forget(parts, group);
 }
 
 struct Turn {
@@ -338,7 +335,7 @@ wide_product(const __grid_constant__ TensorMap x_map, const __grid_constant__ Te
         // What the kernels in front wrote is whole since x came; these threads need to be told, too.
         asm volatile("griddepcontrol.wait;" ::: "memory");
         const int place = (unit * 2 + (int)rank) * 2 + group - 1;
-        finish_as<0>(split, sums, results, partial + (size_t)place * SPLITS * EIGHTS * 128, arrived + place, group);
+        finish(sums, split, results, partial + (size_t)place * SPLITS * EIGHTS * 128, arrived + place, group);
       }
     }
   }

@@ -9,15 +9,17 @@ the cache in between is more than that gives. `wide_product.cu` has two multipro
 (clusters and multicast), which Triton cannot say. 112 columns a tile of gate_up make of 8B's 14,336 a number
 that fills 132 multiprocessors twice.
 
-Where columns are few, K is split among clusters, which then meet: each adds up the parts of its share of the
-tile's columns. Down of 8B (256 rows, N 4,096, K 14,336) reads 117 MB of memory, 40 µs, and keeps the units
-busy for 36 to 43. Between cache and chip, which gives 5.5 to 6.4 MB a µs, W passes once, x once a tile of
-columns, and the parts of S splits twice, without each one's own: 8.4 MB · (S - 1). Estimated:
+Where columns are few, K is split among clusters. Each writes its part of a tile's sums, and the one that
+arrives last adds them up, in the order of the splits whichever it is. No cluster waits for another, so a
+product ends however many multiprocessors other kernels hold. Down of 8B (256 rows, N 4,096, K 14,336) reads
+117 MB of memory, 40 µs, and keeps the units busy for 36 to 43. Between cache and chip, which gives 5.5 to
+6.4 MB a µs, W passes once, x once a tile of columns, and parts are written by all S splits and read of S - 1:
+4.2 MB · (2 S - 1). Estimated:
 
     columns, splits     clusters of 66      W and x     parts
-    128, 2              64                  352 MB      8 MB
-    192, 3              66                  279         17
-    256, 4              64                  235         25
+    128, 2              64                  352 MB      13 MB
+    192, 3              66                  279         21
+    256, 4              64                  235         29
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _SOURCE = Path(__file__).with_suffix(".cu")
 _KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 _ROWS, _DEPTH, _THREADS = 128, 64, 384
 _MOST_W_ROWS = 256
-_GROUPS = 4  # of a tile's 256 rows, which meet for themselves
+_GROUPS = 4  # of a tile's 256 rows, each of which adds up its own
 _SHARED_BYTES = 227 * 1024
 # Barriers, and what is left before the first tile's place.
 _OTHER_BYTES = 1024 + 512
@@ -88,10 +90,10 @@ def wide_product(
 ) -> None:
     """x [M, K], weight [N, K] (SWIGLU: [2 N, K]), out [M, N], all bfloat16 or all float16, contiguous.
 
-    K is a multiple of 8, N is even. With splits, `space` holds at least `wide_space_needed`, and only one
-    such product runs on a device at a time, as its blocks wait for one another: a step's graph has it, other
-    streams have not. The kernel may begin before the one in front of it has ended, and waits for x; so `out`
-    may be what that one reads or writes, not so the weights. Raises ValueError for what does not fit.
+    K is a multiple of 8, N is even. With splits, `space` holds at least `wide_space_needed`; products that
+    share a space follow one another on one stream. The kernel may begin before the one in front of it has
+    ended, and waits for x; so `out` may be what that one reads or writes, not so the weights. Raises
+    ValueError for what does not fit.
     """
     (m, k), n = x.shape, weight.shape[0]
     if epilogue is Epilogue.SWIGLU:
@@ -103,8 +105,6 @@ def wide_product(
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
     clusters = torch.cuda.get_device_properties(x.device).multi_processor_count // 2
     items = _units(m, n, tuning) * tuning.splits
-    if tiles and items > clusters:
-        raise ValueError(f"{items} clusters wait for one another, and {clusters} fit at a time")
     # Rows of the buffer behind x are read and never told of: to be given zeros takes longer.
     behind = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
     x_map = tensor_map(x, min(behind, -(-m // _ROWS) * _ROWS), (_ROWS, _DEPTH))
