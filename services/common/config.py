@@ -6,9 +6,16 @@ A misspelt key is an error, since a setting silently lost costs more than a star
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from baton.addresses import is_loopback
+from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
+from baton.cluster_auth import MIN_SECRET_LENGTH
+from services.common.connection_limits import ConnectionLimits
+from services.common.strict_model import StrictModel
 
 Role = Literal["prefill", "decode", "both"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -29,13 +36,16 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 # In place of Redis's URL: neither registry nor journal.
 NO_STATE = "none"
 
+# Slots of a decode worker where none are configured: on a CPU, and the most on a GPU.
+CPU_SLOTS, MOST_DEFAULT_SLOTS = 16, 256
+
 DRAIN_S = 20.0  # how long running requests may take to end at a stop
 
 
-class StrictModel(BaseModel):
-    """Frozen, and an unknown key is an error. What is wrong is never repeated in an error's text."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+# Of a process: what its internal RPCs and links are authenticated with.
+ClusterSecret = Field(
+    "", repr=False, description="shared by the cluster's processes; empty only where all listen on loopback"
+)
 
 
 class EngineConfig(StrictModel):
@@ -77,7 +87,13 @@ class EngineConfig(StrictModel):
         description="memory for KV blocks; unset: 512 on a CPU, on a GPU what gpu_memory leaves for them",
     )
     kv_blocks: int | None = Field(None, ge=2, description="KV blocks a cache group has; unset: by memory")
-    slots: int = Field(16, ge=1, le=4096, description="static slots of a decode worker's batch")
+    slots: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="sequences that a decode worker generates at once; unset: 16 on a CPU, on a GPU as many "
+        "as its KV blocks hold of 1,024 tokens each, from 16 to 256",
+    )
     chunk_tokens: int | None = Field(
         None, ge=1, description="prompt tokens one prefill step computes at most; unset: 256, on a GPU 2048"
     )
@@ -124,6 +140,12 @@ class EngineConfig(StrictModel):
             raise ValueError("prefix_disk_dir needs prefix_host_mb: a disk's blocks pass through that memory")
         return self
 
+    @property
+    def most_slots(self) -> int:
+        """A bound of the slots, known before the engine has found its device and memory: what a worker's two
+        processes share is sized for so many."""
+        return self.slots or MOST_DEFAULT_SLOTS
+
     def block_tokens_on(self, device: str) -> int:
         """Tokens of a KV block on a device of this type (`cuda` or `cpu`)."""
         return self.block_tokens or (64 if device == "cuda" else 16)
@@ -149,6 +171,24 @@ class TransferConfig(StrictModel):
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
     window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces a link has on its receiver")
     peer_timeout_s: float = Field(10.0, gt=0, description="the longest wait on a peer's answer")
+    transfer_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="where a decode worker listens for links over grpc or nccl; 0: any free port. Of several "
+        "that `baton up` starts the first has it, each further one the next port",
+    )
+    frames_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="where it listens for the frames of nccl's links; 0: any free port. Of several as above",
+    )
+
+    def of_worker(self, index: int) -> TransferConfig:
+        """That of the `index`-th of several workers: its ports are that much higher."""
+        ports = {"transfer_port": self.transfer_port, "frames_port": self.frames_port}
+        return self.model_copy(update={name: port and port + index for name, port in ports.items()})
 
     @property
     def through_host(self) -> bool:
@@ -188,20 +228,32 @@ class StateConfig(StrictModel):
 class WorkerConfig(StrictModel):
     """One worker: a gRPC front process and one engine process."""
 
-    name: str = Field(pattern="^[A-Za-z0-9._-]{1,96}$")
+    # Begins with a letter or digit, so that it is no path such as "..": it names a folder of the disk cache.
+    name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
     role: Role
     model: str
+    cluster_id: str = Field("", description="whose worker it is: its name is unique among them alone")
     host: str = "127.0.0.1"
     port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
     metrics_port: int | None = Field(0, ge=0, le=65535, description="0: any free port; null: no metrics")
-    served_model_name: str | None = Field(None, description="names it in metrics; unset: the folder's name")
+    served_model_name: str | None = Field(
+        None,
+        description="what clients call the model; a router uses only workers of its own name; unset: "
+        "the folder's name",
+    )
     restarts: int = Field(0, ge=0, description="how often a supervisor has started this worker again")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     state: StateConfig | None = Field(None, description="unset: it is in no registry")
     prefix_secret: str = Field("", repr=False, description="names cached blocks; unset: drawn, for itself")
+    cluster_secret: str = ClusterSecret
     drain_s: float = Field(DRAIN_S, ge=0, description="how long running sequences may take to end at a stop")
     log_level: LogLevel = "info"
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model that this worker serves."""
+        return self.served_model_name or Path(self.model).name
 
     def on_gpu(self, index: int | None, workers: int) -> WorkerConfig:
         """This worker on that GPU of its host, shared by `workers` where the configuration says no number."""
@@ -216,12 +268,72 @@ class RouterSettings(StrictModel):
     host: str = "127.0.0.1"
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
     grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
+    public_metrics: bool | None = Field(
+        None, description="serve /metrics on http_port as well; unset: only where host is loopback"
+    )
+    admin_host: str = Field("127.0.0.1", description="address of the two admin ports")
+    admin_grpc_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=f"AdminService; unset: {DEFAULT_GRPC_PORT}, or any free port where grpc_port is 0",
+    )
+    admin_http_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description=f"metrics and health; unset: {DEFAULT_HTTP_PORT}, or any free port where grpc_port is 0",
+    )
     max_waiting: int = Field(1024, ge=1, description="requests that may wait for a slot; more are refused")
+    waiting_share: float = Field(
+        0.125,
+        gt=0,
+        le=1,
+        description="part of max_waiting that the choices of one request may take; its others wait for them",
+    )
+    pool: str | None = Field(
+        None,
+        pattern="^[0-9a-f]{12}$",
+        description="id of the pool of workers that serves the model (`baton pool list`); unset: the first "
+        "that is ready",
+    )
     queue_timeout_s: float = Field(60.0, gt=0, description="the longest wait for a slot")
     request_timeout_s: float = Field(600.0, gt=0, description="the longest life of a request")
     prefill_ahead_tokens: int = Field(2048, ge=1, description="queued tokens at which a prefill worker waits")
     max_attempts: int = Field(3, ge=1)
     tokenizer_threads: int = Field(2, ge=1)
+    max_body_bytes: int | None = Field(
+        None,
+        ge=65536,
+        description="largest request, HTTP body or gRPC message; unset: 1 MiB + 16 bytes a token of context",
+    )
+    max_answer_values: int = Field(
+        1_048_576,
+        ge=1,
+        description="numbers in one answer: outputs x tokens x (1, or 2 + logprobs where they are asked for)",
+    )
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="names that HTTP requests may have in Host, `.example.com` for a domain, `*` for any; "
+        "unset: loopback names where the listener is on loopback, else any",
+    )
+    connections: ConnectionLimits = ConnectionLimits()
+
+    @property
+    def admin_ports(self) -> tuple[int, int]:
+        """The ports of AdminService and of admin HTTP to bind; 0: any free port."""
+        # Several clusters of one host get free ports; fixed defaults would collide.
+        defaults = (DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT) if self.grpc_port else (0, 0)
+        given = (self.admin_grpc_port, self.admin_http_port)
+        grpc, http = (
+            port if port is not None else unset for port, unset in zip(given, defaults, strict=True)
+        )
+        return grpc, http
+
+    @property
+    def serves_public_metrics(self) -> bool:
+        """Whether /metrics is on the public HTTP port too."""
+        return is_loopback(self.host) if self.public_metrics is None else self.public_metrics
 
 
 class RouterConfig(RouterSettings):
@@ -233,6 +345,7 @@ class RouterConfig(RouterSettings):
     workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts, until told more")
     state: StateConfig | None = Field(None, description="unset: neither registry nor journal")
     prefix_secret: str = Field("", repr=False, description="the workers'; unset: it cannot tell who has what")
+    cluster_secret: str = ClusterSecret
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
 
@@ -242,6 +355,23 @@ class SupervisionSettings(StrictModel):
 
     ray_address: str = Field("local", min_length=1, description="local: a Ray of our own; none: without Ray")
     hang_timeout_s: float = Field(5.0, gt=0, description="a worker silent for so long is killed")
+    secrets_file: Path | None = Field(
+        None,
+        description="absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; a Ray "
+        "that is joined (ray_address) needs it, or the variables in its environment, on each machine",
+    )
+
+    @property
+    def on_another_ray(self) -> bool:
+        """Whether workers run on a Ray that `baton up` joins, and so perhaps on other machines."""
+        return self.ray_address not in ("local", "none")
+
+    @field_validator("secrets_file")
+    @classmethod
+    def _same_everywhere(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute():
+            raise ValueError("secrets_file must be an absolute path")
+        return path
 
 
 class ClusterConfig(SupervisionSettings):
@@ -250,6 +380,7 @@ class ClusterConfig(SupervisionSettings):
     cluster_id: str = Field(pattern="^[0-9a-z-]+$", description="random: two clusters never meet in one Ray")
     workers: tuple[WorkerConfig, ...]
     worker_program: tuple[str, ...] = Field((), description="unset: python -m services.worker")
+    secret_names: tuple[str, ...] = Field((), description="secrets that a worker's machine adds")
     start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"
@@ -272,7 +403,27 @@ class UpConfig(StrictModel):
         None,
         min_length=16,
         repr=False,
-        description="names cached blocks: with it a disk's are found after a restart; unset: drawn",
+        description="names cached blocks: with it a disk's are found after a restart; unset: derived from "
+        "cluster_secret",
+    )
+    worker_metrics_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="where the first worker has its metrics, each further one has the next port; 0: any free",
+    )
+    cluster_secret: str | None = Field(
+        None,
+        min_length=MIN_SECRET_LENGTH,
+        repr=False,
+        description="authenticates router and workers to each other; unset: drawn. A `baton worker` that is "
+        "to join needs the same",
+    )
+    cluster_secret_file: Path | None = Field(None, description="file that holds it, in its place")
+    router_restarts: int = Field(
+        8,
+        ge=0,
+        description="restarts in a row of a router that does not live for a minute; then all is stopped",
     )
     start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
     drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")
@@ -295,6 +446,25 @@ class UpConfig(StrictModel):
         peers = {"prefill": sent_to, "decode": counts["prefill"], "both": 0}[role]
         links = 0 if self.transfer.through_host else peers
         return self.engine.model_copy(update={"gpu_links": links})
+
+    @model_validator(mode="after")
+    def _ports_are_apart(self) -> UpConfig:
+        counts = self.role_counts
+        listening, everyone = counts["decode"], sum(counts.values())
+        fixed = (
+            ("transfer.transfer_port", self.transfer.transfer_port, listening),
+            ("transfer.frames_port", self.transfer.frames_port, listening),
+            ("worker_metrics_port", self.worker_metrics_port, everyone),
+        )
+        taken: dict[int, str] = {}
+        for name, first, count in fixed:
+            for port in range(first, first + count) if first else ():
+                if port > 65535:
+                    raise ValueError(f"{name} {first} leaves too few ports for {count} workers")
+                if port in taken:
+                    raise ValueError(f"{taken[port]} and {name} both need port {port}")
+                taken[port] = name
+        return self
 
     @model_validator(mode="after")
     def _can_serve(self) -> UpConfig:

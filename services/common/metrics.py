@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from services.common.grpc_server import bind_socket, join_address
+from baton.addresses import join_address
+from services.common.grpc_server import bind_socket
 from services.common.histogram import Histogram
 
 _CONNECTION_S = 5.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from functools import partial
 from typing import Any
@@ -46,7 +45,8 @@ ID_BYTES = 16
 # A token waits in the ring for half of this on average. Never a spin: the engine shares these cores.
 _POLL_S = 0.001
 _SWEEP_S = 0.2
-_FOLLOW_IDLE_S = 1.0
+# A router's stream is never silent for longer: it tells a worker with nothing to say from one that is frozen.
+_BEAT_S = 0.5
 
 
 class DecodeServicer(DecodeServiceServicer):
@@ -121,11 +121,11 @@ class DecodeServicer(DecodeServiceServicer):
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
         if request.incarnation != self._incarnation:
             await abort(context, BatonError(ErrorKind.CONFLICT, "another start of this worker is meant"))
-        following = self._streams.follow(router_id)
+        following, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
         try:
-            # An empty message first: the router knows that it is heard.
-            await context.write(FollowResponse(step=self._ring.steps))
+            # A message at once: the router learns that its stream is open.
+            await context.write(FollowResponse(step=self._ring.steps, unknown=unknown))
             while self._streams.is_newest(router_id, following):
                 message = self._streams.collect(router_id, self._ring.steps)
                 if message is not None:
@@ -134,9 +134,11 @@ class DecodeServicer(DecodeServiceServicer):
                 if self._over:  # without this word routers would wait whether the stream comes back
                     await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker is over"))
                 news.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_FOLLOW_IDLE_S):
+                try:
+                    async with asyncio.timeout(_BEAT_S):
                         await news.wait()
+                except TimeoutError:
+                    await context.write(FollowResponse(step=self._ring.steps))
         finally:
             self._streams.unfollow(router_id, following)
             if self._news.get(router_id) is news:

@@ -1,28 +1,32 @@
 """What decode has emitted, and how much of it each router has been told.
 
 A stream is one sequence: its attempt, its slot and generation, every output token from its first
-number on. It outlives its slot until its router has heard the end, or `LINGER_S`. Each router has a
-watermark a stream; `collect` gives everything beyond it as one message, so a slow router gets
-fewer, larger messages and delays nobody. A router that follows anew is told everything again and
-drops what it has by (attempt, number).
+number on. It outlives its slot until its router has received the end, or `LINGER_S`. Each router has a
+watermark a stream; `collect` gives what is beyond it in messages of bounded size, so a slow router gets
+fewer, larger messages and delays no other. A router that follows anew says where each of its streams stands,
+and gets the rest; it drops what it has by (attempt, number).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from baton.engine.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
-from baton.v1.decode_pb2 import FollowResponse
+from baton.v1.decode_pb2 import FollowResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.common.attempt_key import Key, key_of
 from services.common.logprobs import logprobs_message
 
 LINGER_S = 10.0  # how long an ended stream, or one without a router, is kept
 TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's stream
+# The most that one message should hold; a token of 20 logprobs takes 229 bytes. Far below a message's limit.
+MESSAGE_BYTES = 1 << 18
+# What a token takes beside its logprobs, and an output beside its tokens.
+_TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,8 @@ class Stream:
 class _Router:
     following: int = 0  # grows with each Follow; only the newest is served
     is_open: bool = False
+    # It gave this worker up: what still runs for it is to end.
+    disowned: bool = False
     lost_at: float | None = None
     dirty: dict[Key, Stream] = field(default_factory=dict)
 
@@ -115,35 +121,59 @@ class Streams:
         stream.sent, stream.sent_finish = behind, False
         self._mark(stream)
 
-    def follow(self, router_id: bytes) -> int:
-        """A router's stream opens; everything it may have missed is news again. Returns its ticket number."""
+    def follow(
+        self, router_id: bytes, positions: Iterable[Position] = (), former: Iterable[bytes] = ()
+    ) -> tuple[int, list[Attempt]]:
+        """Opens a router's stream. `positions`: from where on it wants which sequences; it gets any other of
+        its own from its first number on. `former`: ids under which it wants nothing any more.
+
+        Returns the stream's number, and the attempts of `positions` that are not here.
+        """
+        for one in former:
+            self._disown(one)
         router = self._router(router_id)
         router.following += 1
         router.is_open, router.lost_at = True, None
-        for stream in self._by_key.values():
+        wanted = {key_of(position.attempt): position for position in positions}
+        for key, stream in self._by_key.items():
             if stream.router_id == router_id:
-                stream.sent, stream.sent_finish = 0, False
+                position = wanted.pop(key, None)
+                behind = 0 if position is None else position.next_number - stream.first_number
+                # Prefill may have told it a token that is not here yet.
+                stream.sent, stream.sent_finish = min(max(behind, 0), len(stream.token_ids)), False
                 self._mark(stream)
-        return router.following
+        return router.following, [position.attempt for position in wanted.values()]
+
+    def _disown(self, router_id: bytes) -> None:
+        """Ends the stream of a router's former id, and with the next `sweep` what runs for it."""
+        router = self._routers.get(router_id)
+        if router is not None:
+            router.following += 1
+            router.is_open, router.disowned, router.lost_at = False, True, self._clock()
 
     def is_newest(self, router_id: bytes, following: int) -> bool:
-        return self._routers[router_id].following == following
+        """Whether no later stream of that router was opened, and it still wants this one."""
+        router = self._routers.get(router_id)
+        return router is not None and router.following == following
 
     def unfollow(self, router_id: bytes, following: int) -> None:
+        """A router's stream was closed; nothing if it was not the newest."""
         router = self._routers.get(router_id)
         if router is not None and router.following == following:
             router.is_open, router.lost_at = False, self._clock()
 
     def collect(self, router_id: bytes, step: int) -> FollowResponse | None:
-        """Everything since this router's watermarks, which move up; None where there is nothing."""
+        """What is beyond this router's watermarks, which move up: about `MESSAGE_BYTES` of it at most, the
+        rest with the next call. None where there is nothing."""
         dirty = self._routers[router_id].dirty
         if not dirty:
             return None
-        message = FollowResponse(step=step)
-        for stream in dirty.values():
-            _add_output(message, stream)
-            stream.sent, stream.sent_finish = len(stream.token_ids), stream.finish is not Finish.NONE
-        dirty.clear()
+        message, room = FollowResponse(step=step), MESSAGE_BYTES
+        while dirty and room > 0:
+            key = next(iter(dirty))
+            stream = dirty.pop(key)
+            room -= _add_output(message, stream, room)
+            self._mark(stream)  # behind the others
         return message
 
     def sweep(self) -> list[Attempt]:
@@ -156,7 +186,7 @@ class Streams:
             if stream.ended_at is not None:
                 if now - stream.ended_at > LINGER_S:
                     self._drop(key, stream)
-            elif lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
+            elif router.disowned or lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
                 orphans.append(stream.attempt)
         self._forget_idle_routers(now)
         return orphans
@@ -189,12 +219,26 @@ class Streams:
                 del self._routers[router_id]
 
 
-def _add_output(message: FollowResponse, stream: Stream) -> None:
+def _add_output(message: FollowResponse, stream: Stream, room: int) -> int:
+    """Adds what of the stream fits in about `room` bytes, one token at least; how many it takes."""
+    until, taken = len(stream.token_ids), _OUTPUT_BYTES
+    if stream.logprobs:
+        for at in range(stream.sent, until):
+            if taken >= room and at > stream.sent:
+                until = at
+                break
+            taken += _TOKEN_BYTES + len(stream.logprobs[at])
+    else:
+        until = min(until, stream.sent + max(1, (room - taken) // _TOKEN_BYTES))
+        taken += (until - stream.sent) * _TOKEN_BYTES
     output = message.outputs.add(
         attempt=stream.attempt,
         first_number=stream.first_number + stream.sent,
-        token_ids=stream.token_ids[stream.sent :],
-        logprobs=map(types_pb2.Logprobs.FromString, stream.logprobs[stream.sent :]),
+        token_ids=stream.token_ids[stream.sent : until],
+        logprobs=map(types_pb2.Logprobs.FromString, stream.logprobs[stream.sent : until]),
     )
-    if stream.finish is not Finish.NONE:
+    stream.sent = until
+    if until == len(stream.token_ids) and stream.finish is not Finish.NONE:
         output.finish_reason = FinishReason.ValueType(stream.finish.value)
+        stream.sent_finish = True
+    return taken

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand, PrefillCommand
 from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
@@ -17,12 +16,9 @@ from services.common.attempt_key import Key, key_of
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.errors import abort
+from services.prefill.early_tickets import EarlyTickets
 
 Context = grpc.aio.ServicerContext[Any, Any]
-
-
-# A ticket that overtook its prompt's call waits this long for it, in seconds.
-_AHEAD_S = 5.0
 
 
 class PrefillServicer(PrefillServiceServicer):
@@ -33,7 +29,7 @@ class PrefillServicer(PrefillServiceServicer):
         self._drain = drain
         # Attempts whose call runs; what is told the engine of them from now on comes after their prompt.
         self._running: set[Key] = set()
-        self._ahead: dict[Key, Ticket] = {}
+        self._early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Writes instead of yielding, so that a cancel is always raised here."""
@@ -42,7 +38,7 @@ class PrefillServicer(PrefillServiceServicer):
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         try:
             self._drain.check()
-            if (ticket := self._ahead.pop(key, None)) is not None:
+            if (ticket := self._early.take(key)) is not None:
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             self._running.add(key)
@@ -60,11 +56,10 @@ class PrefillServicer(PrefillServiceServicer):
     async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
         """Two calls of one router may overtake each other on their way to here."""
         key = key_of(request.attempt)
-        if key not in self._running:
-            self._ahead[key] = request.ticket
-            asyncio.get_running_loop().call_later(_AHEAD_S, self._ahead.pop, key, None)
-            return GiveTicketResponse()
         try:
+            if key not in self._running:
+                self._early.hold(key, request.ticket)
+                return GiveTicketResponse()
             await self._engine.call(EngineCommand(give_ticket=GiveTicketCommand(request=request)))
         except BatonError as error:
             await abort(context, error)

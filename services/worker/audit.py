@@ -58,6 +58,7 @@ def make(parts: Parts, *, integrity: bool = True) -> Audit:
         dropped_unknown=sender.dropped_unknown + parts.decode.dropped_unknown,
         integrity_error=_integrity_error(parts) if integrity else "",
         link_fallbacks=sender.link_fallbacks,
+        links_returned=sender.links_returned,
         links_broken=sender.links_broken,
         slot_states=parts.decode.slot_states(),
         recent_decode=parts.decode_clock.recent(),

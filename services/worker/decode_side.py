@@ -13,7 +13,7 @@ them, neither a scatter, since their pieces are not expected, nor a step, since 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import secrets
 import time
 from collections.abc import Callable, Sequence
 
@@ -77,7 +77,6 @@ class DecodeSide:
         self._prefixes = prefixes
         self._admissions = Admissions(model, loop)
         self.growth = Growth(model.pools, loop, host, self._move)
-        self._transfer_ids = itertools.count(1)
         self._receiver: Receiver | None = None
         self._transfer_address = ""
         # Called before a reservation's blocks are freed: whoever still writes them locally must stop.
@@ -137,7 +136,7 @@ class DecodeSide:
             raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
         names = self._names_told(request)
         grant, held = self._grant(self._tokens_at_first(request.token_count, end), names)
-        transfer_id = next(self._transfer_ids)
+        transfer_id = self._new_transfer_id()
         body = TicketBody(
             attempt=request.attempt,
             issuer=self._identity,
@@ -158,6 +157,13 @@ class DecodeSide:
         if self._receiver is not None:
             self._receiver.expect(transfer_id, list(body.block_counts), list(body.held_counts))
         return entry
+
+    def _new_transfer_id(self) -> int:
+        """Random, since whoever guessed it could speak of a transfer that is not its own; not 0, which frames
+        about no transfer have."""
+        while not (drawn := secrets.randbits(64)) or self._book.find_transfer(drawn) is not None:
+            pass
+        return drawn
 
     def _names_told(self, request: ReserveRequest) -> tuple[bytes, ...]:
         """Names of blocks that prefill fills, so that no step writes in them. A prefill of our own finds for
@@ -217,9 +223,9 @@ class DecodeSide:
         self._loop.move(*reservation.key)
 
     def expire(self) -> None:
-        """Ends tickets whose life is over; the clock is ours alone."""
+        """Ends tickets and sequences whose deadline has passed, by this worker's clock alone."""
         for entry in self._book.expired():
-            self._end_unused(entry)
+            self.cancel(entry.key)
 
     def slot_ended(self, slot: int, generation: int, emitted: Sequence[int] = ()) -> None:
         """The front has read the slot's last word: nothing of it is in flight any more. `emitted`: its
@@ -358,7 +364,7 @@ class DecodeSide:
     def _free(self, entry: TicketEntry[Reservation], emitted: Sequence[int] = ()) -> None:
         reservation = entry.grant
         key = reservation.key
-        self.growth.forget(key)
+        self.growth.forget(key, len(emitted) or None)
         self._book.end(entry.transfer_id)
         self.before_free(entry.key)
         del self._by_slot[key]

@@ -13,6 +13,7 @@ from baton.device.matrix_library import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.engine.shared_rings import SharedRings
 from baton.parent_death import tied
+from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config import WorkerConfig
 from services.common.engine_channel import FrontEnd
 from services.worker.launch import EngineLaunch
@@ -30,7 +31,8 @@ class EngineHandle:
     memory: SharedMemory
 
     def abort(self) -> None:
-        """Ends an engine that is not ready yet: while it loads it listens to nobody, and holds nothing."""
+        """Kills the engine: one that still loads reads no commands and holds nothing, and one that hangs
+        would never end."""
         self.process.kill()
 
     async def stop(self) -> int:
@@ -46,22 +48,23 @@ class EngineHandle:
             return self.process.wait(_STOP_S)
 
 
-async def start_engine(config: WorkerConfig, incarnation: bytes) -> EngineHandle:
+async def start_engine(config: WorkerConfig, identity: WorkerIdentity) -> EngineHandle:
     """Starts the engine process; it says Ready, or why not, on the channel."""
-    rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
+    rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
     memory = SharedMemory.create(f"baton-{config.name}", rings.size)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        process = _spawn(config, incarnation, theirs, memory)
+        process = _spawn(config, identity, theirs, memory)
     return EngineHandle(process, await FrontEnd.open(ours), memory)
 
 
 def _spawn(
-    config: WorkerConfig, incarnation: bytes, channel: socket.socket, memory: SharedMemory
+    config: WorkerConfig, identity: WorkerIdentity, channel: socket.socket, memory: SharedMemory
 ) -> subprocess.Popen[bytes]:
     launch = EngineLaunch(
         worker=config.model_copy(update={"state": None}),  # it has no business with Redis
-        incarnation=incarnation.hex(),
+        incarnation=identity.incarnation.hex(),
+        started_ns=identity.started_ns,
         channel_fd=channel.fileno(),
         memory_fd=memory.fd,
     )

@@ -3,7 +3,7 @@
     commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait if idle
 
 A decode step is interrupted between its layers for reservations alone: a promise is what a request
-waits for before its prompt is even begun.
+waits for before its prompt is even begun. The front knows by a heartbeat that the loop makes progress.
 
 Started by the worker's front (`services/worker/engine_launch.py`), which hands it one end of a
 socket pair and the shared memory of mailbox and output ring. Both processes share one incarnation
@@ -46,6 +46,7 @@ from baton.v1.engine_pb2 import (
     UnfitEvent,
 )
 from kvtransfer.device_blocks import DeviceSink
+from kvtransfer.link_auth import LinkAuth
 from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from kvtransfer.ticket import TicketSigner
@@ -57,10 +58,12 @@ from services.common.logs import configure_logs, get_log
 from services.worker import audit
 from services.worker.decode_side import DecodeSide
 from services.worker.device_links import check_transport, device_blocks, nccl_links
+from services.worker.engine_health import EngineHealth
 from services.worker.gpu_start import capture_told, tell_memory
 from services.worker.launch import EngineLaunch, identity_of
 from services.worker.loaded_model import LoadedModel, load
 from services.worker.parts import Parts
+from services.worker.pool import pool_of
 from services.worker.prefill_loop import prefill_loop
 from services.worker.prefill_side import PrefillSide
 from services.worker.prefix_tiers import prefix_cache
@@ -76,7 +79,6 @@ _PREFIXES_AN_EVENT = 512
 _MEANWHILE = frozenset({"reserve", "slot_ended"})
 _PIECES_MEANWHILE = 1
 _IDLE_S = 0.05
-_RING_FULL_S = 0.001
 # While a GPU computes a prefill step: how late its end is seen at most. Near to where it is expected it is
 # looked for more often: what of a handoff comes behind it nothing hides.
 _UNDER_WAY_S = 0.0002
@@ -99,7 +101,8 @@ class Engine:
         self._channel = channel
         self._wakeup = Wakeup()
         self._stopping = False
-        self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation))
+        self._identity = identity_of(launch.worker, bytes.fromhex(launch.incarnation), launch.started_ns)
+        self._auth = LinkAuth(launch.worker.cluster_secret)
         self._signer = TicketSigner(secrets.token_bytes(32))
         transport = launch.worker.transfer.transport
         self._wire = wire_blocks(model.cache, model.fingerprint, launch.worker.transfer.kv_wire)
@@ -113,7 +116,10 @@ class Engine:
         self._pieces = min(_PIECES_A_TURN, max(1, by_bytes))
         # Received and not handled yet, in order.
         self._commands: deque[EngineCommand] = deque()
+        self._rings = SharedRings(self._config.engine.most_slots, self._config.engine.max_logprobs)
         self._parts = self._build(model, memory)
+        loops = self._parts.decode_loop, self._parts.prefill.loop
+        self._health = EngineHealth(self._rings.heartbeat(memory), *loops)
         self._parts.decode_loop.meanwhile = self._meanwhile
         address = self._listen()
         tell_memory(model, self._config.engine)
@@ -139,7 +145,8 @@ class Engine:
         prompts = self._parts.prefill.loop
         if prompts.under_way:
             return _EXPECTANT_S if abs(prompts.ends_in_s) < _NEAR_END_S else _UNDER_WAY_S
-        return _RING_FULL_S if self._parts.decode_loop.has_work else _IDLE_S
+        loop = self._parts.decode_loop
+        return loop.nap_s if loop.has_work else _IDLE_S
 
     def close(self) -> None:
         self._parts.sender.close()
@@ -149,7 +156,8 @@ class Engine:
             self._parts.receiver.close()
 
     def _turn(self) -> bool:
-        """One turn; False where nothing was left to do."""
+        """One turn; False where nothing was left to do. Raises BatonError where the device hangs."""
+        self._health.turned()
         self._wakeup.clear()
         parts = self._parts
         commands = self._receive()
@@ -189,6 +197,7 @@ class Engine:
     def _meanwhile(self) -> None:
         """Between two layers of a decode step. Commands keep their order: what may not be handled now holds
         up what came behind it."""
+        self._health.between_layers()
         self._parts.decode.land(_PIECES_MEANWHILE)
         self._receive()
         while self._commands and self._commands[0].WhichOneof("command") in _MEANWHILE:
@@ -198,7 +207,11 @@ class Engine:
         try:
             event = self._answer(command)
         except BatonError as error:
-            log.warning("command refused", command=command.WhichOneof("command"), reason=error.message)
+            # A full worker refuses in its ordinary course, and the router asks again.
+            level = "debug" if error.kind is ErrorKind.OVERLOADED else "warning"
+            getattr(log, level)(
+                "command refused", command=command.WhichOneof("command"), reason=error.message
+            )
             event = EngineEvent(failed=_failed(error))
         if event is not None and command.id:  # nobody waits for the answer to command 0
             event.id = command.id
@@ -245,16 +258,15 @@ class Engine:
 
     def _build(self, model: LoadedModel, memory: SharedMemory) -> Parts:
         engine = self._config.engine
-        slots = SlotPool(engine.slots)
-        rings = SharedRings(engine.slots, engine.max_logprobs)
+        slots = SlotPool(model.slots)
         widths = tuple(group.blocks_for(model.max_context_tokens) for group in model.layout.groups)
         serves = self._config.role != "prefill"
         # As wide as the vocabulary: one that admits nobody has no slots to speak of.
-        state = SlotState(engine.slots if serves else 1, widths, model.config.vocab_size, model.device)
+        state = SlotState(model.slots if serves else 1, widths, model.config.vocab_size, model.device)
         prefixes = prefix_cache(model, self._config, self._wakeup.set)
         with capture_told(model.device):
             loop = decode_loop(
-                model.decoder, model.cache, state, rings, memory, exact=model.exact, serves=serves
+                model.decoder, model.cache, state, self._rings, memory, exact=model.exact, serves=serves
             )
             prompts = prefill_loop(model, engine, prefixes, serves=self._config.role != "decode")
         decode = DecodeSide(
@@ -278,7 +290,7 @@ class Engine:
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
             connectors=connectors_of(
-                self._config.transfer.transport, self._wakeup.set, self._blocks, self._nccl
+                self._config.transfer.transport, self._wakeup.set, self._blocks, self._nccl, self._auth
             ),
         )
         prefill = PrefillSide(
@@ -313,7 +325,14 @@ class Engine:
             peer_timeout_s=transfer.peer_timeout_s,
             device=device,
         )
-        address = receiver.listen(self._config.host, transport=transfer.transport, nccl=self._nccl)
+        address = receiver.listen(
+            self._config.host,
+            transfer.transfer_port,
+            transport=transfer.transport,
+            nccl=self._nccl,
+            auth=self._auth,
+            frames_port=transfer.frames_port,
+        )
         self._parts.receiver = receiver
         self._parts.decode.receive_with(receiver, address)
         return address
@@ -328,6 +347,8 @@ class Engine:
             device=str(model.device),
             transfer_address=transfer_address,
             cache_dtype=model.layout.cache_dtype if self._parts.prefixes is not None else "",
+            pool=pool_of(self._config, model),
+            weight_format=model.weight_format,
         )
 
     def _emit(self, event: EngineEvent) -> None:

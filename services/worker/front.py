@@ -1,7 +1,7 @@
 """A worker's gRPC front: it mounts prefill's or decode's servicer, or both, by role.
 
 Torch-free. The engine is a process of its own that shares this one's incarnation: when either ends,
-so does the other.
+so does the other. An engine that hangs is killed here, and that is its end.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import secrets
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
+from baton.addresses import is_loopback
 from baton.engine.shared_rings import SharedRings
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
 from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from baton.wakeups import batch_wakeups
@@ -33,6 +35,7 @@ from services.common.metrics import MetricsServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
 from services.worker.engine_launch import EngineHandle, start_engine
+from services.worker.engine_watch import hang_of
 from services.worker.launch import identity_of
 from services.worker.metrics import WorkerMetrics
 from services.worker.worker_servicer import WorkerServicer
@@ -52,13 +55,22 @@ log = get_log(__name__)
 async def serve(config: WorkerConfig, stop: StopSignal) -> None:
     """Runs a worker until it is told to stop. Raises BatonError where it cannot serve or its engine dies."""
     configure_logs(config.log_level, process="front", worker=config.name)
-    incarnation = secrets.token_bytes(16)
-    handle = await start_engine(config, incarnation)
+    _check_secret(config)
+    identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
+    handle = await start_engine(config, identity)
     batch_wakeups()  # not the engine's: its time is the product's
     try:
-        await _Front(config, incarnation, handle, _registration(config)).run(stop)
+        await _Front(config, identity, handle, _registration(config)).run(stop)
     finally:
         log.info("engine ended", code=await handle.stop())
+
+
+def _check_secret(config: WorkerConfig) -> None:
+    """BatonError(INVALID) where strangers on the network could call this worker."""
+    if not config.cluster_secret:
+        if not is_loopback(config.host):
+            raise BatonError(ErrorKind.INVALID, f"a worker on {config.host} needs a cluster_secret")
+        log.warning("no_cluster_secret", host=config.host)
 
 
 def _registration(config: WorkerConfig) -> Registration | None:
@@ -74,23 +86,26 @@ class _Front:
     def __init__(
         self,
         config: WorkerConfig,
-        incarnation: bytes,
+        identity: WorkerIdentity,
         handle: EngineHandle,
         registration: Registration | None,
     ) -> None:
         self._config = config
         self._registration = registration
         self._handle = handle
-        self._identity = identity_of(config, incarnation)
+        self._identity = identity
         self._engine = EngineClient(handle.channel)
         self._drain = Drain()
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
         # Why the engine asks for another in its place.
         self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._engine.on_event = self._on_event
-        rings = SharedRings(config.engine.slots, config.engine.max_logprobs)
+        rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
+        self._heartbeat = rings.heartbeat(handle.memory)
+        # Why the engine was killed, where it hung.
+        self._hung = ""
         self._decode = DecodeServicer(
-            incarnation,
+            identity.incarnation,
             self._engine,
             rings.reader(handle.memory),
             self._drain,
@@ -105,31 +120,36 @@ class _Front:
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
         ousted = asyncio.create_task(self._ousted())
+        watching: asyncio.Task[None] | None = None
         server: GrpcServer | None = None
         try:
             ready = await self._engine_ready(engine, stopping, ousted)
             if ready is None:
                 self._handle.abort()
                 return
+            watching = asyncio.create_task(self._watch_engine())
             server = self._server()
             await self._start_server(server, ready)
-            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, ousted, self._unfit}
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, ousted, watching, self._unfit}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not (stopping.done() or ousted.done() or self._unfit.done()):
-                raise await _reason(engine, polling)
+                raise await self._reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
                 raise ousted.result() if ousted.done() else StartAnewError(self._unfit.result())
         finally:
+            if watching is not None:  # an engine that was asked to stop beats no more
+                watching.cancel()
             self._decode.end()
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
             if self._registration is not None:
                 await self._registration.leave()
             await self._metrics.stop()
-            for task in (polling, stopping, engine, ousted):
+            tasks = [task for task in (polling, stopping, engine, ousted, watching) if task is not None]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(polling, stopping, engine, ousted, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _engine_ready(
         self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None], ousted: asyncio.Task[BatonError]
@@ -161,7 +181,7 @@ class _Front:
             names.append(prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name)
         if self._config.role in ("decode", "both"):
             names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
-        return GrpcServer(names)
+        return GrpcServer(names, self._config.cluster_secret)
 
     async def _start_server(self, server: GrpcServer, ready: ReadyEvent) -> None:
         metrics = self._start_metrics()
@@ -180,12 +200,7 @@ class _Front:
         if self._registration is not None:
             await servicer.ask_load()
             addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
-            self._registration.enter(self._model, servicer, addresses)
-
-    @property
-    def _model(self) -> str:
-        """What clients call what is served here."""
-        return self._config.served_model_name or Path(self._config.model).name
+            self._registration.enter(self._config.served_name, servicer, addresses)
 
     def _start_metrics(self) -> str:
         """Opens the endpoint; its address, or "" where the configuration wants none."""
@@ -194,7 +209,7 @@ class _Front:
             return ""
         registry = CollectorRegistry()
         metrics = WorkerMetrics(
-            labels={"role": config.role, "worker": config.name, "model": self._model},
+            labels={"role": config.role, "worker": config.name, "model": self._config.served_name},
             audit=self._audit,
             loop=asyncio.get_running_loop(),
             restarts=config.restarts,
@@ -214,9 +229,11 @@ class _Front:
         await server.set_serving(False)
         if self._registration is not None:
             self._registration.drain()
-        drained = await self._drain.wait(lambda: self._busy() and not engine.done(), self._config.drain_s)
-        if engine.done():
-            raise engine.result()
+        drained = await self._drain.wait(
+            lambda: self._busy() and not (self._hung or engine.done()), self._config.drain_s
+        )
+        if self._hung or engine.done():
+            raise self._end_of(engine)
         log.info("drained" if drained else "drain cut short")
         await self._engine.call(EngineCommand(stop=StopCommand()))
 
@@ -236,12 +253,21 @@ class _Front:
         else:
             self._decode.on_event(event)
 
+    async def _watch_engine(self) -> None:
+        """Kills the engine once it counts as hung; its end is then this worker's."""
+        self._hung = await hang_of(self._heartbeat)
+        log.error("engine_hung", reason=self._hung)
+        self._handle.abort()
 
-async def _reason(engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
-    """Why a worker that was not told to stop has to: its engine's word, or a fault of the front's own."""
-    if polling.done() and not engine.done():
-        await asyncio.wait({engine}, timeout=_LAST_WORDS_S)
-    if engine.done():
-        return engine.result()
-    log.error("the ring's reader failed", error=repr(polling.exception()))
-    return BatonError(ErrorKind.INTERNAL, "the ring's reader failed")
+    async def _reason(self, engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
+        """Why a worker that was not asked to stop has to end."""
+        if polling.done() and not engine.done():
+            await asyncio.wait({engine}, timeout=_LAST_WORDS_S)
+        if self._hung or engine.done():
+            return self._end_of(engine)
+        log.error("the ring's reader failed", error=repr(polling.exception()))
+        return BatonError(ErrorKind.INTERNAL, "the ring's reader failed")
+
+    def _end_of(self, engine: asyncio.Task[BatonError]) -> BatonError:
+        """What ended the engine, or made this front kill it."""
+        return BatonError(ErrorKind.UNAVAILABLE, self._hung) if self._hung else engine.result()

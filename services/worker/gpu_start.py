@@ -42,7 +42,7 @@ def capture_told(device: torch.device) -> Iterator[None]:
 
 
 def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
-    """One line of how the GPU's memory is used.
+    """Logs in one line how the GPU's memory is used, and for how many slots.
 
     `buffers_gb`: this process's tensors beside weights and KV blocks. `other_gb`: all but those two, the
     driver's part included; only where no other worker shares the GPU. `planned_links_gb`: kept for links with
@@ -64,6 +64,6 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
     }
     if (engine.gpu_workers or 1) == 1:
         told["other_gb"] = total - free - known
-        told["planned_other_gb"] = other_bytes(model.config, engine)
+        told["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
     figures = {name: round(count / 1e9, 2) for name, count in told.items()}
-    log.info("memory", gpu=model.device.index, **figures)
+    log.info("memory", gpu=model.device.index, slots=model.slots, **figures)

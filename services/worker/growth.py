@@ -1,9 +1,10 @@
 """Blocks for running slots, granted before they need them, and room made where there are none.
 
 A reservation has blocks for its prompt and for as many output tokens as most requests turn out to have. How
-far a slot is nobody asks: it advances by at most one token a step, so the count of steps says when it could
-run out at the earliest. A little before that it is given more. A slot that comes to the end of its blocks all
-the same is held by the step, and goes on when they come.
+far a slot has come is not read back: it advances by at most one token a step, so the count of steps gives the
+earliest moment at which it could run out. A little before that it is given more. A slot that comes to the end
+of its blocks all the same is held by the step, and goes on once the steps have applied the entry that brings
+more; steps before that are not counted for it.
 
 Where no block is free, the slot with the most left to do is paused: its blocks are set aside in the host's
 memory. Where that has no room either, it is moved: it ends here, and the router has prompt and output so far
@@ -26,17 +27,21 @@ from services.worker.reservation import Key, Reservation
 
 # Tokens' worth of blocks that a slot is given at a time,
 GROW_TOKENS = 64
-# and how many tokens before it needs them: two steps are queued, and a third has read its mailbox.
+# and how many tokens before it needs them: up to three steps are queued, and one more has read its mailbox.
 _AHEAD_TOKENS = 8
 
 
 @dataclass(slots=True)
 class _Running:
-    """An admitted sequence: its last token was at `position` when `step` steps had run."""
+    """An admitted sequence: its last token was at `position` at the furthest when `step` steps had run.
+
+    `entry`: the mailbox entry without which it advances no further than `position`.
+    """
 
     reservation: Reservation
     position: int
     step: int
+    entry: int
 
 
 class Growth:
@@ -50,6 +55,8 @@ class Growth:
         self._loop = loop
         self._move = move
         self._running: dict[Key, _Running] = {}
+        # Slots whose entry the steps have not applied yet, as far as is known.
+        self._standing: dict[Key, _Running] = {}
         # When a slot may come near the end of its blocks, in steps.
         self._due: list[tuple[int, Key]] = []
         # Slots that are due, and have not got their blocks.
@@ -66,20 +73,25 @@ class Growth:
 
     def watch(self, reservation: Reservation) -> None:
         """The sequence was admitted; its prompt and what was emitted before have KV, one token has none."""
-        running = _Running(reservation, reservation.token_count, self._loop.ring.steps)
-        self._running[reservation.key] = running
-        self._expect(running)
+        key = reservation.key
+        self._running[key] = _Running(reservation, reservation.token_count, 0, 0)
+        self._stand(key, reservation.token_count)
 
-    def forget(self, key: Key) -> None:
-        """The slot's last word was read, or its ticket never came to run."""
+    def forget(self, key: Key, emitted: int | None = None) -> None:
+        """The slot's last word was read, or its ticket was never used. `emitted`: tokens that it had in all,
+        where that is known."""
         running = self._running.pop(key, None)
-        if key in self._pauses:  # where it ended before the steps heard that it is held, nobody knows how far
+        self._standing.pop(key, None)
+        if key in self._pauses:  # where it ended before the steps applied the hold, its position is not known
             self._pauses.end(key)
         elif running is not None and not running.reservation.leaving:
-            self.lengths.add(self._position(running) - running.reservation.token_count)
+            # The last token has no KV, and gives no position.
+            count = self._position(running) - running.reservation.token_count
+            self.lengths.add(count if emitted is None else emitted - 1)
 
     def step(self) -> None:
-        """Gives blocks to whom they are due; where there are none, sees to it that some come."""
+        """Gives blocks to the slots that are due; where there are none, sees to it that some come."""
+        self._count_steps()
         while self._due and self._due[0][0] <= self._loop.ring.steps:
             self._short.append(heapq.heappop(self._due)[1])
         while self._short:
@@ -92,9 +104,23 @@ class Growth:
                     break
             self._short.popleft()
         for key, position in self._pauses.step(may_return=not self._short):
-            running = self._running[key]
-            running.position, running.step = position, self._loop.ring.steps
-            self._expect(running)
+            self._stand(key, position)
+
+    def _stand(self, key: Key, position: int) -> None:
+        """An entry was just posted without which the slot does not advance beyond `position`."""
+        running = self._running[key]
+        running.position, running.step, running.entry = position, self._loop.ring.steps, self._loop.posted
+        self._standing[key] = running
+
+    def _count_steps(self) -> None:
+        """From the steps on that may have applied its entry, a slot's steps count."""
+        steps = self._loop.ring.steps
+        for key, running in list(self._standing.items()):
+            if self._loop.applied(running.entry):
+                del self._standing[key]
+                self._expect(running)
+            else:
+                running.step = steps
 
     def _stays(self, key: Key) -> bool:
         return not (self._running[key].reservation.leaving or key in self._pauses)
@@ -103,10 +129,15 @@ class Growth:
         reservation = running.reservation
         held, capacity = reservation.blocks, self._next_capacity(reservation)
         more = self._pools.allocate_more(held, capacity)
-        running.position, running.step = self._position(running), self._loop.ring.steps
+        position = self._position(running)
+        full = position == reservation.grant.capacity
         reservation.grow(more, capacity)
         self._loop.grow(*reservation.key, more, tuple(map(len, held)), capacity)
-        self._expect(running)
+        if full:  # it may be held
+            self._stand(reservation.key, position)
+        else:
+            running.position, running.step = position, self._loop.ring.steps
+            self._expect(running)
         self.grown += 1
 
     def _next_capacity(self, reservation: Reservation) -> int:
@@ -134,6 +165,7 @@ class Growth:
         victim = self._running[key]
         if self._pauses.fits(victim.reservation):
             wanted = self._next_capacity(victim.reservation)
+            self._standing.pop(key, None)
             self._pauses.begin(victim.reservation, self._position(victim), wanted)
             self.paused += 1
         else:

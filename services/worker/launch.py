@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
-from services.common.config import StrictModel, WorkerConfig
+from services.common.config import WorkerConfig
+from services.common.strict_model import StrictModel
 
 
 class EngineLaunch(StrictModel):
@@ -11,11 +12,12 @@ class EngineLaunch(StrictModel):
 
     worker: WorkerConfig
     incarnation: str  # 32 hex digits, shared by front and engine
+    started_ns: int  # the front's start, by the wall clock
     channel_fd: int
     memory_fd: int
 
 
-def identity_of(config: WorkerConfig, incarnation: bytes) -> WorkerIdentity:
+def identity_of(config: WorkerConfig, incarnation: bytes, started_ns: int) -> WorkerIdentity:
     """Who this start of this worker is; front and engine say the same."""
     return WorkerIdentity(
         name=config.name,
@@ -23,4 +25,6 @@ def identity_of(config: WorkerConfig, incarnation: bytes) -> WorkerIdentity:
         role=WorkerRole.Value(f"WORKER_ROLE_{config.role.upper()}"),
         rank=0,
         rank_count=1,
+        cluster_id=config.cluster_id,
+        started_ns=started_ns,
     )

@@ -12,12 +12,19 @@ from baton.engine.decoder import Decoder
 from baton.engine.model_config import ModelConfig
 from baton.engine.model_source import resolve_model
 from baton.engine.output_ring import MAX_VOCAB
-from baton.engine.weights import load_weights, random_weights, weight_bytes, weights_digest
+from baton.engine.weights import (
+    checkpoint_digest,
+    load_weights,
+    random_digest,
+    random_weights,
+    weight_bytes,
+)
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
+from baton.tokenizer_files import TokenizerFiles
 from services.common.config import EngineConfig
 from services.worker.loading_progress import LoadingProgress
-from services.worker.memory_plan import Gpu, kv_blocks
+from services.worker.memory_plan import Gpu, memory_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +35,18 @@ class LoadedModel:
     decoder: Decoder
     cache: KVCache
     pools: BlockPools
+    slots: int
     max_context_tokens: int
     max_logprobs: int
     device: torch.device
+    # Equal where two workers may exchange KV blocks: of source checkpoint and layout.
     fingerprint: bytes
     exact: bool
+    # SHA-256 of the source checkpoint, and of what turns text into its tokens.
+    checkpoint: bytes
+    tokenizer: bytes
+    # How its weights are kept.
+    weight_format: str
 
     @property
     def layout(self) -> Layout:
@@ -52,24 +66,30 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     max_context = min(
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
-    blocks = kv_blocks(config, engine, layout, max_context, weight_bytes(config, dtype), _gpu(device))
+    plan = memory_plan(config, engine, layout, max_context, weight_bytes(config, dtype), _gpu(device))
     with LoadingProgress() as progress:
         if engine.weights == "random":
             weights = random_weights(config, engine.weights_seed, device, dtype, progress)
+            checkpoint = random_digest(config, engine.weights_seed)
         else:
             weights = load_weights(config, folder, device, dtype, progress)
+            checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what casting and drawing took is free for blocks
     return LoadedModel(
         config=config,
         decoder=Decoder(config, weights, layout, device, dtype),
-        cache=KVCache(layout, blocks, device),
-        pools=BlockPools(layout, [blocks] * len(layout.groups)),
+        cache=KVCache(layout, plan.kv_blocks, device),
+        pools=BlockPools(layout, [plan.kv_blocks] * len(layout.groups)),
+        slots=plan.slots,
         max_context_tokens=max_context,
         max_logprobs=engine.max_logprobs,
         device=device,
-        fingerprint=layout.fingerprint(config.digest() + weights_digest(weights)),
+        fingerprint=layout.fingerprint(checkpoint),
         exact=engine.numerics == "exact" or (engine.numerics == "auto" and device.type == "cpu"),
+        checkpoint=checkpoint,
+        tokenizer=TokenizerFiles.read(folder).digest,
+        weight_format=dtype_name,
     )
 
 

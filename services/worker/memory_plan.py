@@ -1,4 +1,5 @@
-"""How many KV blocks a worker has: told, or what its share of the memory leaves. Torch-free arithmetic.
+"""How many KV blocks and slots a worker has: as configured, or what its share of the memory leaves and holds.
+Torch-free arithmetic.
 
     GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
          └───────── this worker's share: gpu_memory / gpu_workers ─┘
@@ -15,17 +16,26 @@ them yet.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from baton.engine.model_config import ModelConfig
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from kvtransfer.device_blocks import staging_bytes
-from services.common.config import EngineConfig
+from services.common.config import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
 
 CPU_KV_BYTES = 512 * 10**6
 # What a process takes on a GPU before its first tensor and for libraries, kernels and graphs. Measured.
 _BASE_BYTES = 1_000 * 2**20
+# Tokens of a sequence by which a GPU's slots are counted, where the context is not shorter. In public traces
+# of conversations half of the requests have about as many (Azure's of 2023: a prompt of 1,020 and an output
+# of 129). Where sequences are longer, blocks grow, pause and move as they always do, and a reservation waits
+# for blocks instead of a slot.
+TYPICAL_TOKENS = 1024
+# Numbers of slots to choose from on a GPU: batch sizes that have a graph and measured kernels.
+_SLOT_CHOICES = (256, 192, 128, 96, 64, 48, 32, 24, 16)
+assert _SLOT_CHOICES[0] == MOST_DEFAULT_SLOTS
 # As wide as slots and vocabulary: logits in the model's dtype, edited and candidates in float32, quads
 # of these, token counts, masks.
 _LOGIT_COPIES_BYTES = 20
@@ -42,9 +52,45 @@ class Gpu:
     free_bytes: int
 
 
-def other_bytes(config: ModelConfig, engine: EngineConfig) -> int:
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """KV blocks of each cache group, scratch included, and slots of the decode batch."""
+
+    kv_blocks: int
+    slots: int
+
+
+def memory_plan(
+    config: ModelConfig,
+    engine: EngineConfig,
+    layout: Layout,
+    max_context: int,
+    weight_bytes: int,
+    gpu: Gpu | None,
+) -> MemoryPlan:
+    """Slots as configured, else CPU_SLOTS on a CPU; on a GPU the largest choice that leaves every slot the
+    blocks of a typical sequence. `gpu`: None on a CPU. Raises BatonError as `kv_blocks` does."""
+
+    def with_slots(slots: int) -> MemoryPlan:
+        return MemoryPlan(kv_blocks(config, engine, slots, layout, max_context, weight_bytes, gpu), slots)
+
+    if engine.slots is not None or gpu is None:
+        return with_slots(engine.slots or CPU_SLOTS)
+    typical = min(max_context, TYPICAL_TOKENS)
+    each = max(group.blocks_for(typical) for group in layout.groups)
+    *more, fewest = _SLOT_CHOICES
+    for slots in more:
+        # What slots take beside blocks may leave too little for any; with the fewest that is an error.
+        with contextlib.suppress(BatonError):
+            plan = with_slots(slots)
+            if plan.kv_blocks - 1 >= slots * each:
+                return plan
+    return with_slots(fewest)
+
+
+def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
     """What a worker may take on a GPU beside weights, links and KV blocks."""
-    logits = engine.slots * config.vocab_size * _LOGIT_COPIES_BYTES
+    logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
     widest = 2 * config.intermediate_size + 4 * config.hidden_size
     return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
 
@@ -57,18 +103,20 @@ def link_bytes(engine: EngineConfig, layout: Layout) -> int:
 def kv_blocks(
     config: ModelConfig,
     engine: EngineConfig,
+    slots: int,
     layout: Layout,
     max_context: int,
     weight_bytes: int,
     gpu: Gpu | None,
 ) -> int:
-    """Blocks of each cache group, scratch included; unless told, no more than all slots at full length use.
+    """Blocks of each cache group, scratch included; unless configured, no more than all slots at full length
+    use.
 
     `gpu`: None on a CPU. Raises BatonError(INVALID) where they have no room within what the worker may take,
     and BatonError(UNAVAILABLE) where they would, but others hold that memory now.
     """
     block = sum(group.block_bytes for group in layout.groups)
-    useful = engine.slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
+    useful = slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
     if engine.kv_blocks is not None:
         blocks = engine.kv_blocks
     elif engine.kv_memory_mb is not None:
@@ -76,7 +124,7 @@ def kv_blocks(
     elif gpu is None:
         blocks = min(useful, _at_least_two(CPU_KV_BYTES, block, "the default of kv_memory_mb"))
     else:
-        other = other_bytes(config, engine) + link_bytes(engine, layout)
+        other = other_bytes(config, engine, slots) + link_bytes(engine, layout)
         blocks = min(useful, _of_share(engine, gpu, weight_bytes, other, block))
     if gpu is not None:
         _check_free(gpu, weight_bytes, blocks * block, link_bytes(engine, layout))

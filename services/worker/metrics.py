@@ -46,7 +46,10 @@ PREFILL_SECONDS = Family("baton_worker_prefill_step_seconds_total", "Time spent 
 RING_FULL = Family(
     "baton_worker_ring_full_steps_total", "Decode steps that advanced nobody: the output ring had no room."
 )
-HELD = Family("baton_worker_held_rows_total", "Rows that a decode step held, waiting for a block.")
+HELD = Family(
+    "baton_worker_held_rows_total",
+    "Rows that a decode step held: no block for their next token, or no room in its attention's list.",
+)
 GRANTS = Family("baton_worker_growth_grants_total", "Times a running sequence was given more KV blocks.")
 PAUSED = Family(
     "baton_worker_paused_sequences_total", "Times a sequence was set aside in the host's memory for a while."
@@ -102,6 +105,10 @@ FALLBACKS = Family(
     "Links made over a slower transport than the first, which could not be had, or broke; the log line says "
     "why.",
 )
+RETURNED = Family(
+    "baton_worker_links_returned_total",
+    "Links of a slower transport that were replaced by one of a better transport, without losing a transfer.",
+)
 CHECKSUMS = Family("baton_worker_checksum_failures_total", "Pieces that did not arrive as they were sent.")
 DROPPED = Family("baton_worker_dropped_unknown_total", "Messages about unknown or ended transfers and slots.")
 RESTARTS = Family("baton_worker_restarts_total", "How often its supervisor has started this worker again.")
@@ -156,6 +163,7 @@ _READ: dict[Family, Read] = {
     QUARANTINED: lambda audit: sum(link.quarantined_pieces for link in audit.links),
     BROKEN: lambda audit: audit.links_broken,
     FALLBACKS: lambda audit: audit.link_fallbacks,
+    RETURNED: lambda audit: audit.links_returned,
     CHECKSUMS: lambda audit: audit.checksum_failures,
     DROPPED: lambda audit: audit.dropped_unknown,
 }

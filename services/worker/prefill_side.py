@@ -52,6 +52,9 @@ _ANNOUNCED_S = 0.001
 # How long a turn waits for that step's end at most, and how often links are kept awake meanwhile.
 _AWAITED_S, _AWAKE_S = 0.001, 0.0001
 
+# Errors by which a receiver says that a transfer, and not the client's request, is not as it expects.
+_DISAGREEMENTS = (ErrorKind.NOT_FOUND, ErrorKind.INVALID)
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -282,7 +285,7 @@ class PrefillSide:
                 case Acknowledged(transfer, transport, at_ns):
                     self._handed_off(job, transport, transfer.bytes_shipped, at_ns)
                 case Failed(_, error):
-                    self._fail(job, error)
+                    self._fail(job, _link_error(error))
 
     def _tell_prompt(self, job: Job, result: ChunkResult) -> None:
         """Tells the prompt's logprobs in messages of bounded size, all of them before the first token."""
@@ -363,6 +366,14 @@ class PrefillSide:
         if job.handoff is not None:
             del self._by_transfer[job.handoff]
         self._loop.scheduler.remove(job.sequence)
+
+
+def _link_error(error: BatonError) -> BatonError:
+    """What a failed transfer means for its request: never that the client asked for something wrong. The two
+    workers disagree, and with another pair, or at the next attempt, they may not."""
+    if error.kind in _DISAGREEMENTS:
+        return BatonError(ErrorKind.UNAVAILABLE, f"the handoff failed: {error.message}")
+    return error
 
 
 def _first_of(sequence: Sequence, result: ChunkResult) -> FirstToken:

@@ -9,6 +9,7 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
+from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
 from baton.state import Lease, Member, State
 
@@ -53,6 +54,7 @@ class Registration:
                 host=socket.gethostname(),
                 addresses={kind: address for kind, address in addresses.items() if address},
                 fingerprint=described.fingerprint.hex(),
+                secret_name=secret_name(config.cluster_secret),
                 limits=_limits(described),
             ),
             load=lambda: load_hint(servicer.load),

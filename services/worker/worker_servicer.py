@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -17,6 +18,10 @@ from services.common.engine_client import EngineClient
 from services.common.errors import abort
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+# How long Describe waits for the engine's load. An engine may be busy with a step for longer; whether it
+# hangs is the front's to judge, and routers take Describe for the front's own sign of life.
+_LOAD_S = 0.25
 
 
 class WorkerServicer(WorkerServiceServicer):
@@ -37,20 +42,27 @@ class WorkerServicer(WorkerServiceServicer):
         self._metrics_address = metrics_address
         # As the engine told it last.
         self.load = Load()
+        # At most one question at a time is with the engine.
+        self._asking: asyncio.Task[None] | None = None
 
     async def ask_load(self) -> None:
-        """Has the engine tell its load; BatonError where it does not."""
+        """Updates `load` from the engine. Raises BatonError where the engine does not answer."""
         self.load = (await self._engine.call(EngineCommand(describe=DescribeCommand()))).load
 
     async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
-        try:
-            await self.ask_load()
-        except BatonError as error:
-            await abort(context, error)
+        """Answers with the last known load where the engine takes longer than `_LOAD_S`."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self.ask_load())
+        asking = self._asking
+        await asyncio.wait((asking,), timeout=_LOAD_S)
+        if asking.done():
+            self._asking = None
+            if isinstance(error := asking.exception(), BatonError):
+                await abort(context, error)
         return self.describe()
 
     def describe(self) -> DescribeResponse:
-        """Who this worker is, its load as the engine told it last."""
+        """Identity and limits of this worker, with its last known load."""
         return DescribeResponse(
             identity=self._identity,
             fingerprint=self._ready.fingerprint,
@@ -60,6 +72,8 @@ class WorkerServicer(WorkerServiceServicer):
             draining=self._drain.started,
             metrics_address=self._metrics_address,
             cache_dtype=self._ready.cache_dtype,
+            pool=self._ready.pool,
+            weight_format=self._ready.weight_format,
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802

@@ -7,9 +7,10 @@ import pytest
 from baton.engine.logprob_records import Logprobs
 from baton.engine.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import FollowResponse
+from baton.v1.decode_pb2 import FollowResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
-from services.decode.streams import LINGER_S, TICKET_GRACE_S, Streams
+from services.decode import streams as streams_module
+from services.decode.streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, Streams
 
 ROUTER, OTHER = b"r" * 16, b"o" * 16
 ATTEMPT = Attempt(request_id=b"q" * 16, number=1)
@@ -85,12 +86,12 @@ def test_a_cancel_carries_no_token(streams: Streams) -> None:
 
 def test_a_router_that_comes_back_is_told_again(streams: Streams, clock: Clock) -> None:
     streams.emit(word(11))
-    first = streams.follow(ROUTER)
+    first, _ = streams.follow(ROUTER)
     streams.collect(ROUTER, 1)
     streams.unfollow(ROUTER, first)
     streams.emit(word(12, Finish.STOP))
     clock.now += 1
-    second = streams.follow(ROUTER)
+    second, _ = streams.follow(ROUTER)
     assert outputs(streams.collect(ROUTER, 2)) == [(4, [11, 12], FinishReason.FINISH_REASON_STOP)]
     streams.unfollow(ROUTER, first)  # the old call ends late: the new one stays
     assert streams.is_newest(ROUTER, second)
@@ -120,7 +121,7 @@ def test_a_lost_router_costs_its_tickets_first_and_its_sequences_later(
     active = Attempt(request_id=b"a" * 16, number=1)
     streams.reserve(active, ROUTER, first_number=0, slot=4, generation=1)
     streams.emit(word(1, slot=4, generation=1))
-    streams.unfollow(ROUTER, streams.follow(ROUTER))
+    streams.unfollow(ROUTER, streams.follow(ROUTER)[0])
     clock.now += TICKET_GRACE_S - 0.1
     assert streams.sweep() == []
     clock.now += 0.2
@@ -143,3 +144,65 @@ def test_what_has_ended_is_dropped_in_the_end(streams: Streams, clock: Clock) ->
 def test_a_word_of_an_unknown_slot_is_an_error(streams: Streams) -> None:
     with pytest.raises(RuntimeError, match="slot 3"):
         streams.emit(word(1, generation=8))
+
+
+def test_a_router_goes_on_where_each_of_its_sequences_stands(streams: Streams) -> None:
+    other, gone = (Attempt(request_id=name * 16, number=1) for name in (b"a", b"g"))
+    streams.reserve(other, ROUTER, first_number=0, slot=4, generation=1)
+    for token in (11, 12, 13):
+        streams.emit(word(token))
+        streams.emit(word(token, slot=4, generation=1))
+    streams.collect(ROUTER, 1)
+    positions = [Position(attempt=ATTEMPT, next_number=6), Position(attempt=gone, next_number=9)]
+    _, unknown = streams.follow(ROUTER, positions)
+    assert unknown == [gone]
+    # The one that it did not name comes from its first number on.
+    assert sorted(outputs(streams.collect(ROUTER, 2))) == [(0, [11, 12, 13], 0), (6, [13], 0)]
+    # Prefill has told it a token that decode has not repeated yet, or it names one from before this attempt.
+    for next_number, first, tokens in ((8, None, None), (7, None, None), (2, 4, [11, 12, 13])):
+        streams.follow(ROUTER, [Position(attempt=ATTEMPT, next_number=next_number), positions[1]])
+        told = [one for one in outputs(streams.collect(ROUTER, 3)) if one[0] >= 4]
+        assert told == ([] if first is None else [(first, tokens, 0)])
+
+
+def test_messages_are_bounded_and_lose_nothing(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether many tokens have logprobs or have none; the end comes with the last token."""
+    monkeypatch.setattr(streams_module, "MESSAGE_BYTES", 4000)
+    plain, rich = (Attempt(request_id=name * 16, number=1) for name in (b"p", b"r"))
+    streams.reserve(plain, ROUTER, first_number=0, slot=4, generation=1)
+    streams.reserve(rich, ROUTER, first_number=0, slot=5, generation=1)
+    top = tuple((number, -1.5) for number in range(20))
+    for token in range(3000):
+        finish = Finish.LENGTH if token == 2999 else Finish.NONE
+        streams.emit(word(token, finish, slot=4, generation=1))
+        if token < 100:
+            finish = Finish.STOP if token == 99 else Finish.NONE
+            streams.emit(Record(5, 1, token, finish, Logprobs(-0.5, top)))
+    got: dict[bytes, list[int]] = {}
+    finishes: dict[bytes, int] = {}
+    while (message := streams.collect(ROUTER, 1)) is not None:
+        assert message.ByteSize() <= 4000 + 300
+        for one in message.outputs:
+            tokens = got.setdefault(one.attempt.request_id, [])
+            assert one.first_number == len(tokens)
+            assert len(one.logprobs) in (0, len(one.token_ids))
+            assert one.attempt.request_id not in finishes, "something behind the end"
+            tokens += one.token_ids
+            if one.finish_reason:
+                finishes[one.attempt.request_id] = one.finish_reason
+    assert got == {plain.request_id: list(range(3000)), rich.request_id: list(range(100))}
+    assert finishes == {plain.request_id: 2, rich.request_id: 1}
+    assert MESSAGE_BYTES < 32 << 20
+
+
+def test_what_runs_for_a_routers_former_id_is_ended(streams: Streams, clock: Clock) -> None:
+    """At once, though that id's stream may still be open: its connection is half-open."""
+    first, _ = streams.follow(ROUTER)
+    streams.emit(word(11))
+    clock.now += 0.1
+    streams.follow(OTHER, former=[ROUTER, b"u" * 16])
+    assert not streams.is_newest(ROUTER, first)
+    assert streams.sweep() == [ATTEMPT]
+    streams.emit(word(0, Finish.CANCELLED))
+    assert streams.sweep() == []
+    assert streams.live == 0

@@ -15,7 +15,7 @@ from baton.v1.prefill_pb2 import GiveTicketRequest, PrefillRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
-from services.prefill import servicer
+from services.prefill import early_tickets
 from services.prefill.servicer import PrefillServicer
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
@@ -84,13 +84,60 @@ async def test_a_ticket_ahead_of_its_prompt_goes_with_it() -> None:
 
 
 async def test_a_ticket_ahead_of_nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servicer, "_AHEAD_S", 0.01)
+    monkeypatch.setattr(early_tickets, "LIFE_S", 0.01)
     prefill, engine, context = made()
     await prefill.GiveTicket(GIVEN, context)
     await asyncio.sleep(0.05)
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     assert engine.commands[0].prefill.request.ticket_follows
+
+
+def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> GiveTicketRequest:
+    attempt = Attempt(request_id=request_id, number=number)
+    return GiveTicketRequest(attempt=attempt, ticket=Ticket(body=bytes(size)))
+
+
+async def refusal(
+    prefill: PrefillServicer, request: GiveTicketRequest, context: Any
+) -> grpc.StatusCode | None:
+    try:
+        await prefill.GiveTicket(request, context)
+    except AbortedError as error:
+        return cast("grpc.StatusCode", error.args[0])
+    return None
+
+
+async def test_tickets_of_unknown_attempts_are_bounded_in_size_and_number() -> None:
+    prefill, _, context = made()
+    large = early_tickets.MAX_TICKET_BYTES
+    for request in (given(1, 30_000_000), given(1, large), given(1, request_id=bytes(large))):
+        assert await refusal(prefill, request, context) is grpc.StatusCode.INVALID_ARGUMENT
+    early = prefill._early
+    assert (len(early), early.bytes) == (0, 0)
+    codes = {await refusal(prefill, given(number, large - 100), context) for number in range(600)}
+    assert codes == {None, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert early.bytes <= early_tickets.MAX_BYTES
+    prefill, _, context = made()
+    for number in range(early_tickets.MAX_TICKETS):
+        assert await refusal(prefill, given(number), context) is None
+    assert await refusal(prefill, given(-1 % (1 << 32)), context) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert await refusal(prefill, given(0), context) is None, "a repeated call takes no more room"
+
+
+def test_early_tickets_give_their_room_back() -> None:
+    now = [0.0]
+    early = early_tickets.EarlyTickets(lambda: now[0])
+    for number in range(3):
+        early.hold((b"r" * 16, number), Ticket(body=bytes(100)))
+    assert early.take((b"r" * 16, 1)) == Ticket(body=bytes(100))
+    assert early.take((b"r" * 16, 1)) is None
+    now[0] = early_tickets.LIFE_S - 0.1
+    early.hold((b"r" * 16, 0), Ticket(body=b"newer"))
+    now[0] += 0.2
+    assert early.take((b"r" * 16, 2)) is None
+    assert early.take((b"r" * 16, 0)) == Ticket(body=b"newer")
+    assert (len(early), early.bytes) == (0, 0)
 
 
 async def test_one_call_an_attempt() -> None:

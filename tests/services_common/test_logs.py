@@ -48,3 +48,40 @@ def test_a_reader_that_left_stops_nothing() -> None:
     child.stderr = None
     out, _ = child.communicate("go", timeout=30)
     assert out == "lives\n"
+
+
+STANDARD_LIBRARY = """
+import logging, threading
+from services.common.logs import configure_logs
+
+configure_logs("info", process="engine", worker="decode-0")
+ours = logging.getLogger("kvtransfer.sender")
+ours.debug("unseen")
+threading.Thread(target=lambda: ours.warning("link_fallback", extra={"transport": "grpc"})).start()
+ours.info("no %s here", "placeholder")
+logging.getLogger("asyncio").info("unseen")
+logging.getLogger("asyncio").log(35, "odd level")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logging.getLogger("anything.at.all").exception("it failed")
+"""
+
+
+def test_the_standard_librarys_loggers_have_the_same_format_in_every_thread() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STANDARD_LIBRARY], capture_output=True, text=True, check=True
+    )
+    lines = sorted(done.stderr.splitlines(), key=lambda line: line.partition("event=")[2])
+    assert len(lines) == 4, done.stderr
+    for line in lines:
+        assert line.startswith("timestamp='")
+        for piece in ("level='", "part='", "process='engine'", "worker='decode-0'"):
+            assert piece in line
+    failed, link, none, odd = lines
+    assert "ZeroDivisionError" in failed
+    assert "part='anything.at.all'" in failed
+    for piece in ("event='link_fallback'", "transport='grpc'", "level='warning'"):
+        assert piece in link
+    assert "event='no placeholder here'" in none
+    assert "level='warning'" in odd

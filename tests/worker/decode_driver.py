@@ -114,8 +114,9 @@ class Driver:
         full = len(text.tokens) // BLOCK
         run = next((n for n, name in enumerate(told[:full]) if name not in self.pools.cached), None)
         expected = min(full, len(told)) if run is None else run
+        ttl_ms = 20_000
         request = ReserveRequest(
-            attempt=attempt, token_count=len(text.tokens), max_tokens=most, ttl_ms=5_000,
+            attempt=attempt, token_count=len(text.tokens), max_tokens=most, ttl_ms=ttl_ms,
             block_names=told, tenant=text.tenant,
         )  # fmt: skip
         try:

@@ -35,7 +35,7 @@ def drive(groups: int, host: int, requests: int) -> None:
     assert did["announced"] > requests // 16
     assert did["described"] > requests // 16
     assert did["lied"] > requests // 200
-    assert driver.pools.cached.evicted > requests
+    assert driver.pools.cached.evicted > requests * 2 // 3  # 225 to 555 of 300 with other seeds
     assert (growth.moved > 0, growth.paused > 0) == (not host, bool(host))
 
 

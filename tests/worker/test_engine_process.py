@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog.testing
 
+from baton.engine.heartbeat import UNKNOWN_STEP_S
 from baton.engine.output_ring import Finish
-from baton.errors import ErrorKind
+from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import (
     AuditCommand,
@@ -17,6 +20,7 @@ from baton.v1.engine_pb2 import (
     SlotEndedCommand,
 )
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
+from kvtransfer.ticket_book import RUNNING_GRACE_S
 from tests.worker.turned import Turned, prefill, reserve
 
 
@@ -77,12 +81,66 @@ def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
     turned.close()
 
 
+def test_a_sequence_that_runs_ends_at_its_deadline(turned: Turned) -> None:
+    """Though no router cancels it."""
+    ticket = turned.ask(reserve=reserve(ttl=100, most=80)).reserved.ticket
+    turned.send(prefill=prefill(ticket, most=80))
+    while len(turned.records) < 3:
+        turned.play()
+    time.sleep(0.1 + RUNNING_GRACE_S)
+    turned.run_out()
+    assert [record.finish for record in turned.records[:3]] == [Finish.NONE] * 3
+    assert turned.records[-1].finish is Finish.CANCELLED
+    assert len(turned.records) < 80
+    turned.assert_free()
+
+
+def test_a_device_that_hangs_ends_the_engine(turned: Turned, monkeypatch: pytest.MonkeyPatch) -> None:
+    for loop in (turned.engine._parts.decode_loop, turned.engine._parts.prefill.loop):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(loop), "device_hung", lambda loop: True)
+            with pytest.raises(BatonError, match="the device makes no progress") as hung:
+                turned.turn()
+            assert hung.value.kind is ErrorKind.UNAVAILABLE
+    turned.turn()
+
+
+def test_the_heartbeat_moves_with_every_turn_and_within_a_step(turned: Turned) -> None:
+    beats = [turned.heartbeat.read().turns]
+    turned.turn()
+    beats.append(turned.heartbeat.read().turns)
+    turned.send(prefill=prefill(turned.ask(reserve=reserve()).reserved.ticket))
+    expected: list[float] = []
+    loop = turned.engine._parts.decode_loop
+    between = loop.meanwhile
+    assert between is not None
+
+    def watched() -> None:
+        between()
+        beat = turned.heartbeat.read()
+        beats.append(beat.turns)
+        expected.append(beat.expected_step_s)
+
+    loop.meanwhile = watched
+    turned.run_out()
+    assert beats == sorted(set(beats))
+    assert len(beats) > 2
+    assert expected[0] == UNKNOWN_STEP_S, "a step that was never timed"
+    assert 0 < expected[-1] < UNKNOWN_STEP_S
+    assert turned.heartbeat.read().expected_step_s == 0
+
+
 def test_a_full_worker_refuses_for_now_and_the_impossible_for_ever(turned: Turned) -> None:
     for name in (b"a", b"b"):
         turned.ask(reserve=reserve(name=name))
     full = turned.send(reserve=reserve(name=b"c"))
     longest, too_long, huge = (turned.send(reserve=reserve(name=b"d", tokens=n)) for n in (125, 126, 510))
-    turned.turn()
+    with structlog.testing.capture_logs() as logged:
+        turned.turn()
+    # A router repeats what it was refused for want of room many times a second.
+    assert [line["log_level"] for line in logged if line["event"] == "command refused"] == [
+        "debug", "debug", "warning", "warning",
+    ]  # fmt: skip
     assert turned.failure(full)[0] is ErrorKind.OVERLOADED
     assert turned.failure(longest)[0] is ErrorKind.OVERLOADED  # 128 tokens of KV: all 32 blocks
     assert turned.failure(too_long)[0] is ErrorKind.INVALID

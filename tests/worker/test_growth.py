@@ -27,6 +27,7 @@ class Steps:
 
     steps: int = 0
     heard: int = 0
+    posted: int = 0
     grown: list[tuple[Key, int]] = field(default_factory=list)
     held: list[Key] = field(default_factory=list)
 
@@ -48,13 +49,24 @@ class Steps:
         return self.heard >= number
 
 
+@dataclass
+class LateSteps(Steps):
+    """Steps that apply an entry when the test has them."""
+
+    def grow(
+        self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
+    ) -> None:
+        super().grow(slot, generation, more, held, capacity)
+        self.posted += 1
+
+
 class Case:
     """A pool, a growth over it, and sequences that are admitted at once."""
 
-    def __init__(self, blocks: int, host_blocks: int = 0) -> None:
+    def __init__(self, blocks: int, host_blocks: int = 0, loop: Steps | None = None) -> None:
         layout = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), BLOCK),))
         self.pools = BlockPools(layout, [blocks + 1])
-        self.loop = Steps()
+        self.loop = loop or Steps()
         self.moved: list[Key] = []
         self.cache = KVCache(layout, blocks + 1, "cpu")
         self.host = HostBlocks(self.cache, host_blocks * layout.groups[0].block_bytes)
@@ -260,3 +272,35 @@ def test_what_ended_before_it_was_held_says_nothing_of_lengths() -> None:
 def test_where_the_host_has_no_room_it_is_moved() -> None:
     case = Paused(host_blocks=1)
     assert (case.loop.held, case.moved) == ([], [case.far])
+
+
+def test_steps_in_which_a_slot_is_held_are_not_counted_for_it() -> None:
+    """Each time its blocks end it waits 50 steps for more, and 3 more until the steps apply the entry."""
+    case = Case(blocks=100, loop=LateSteps())
+    key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
+    running, position = case.growth._running[key], PROMPT
+    case.growth.step()
+    for _ in range(3):
+        case.loop.steps += case.reservations[key].grant.capacity - position + 50
+        position = case.reservations[key].grant.capacity
+        case.growth.step()
+        for _ in range(3):
+            case.loop.steps += 1
+            case.growth.step()
+        case.loop.heard = case.loop.posted
+        case.growth.step()
+        assert case.growth._position(running) == position
+        case.loop.steps += 7
+        assert case.growth._position(running) == position + 7
+        position += 7
+
+
+def test_a_length_that_is_known_is_not_estimated() -> None:
+    """Between a slot's last word and the moment when its end is read steps go on."""
+    case = Case(blocks=1000)
+    for number in range(32):
+        key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
+        case.run(25)
+        case.growth.forget(key, 8)
+        case.pools.release(case.reservations.pop(key).grant.blocks)
+    assert case.growth.lengths.most == 7, "the last token has no KV"

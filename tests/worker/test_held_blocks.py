@@ -122,7 +122,7 @@ def test_a_ticket_that_ends_gives_held_blocks_back(pair: Pair, truth: Turned) ->
     pair.target.assert_free()
     pair.begin(asked)  # too late
     pair.play(lambda: pair.ended(asked))
-    assert pair.failure(asked)[0] in (ErrorKind.NOT_FOUND, ErrorKind.CONFLICT)
+    assert pair.failure(asked)[0] in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT)
     assert pair.say(prompt)[0] == ask(truth, prompt)[0]
     pair.assert_free()
 

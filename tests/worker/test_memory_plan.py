@@ -12,7 +12,7 @@ import pytest
 from baton.engine.model_config import ModelConfig
 from baton.errors import BatonError, ErrorKind
 from services.common.config import EngineConfig, WorkerConfig
-from services.worker.memory_plan import CPU_KV_BYTES, Gpu, kv_blocks, other_bytes
+from services.worker.memory_plan import CPU_KV_BYTES, Gpu, MemoryPlan, memory_plan, other_bytes
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -34,6 +34,7 @@ WEIGHTS = 16_060_522_496  # in bfloat16
 BLOCK = 8 * 2**20  # of 64 tokens
 
 Plan = Callable[..., int]
+Whole = Callable[..., MemoryPlan]
 
 
 @pytest.fixture
@@ -43,24 +44,30 @@ def config(tmp_path: Path) -> ModelConfig:
 
 
 @pytest.fixture
-def plan(config: ModelConfig) -> Plan:
-    def planned(gpu: Gpu | None = H100, max_context: int = 131_072, **settings: Any) -> int:
+def whole(config: ModelConfig) -> Whole:
+    def planned(
+        gpu: Gpu | None = H100, max_context: int = 131_072, weights: int = WEIGHTS, **settings: Any
+    ) -> MemoryPlan:
         engine = EngineConfig(**settings)
         layout = config.layout(engine.block_tokens_on("cuda" if gpu else "cpu"), "bfloat16")
-        return kv_blocks(config, engine, layout, max_context, WEIGHTS, gpu)
+        return memory_plan(config, engine, layout, max_context, weights, gpu)
 
     return planned
 
 
+@pytest.fixture
+def plan(whole: Whole) -> Plan:
+    return lambda *args, **settings: whole(*args, **settings).kv_blocks
+
+
 def test_a_gpu_alone_gives_what_its_share_leaves(config: ModelConfig, plan: Plan) -> None:
-    engine = EngineConfig(slots=256)
-    left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, engine)
+    left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, EngineConfig(), 256)
     assert plan(slots=256) == left // BLOCK
     assert plan(slots=256) > 6800  # 435,000 tokens
 
 
 def test_weights_and_all_else_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
-    fixed = WEIGHTS + other_bytes(config, EngineConfig())
+    fixed = WEIGHTS + other_bytes(config, EngineConfig(), 128)
     both = 2 * (fixed + plan(gpu_workers=2) * BLOCK)
     assert 0.9 * H100.total_bytes - 2 * BLOCK < both <= 0.9 * H100.total_bytes
     assert plan(gpu_memory=0.45) == plan(gpu_workers=2)
@@ -88,7 +95,7 @@ def test_what_is_told_and_links_together_must_be_free(plan: Plan) -> None:
 
 
 def test_all_else_is_no_more_than_promised_at_256_slots(config: ModelConfig) -> None:
-    assert other_bytes(config, EngineConfig(slots=256)) <= 2_500_000_000
+    assert other_bytes(config, EngineConfig(), 256) <= 2_500_000_000
 
 
 def test_no_more_than_all_slots_can_use(plan: Plan) -> None:
@@ -137,3 +144,30 @@ def test_placement_says_who_shares_unless_the_configuration_does() -> None:
     assert (placed.device_index, placed.gpu_workers) == (1, 3)
     told = WorkerConfig(name="a", role="both", model="m", engine=EngineConfig(gpu_workers=2))
     assert told.on_gpu(None, 3).engine.gpu_workers == 2
+
+
+def test_slots_of_a_gpu_are_what_its_blocks_hold_of_typical_sequences(whole: Whole) -> None:
+    """An 8B model: an H100 alone and shared, and smaller cards whose KV cache holds far fewer sequences."""
+    assert whole().slots == 256
+    assert whole(gpu_workers=2).slots == 128  # 22 GB each, 163,000 tokens
+    assert whole(gpu_memory=0.3).slots == 48  # 59,000 tokens
+    a10 = Gpu("GPU 0", 24_000_000_000, 23_500_000_000)
+    assert whole(a10).slots == 24  # 30,000 tokens
+    for plan in (whole(), whole(gpu_workers=2), whole(gpu_memory=0.3), whole(a10)):
+        assert (plan.kv_blocks - 1) * 64 >= plan.slots * 1024
+    assert whole(Gpu("GPU 0", 20_500_000_000, 20_000_000_000)).slots == 16, "never fewer"
+
+
+def test_slots_follow_a_short_context_and_configured_blocks(whole: Whole) -> None:
+    assert whole(kv_blocks=1 + 64 * 16).slots == 64
+    assert whole(kv_blocks=64 * 16).slots == 48, "one block is scratch"
+    assert whole(kv_blocks=1 + 64 * 16, max_context=256).slots == 256
+    assert whole(kv_memory_mb=840).slots == 16
+
+
+def test_slots_as_configured_and_on_a_cpu(whole: Whole) -> None:
+    assert whole(slots=3).slots == 3
+    assert whole(slots=1000).slots == 1000
+    assert whole(None).slots == 16
+    assert whole(None, slots=40).slots == 40
+    assert (EngineConfig().most_slots, EngineConfig(slots=1000).most_slots) == (256, 1000)

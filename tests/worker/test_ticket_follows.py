@@ -137,3 +137,16 @@ def test_a_ticket_that_is_here_does_not_follow(source: Turned, target: Turned) -
     source.turn()
     assert source.failure(number)[0] is ErrorKind.INVALID
     source.assert_free()
+
+
+def test_a_transfer_that_its_receiver_does_not_expect_may_be_tried_again(
+    source: Turned, target: Turned
+) -> None:
+    """The receiver's NOT_FOUND is about the transfer: the client's request is as good as before."""
+    ticket = target.ask(reserve=reserve(tokens=LONG)).reserved.ticket
+    target.ask(cancel=CancelCommand(attempt=ATTEMPT))
+    number = source.send(prefill=prefill(ticket, tokens=LONG))
+    play(source, target)
+    kind, message = source.failure(number)
+    assert kind is ErrorKind.UNAVAILABLE, message
+    assert "does not expect this transfer" in message

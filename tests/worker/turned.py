@@ -65,8 +65,8 @@ class Turned:
         self._front = ours
         rings = SharedRings(SLOTS)
         memory = SharedMemory.create("turned", rings.size)
-        self.ring = rings.reader(memory)
-        launch = EngineLaunch(worker=config, incarnation="ab" * 16, channel_fd=0, memory_fd=0)
+        self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
+        launch = EngineLaunch(worker=config, incarnation="ab" * 16, started_ns=1, channel_fd=0, memory_fd=0)
         self.engine = Engine(launch, load(str(folder), config.engine), EngineEnd(self._theirs), memory)
         self._ids = itertools.count(1)
         self._buffer = b""

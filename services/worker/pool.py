@@ -1,0 +1,19 @@
+"""Which pool a worker belongs to: whose requests it may compute parts of."""
+
+from __future__ import annotations
+
+from baton.v1.worker_pb2 import Pool
+from services.common.config import WorkerConfig
+from services.worker.loaded_model import LoadedModel
+
+
+def pool_of(config: WorkerConfig, model: LoadedModel) -> Pool:
+    """All that must be equal between two workers for one request to pass from one to the other unchanged."""
+    blocks = ",".join(str(group.block_tokens) for group in model.layout.groups)
+    return Pool(
+        model=config.served_name,
+        checkpoint=model.checkpoint,
+        tokenizer=model.tokenizer,
+        kv_format=f"{model.layout.cache_dtype}/{blocks}/{config.transfer.kv_wire}",
+        numerics="exact" if model.exact else "fast",
+    )
