@@ -17,6 +17,7 @@ from services.common.child import StopSignal, messages_from_parent, run_child, s
 from services.common.config import RouterConfig
 from services.common.logs import configure_logs, get_log
 from services.router.app import Router
+from services.router.descriptors import raise_descriptor_limit
 
 _log = get_log("router")
 
@@ -25,6 +26,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
     """Serves until told to stop, then drains."""
     configure_logs(config.log_level, process="router")
     batch_wakeups()
+    raise_descriptor_limit(config.connections)
     router = Router(config)
     addresses = await router.start()
     stopping = asyncio.create_task(stop.wait())

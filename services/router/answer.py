@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from typing import TYPE_CHECKING, Protocol
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from baton.errors import BatonError
 from services.common.errors import openai_body
 from services.router.choices import running, whole
+from services.router.json_pieces import encode, send_json
+from services.router.openai_fields import StreamOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +35,7 @@ class Words(Protocol):
     chunk_object: str
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
-        """One choice of a whole answer."""
+        """One choice of a whole answer. Its long lists may be iterators."""
         ...
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
@@ -46,47 +47,54 @@ class Answer:
     """Runs admitted requests and has their output worded; cancelling it cancels them all."""
 
     def __init__(
-        self, service: Service, requests: Sequence[Request], words: Words, *, include_usage: bool
+        self,
+        service: Service,
+        requests: Sequence[Request],
+        words: Words,
+        options: StreamOptions | None = None,
     ) -> None:
         self._service = service
         self._requests = requests
         self._words = words
-        self._include_usage = include_usage
+        self._options = options or StreamOptions()
         self._id = words.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
         # Prompt tokens that each of the requests found cached, once it has ended.
         self._cached = [0] * len(requests)
 
-    async def whole(self) -> dict[str, object]:
-        """The answer in one body; raises what any of its requests failed with."""
-        deltas = await whole(self._service, self._requests)
-        choices = [
-            self._words.whole(index, request, delta)
-            for index, (request, delta) in enumerate(zip(self._requests, deltas, strict=True))
-        ]
-        for index, delta in enumerate(deltas):
+    async def whole(self, send: Send) -> None:
+        """The answer in one body, once all outputs have ended; raises the first failure of a request.
+
+        The body is encoded while it is sent, so that a large one never lies in memory as a whole.
+        """
+        outputs = [output.delta() for output in await whole(self._service, self._requests)]
+        for index, delta in enumerate(outputs):
             self._note(index, delta)
-        usage = self._usage(sum(len(delta.token_ids) for delta in deltas))
-        return {**self._head(self._words.whole_object), "choices": choices, "usage": usage}
+        usage = self._usage(sum(len(delta.token_ids) for delta in outputs))
+        choices = (
+            self._words.whole(index, request, delta)
+            for index, (request, delta) in enumerate(zip(self._requests, outputs, strict=True))
+        )
+        document = {**self._head(self._words.whole_object), "choices": choices, "usage": usage}
+        await send_json(send, document)
 
     async def stream(self, send: Send) -> None:
         """Server-sent events, one a chunk, then usage if asked for, then [DONE].
 
-        The status goes out with the first event, so what fails before any token has its own
-        status (it is raised); what fails later ends the stream with an error event.
+        The status goes out with the first event, so a failure before any token has its own
+        status (it is raised); a later one ends the stream with an error event.
         """
         events = _Events(send)
         tokens = 0
         head = self._head(self._words.chunk_object)
-        usage = {"usage": None} if self._include_usage else {}
         try:
             async with running(self._service, self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
                     self._note(index, delta)
                     for choice in self._words.chunks(index, self._requests[index], delta):
-                        await events.tell({**head, "choices": [choice], **usage})
-            if self._include_usage:
+                        await events.tell({**head, "choices": [choice], **self._chunk_usage(tokens)})
+            if self._options.include_usage:
                 await events.tell({**head, "choices": [], "usage": self._usage(tokens)})
             await events.end(b"data: [DONE]\n\n")
         except BatonError as error:
@@ -107,6 +115,12 @@ class Answer:
     def _note(self, index: int, delta: Delta) -> None:
         if delta.usage is not None:
             self._cached[index] = delta.usage.cached_tokens
+
+    def _chunk_usage(self, completion: int) -> dict[str, object]:
+        """What a chunk says of usage: nothing, null, or where it was asked for the usage so far."""
+        if self._options.continuous_usage_stats:
+            return {"usage": self._usage(completion)}
+        return {"usage": None} if self._options.include_usage else {}
 
     def _usage(self, completion: int) -> dict[str, object]:
         """A prompt counts once, however many outputs it has; as cached what all of them found."""
@@ -132,7 +146,7 @@ class _Events:
         self.started = False
 
     async def tell(self, document: object) -> None:
-        line = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        line = encode(document, default=list)
         await self._start()
         await self._body(f"data: {line}\n\n".encode(), more=True)
 

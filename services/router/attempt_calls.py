@@ -22,6 +22,7 @@ from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
 from services.common.logs import get_log
 from services.router.follow import attach
+from services.router.worker_error import WorkerError, failed_call
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import Ticket
@@ -96,14 +97,17 @@ class AttemptCalls:
             block_names=self._block_names,
         )
         decode.sequences[self._request.id] = self._sequence
+        call = decode.peer.decode.Reserve(request, timeout=RESERVE_S)
         try:
-            response = await decode.peer.decode.Reserve(request, timeout=RESERVE_S)
+            with decode.while_alive(call):
+                response = await call
         except grpc.aio.AioRpcError as error:
-            failure = from_grpc(error, decode.name)
+            failure = failed_call(error, decode.name)
             if failure.kind is ErrorKind.UNAVAILABLE:
                 decode.unreachable()
             raise failure from error
         self._kv_bytes = response.kv_bytes
+        self._sequence.reserved = True
         return response.ticket
 
     def prefill(self, ticket: Ticket | None) -> None:
@@ -116,26 +120,31 @@ class AttemptCalls:
         """Hands a prefill that runs already its ticket. Where that prefill has ended, its own error stands;
         otherwise raises BatonError."""
         request = GiveTicketRequest(attempt=self._id, ticket=ticket)
+        worker = self._claim.prefill
+        call = worker.peer.prefill.GiveTicket(request, timeout=_GIVE_TICKET_S)
         try:
-            await self._claim.prefill.peer.prefill.GiveTicket(request, timeout=_GIVE_TICKET_S)
+            with worker.while_alive(call):
+                await call
         except grpc.aio.AioRpcError as error:
             await self.settle()
             if self.prefill_error is None:
-                failure = from_grpc(error, self._claim.prefill.name)
-                raise BatonError(ErrorKind.UNAVAILABLE, failure.message) from error
+                reason = from_grpc(error, "GiveTicket").message
+                raise WorkerError(ErrorKind.UNAVAILABLE, worker.name, reason) from error
 
     async def went_on(self) -> bool:
         """Prefill's stream broke: whether decode has the sequence all the same."""
         if self._sequence.followed:
             return True
-        request = GetHandoffRequest(attempt=self._id)
+        request, decode = GetHandoffRequest(attempt=self._id), self._claim.decode
+        call = decode.peer.decode.GetHandoff(request, timeout=_GET_HANDOFF_S)
         try:
-            response = await self._claim.decode.peer.decode.GetHandoff(request, timeout=_GET_HANDOFF_S)
-        except grpc.aio.AioRpcError:
+            with decode.while_alive(call):
+                response = await call
+        except (grpc.aio.AioRpcError, BatonError):
             return False
         if response.state == TicketState.TICKET_STATE_ENDED:
             # It ran to its end, or its ticket did: decode says which by replaying, or not.
-            return await attach(self._claim.decode, self._request.id, self._sequence)
+            return await attach(decode, self._request.id, self._sequence)
         return response.state in (TicketState.TICKET_STATE_COMMITTED, TicketState.TICKET_STATE_ACTIVE)
 
     async def settle(self, within_s: float = _SETTLE_S) -> None:
@@ -178,12 +187,15 @@ class AttemptCalls:
     async def _read_prefill(self, call: PrefillCall) -> None:
         worker = self._claim.prefill
         try:
-            await self._take_events(call)
+            with worker.while_alive(call):
+                await self._take_events(call)
             ended_well = self.handed_off is not None or self._sequence.ending
             if not ended_well or not self._sequence.prompt_told:
-                self.prefill_error = BatonError(ErrorKind.INTERNAL, f"{worker.name}: prefill ended early")
+                self.prefill_error = WorkerError(ErrorKind.INTERNAL, worker.name, "prefill ended early")
         except grpc.aio.AioRpcError as error:
-            self._prefill_failed(from_grpc(error, worker.name))
+            self._prefill_failed(failed_call(error, worker.name))
+        except BatonError as error:  # the worker was lost
+            self.prefill_error = error
         except Exception as error:  # a fault of ours must not leave the request waiting
             _log.exception("prefill_reader_failed", worker=worker.name)
             self.prefill_error = BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")

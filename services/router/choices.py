@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from services.router.request import Delta
+from services.router.whole_output import WholeOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from services.router.outbox import Outbox
-    from services.router.request import Request
+    from services.router.request import Delta, Request
     from services.router.service import Service
 
 
@@ -40,9 +40,9 @@ async def _deltas(outboxes: Sequence[Outbox], news: asyncio.Event) -> AsyncGener
                 yield index, delta
 
 
-async def whole(service: Service, requests: Sequence[Request]) -> list[Delta]:
-    """Runs them all to their ends; each one's output as one delta."""
-    outputs = [Delta(first_number=0, opening=True) for _ in requests]
+async def whole(service: Service, requests: Sequence[Request]) -> list[WholeOutput]:
+    """Runs them all to their ends."""
+    outputs = [WholeOutput() for _ in requests]
     async with running(service, requests) as deltas:
         async for index, delta in deltas:
             outputs[index].append(delta)

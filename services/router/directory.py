@@ -1,7 +1,8 @@
-"""Who is there: asks every address it is told of who it is, twice a second, and follows decoders.
+"""Who is there: asks every known address who it is, twice a second, and follows decoders.
 
-A changed incarnation is a new worker; the old one is lost. An address that does not answer gets
-no new work; what runs there goes on as long as its token stream does.
+A changed incarnation is a new worker; the old one is lost. An address that does not answer gets no new work
+at first. A worker that does not answer for `SILENT_S`, or whose token stream is silent for so long, is lost,
+and what runs there goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -15,17 +16,25 @@ import grpc.aio
 
 from baton.v1.worker_pb2 import DescribeRequest
 from services.common.grpc_server import channel_options
+from services.common.internal_rpc import internal_channel
 from services.common.logs import get_log
 from services.router.follow import follow
+from services.router.silence import LOOK_S
 from services.router.worker import Peer, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from baton.v1.types_pb2 import Attempt
     from baton.v1.worker_pb2 import DescribeResponse
 
 HEARTBEAT_S = 0.5
-_DESCRIBE_S = 2.0
+# A worker that stalls for a second still answers in time.
+_DESCRIBE_S = 1.25
+# One that did not may be heard over another connection before it counts as silent.
+_ASK_AGAIN_S = 0.1
+# Ids by which a worker is asked to end what it runs for a router that lost it and found it again.
+_MOST_FORMER_IDS = 8
 # Cancels to a worker that was removed may still be on their way, or about to be sent.
 _CLOSE_GRACE_S = 5.0
 
@@ -35,14 +44,20 @@ _log = get_log("directory")
 class Directory:
     """The live workers by address; `on_change` is called whenever one may take more or less."""
 
-    def __init__(self, addresses: Sequence[str], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, addresses: Sequence[str], on_change: Callable[[], None], cluster_secret: str = ""
+    ) -> None:
         self._on_change = on_change
+        self._cluster_secret = cluster_secret
         self._addresses = dict.fromkeys(addresses)
         self.peers: dict[str, Peer] = {}
         self._workers: dict[str, Worker] = {}
         self._heartbeats: dict[str, asyncio.Task[None]] = {}
         # At most one an address.
         self._follows: dict[str, asyncio.Task[None]] = {}
+        self._judging: asyncio.Task[None] | None = None
+        # Called with each output of an attempt that this router does not wait for.
+        self.on_orphan: Callable[[Worker, Attempt], None] = lambda worker, attempt: None
         # Open token streams that ended, whoever ended them.
         self.follow_breaks = 0
         # Watched only for as long as they answer.
@@ -60,18 +75,9 @@ class Directory:
         """The last worker found at an address, lost or not."""
         return self._workers.get(address)
 
-    @property
-    def max_context_tokens(self) -> int | None:
-        """The shortest context of the live workers: what any pair can serve."""
-        return min((worker.described.max_context_tokens for worker in self.workers), default=None)
-
-    @property
-    def vocab_size(self) -> int | None:
-        """The smallest vocabulary of the live workers."""
-        return min((worker.described.vocab_size for worker in self.workers), default=None)
-
     def start(self) -> None:
         """Opens the channels and begins the heartbeats; call from a running loop."""
+        self._judging = _loud(asyncio.create_task(self._judge()))
         for address in self._addresses:
             self.add(address)
 
@@ -90,7 +96,7 @@ class Directory:
     def add(self, address: str) -> None:
         """Watches one more address."""
         self._addresses[address] = None
-        peer = Peer(address, grpc.aio.insecure_channel(address, options=channel_options()))
+        peer = Peer(address, internal_channel(address, channel_options(), self._cluster_secret))
         self.peers[address] = peer
         self._heartbeats[address] = _loud(asyncio.create_task(self._watch(peer)))
 
@@ -108,7 +114,8 @@ class Directory:
 
     async def stop(self) -> None:
         """Ends heartbeats and streams, closes the channels."""
-        tasks = [*self._heartbeats.values(), *self._follows.values(), *self._closing]
+        judging = [] if self._judging is None else [self._judging]
+        tasks = [*judging, *self._heartbeats.values(), *self._follows.values(), *self._closing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -119,14 +126,26 @@ class Directory:
         while True:
             worker = self._workers.get(peer.address)
             claimed = worker.claimed_slots if worker is not None else 0
+            was_lost = worker is not None and worker.lost
             asked_at = time.monotonic()
             try:
                 described = await peer.worker.Describe(DescribeRequest(), timeout=_DESCRIBE_S)
             except grpc.aio.AioRpcError as error:
                 self._missed(peer, error)
             else:
-                self._heard(peer, described, claimed, asked_at)
-            await asyncio.sleep(HEARTBEAT_S)
+                # An answer to what was asked before it was lost does not mean that it is there again.
+                if worker is None or worker.lost == was_lost:
+                    self._heard(peer, described, claimed, asked_at)
+            worker = self._workers.get(peer.address)
+            unsure = worker is not None and not (worker.lost or worker.reachable)
+            await asyncio.sleep(min(_ASK_AGAIN_S, HEARTBEAT_S) if unsure else HEARTBEAT_S)
+
+    async def _judge(self) -> None:
+        """Gives up workers that are silent."""
+        while True:
+            for worker in self.workers:
+                worker.judge()
+            await asyncio.sleep(LOOK_S)
 
     def _missed(self, peer: Peer, error: grpc.aio.AioRpcError) -> None:
         worker = self._workers.get(peer.address)
@@ -146,7 +165,8 @@ class Directory:
         self._welcome(peer, described)
 
     def _welcome(self, peer: Peer, described: DescribeResponse) -> None:
-        worker = Worker(peer, described, self._on_change)
+        former = _former_ids(self._workers.get(peer.address), described)
+        worker = Worker(peer, described, self._on_change, former, self.on_orphan)
         self._workers[peer.address] = worker
         _log.info("worker_found", worker=worker.name, address=peer.address)
         earlier = self._follows.pop(peer.address, None)
@@ -160,9 +180,16 @@ class Directory:
         self.follow_breaks += 1
 
 
+def _former_ids(before: Worker | None, described: DescribeResponse) -> tuple[bytes, ...]:
+    """This router's earlier ids at the same start of a worker, which it lost meanwhile."""
+    if before is None or before.identity.incarnation != described.identity.incarnation:
+        return ()
+    return (*before.former_router_ids, before.router_id)[-_MOST_FORMER_IDS:]
+
+
 async def _close_later(peer: Peer) -> None:
-    """Who still holds the worker may call it for a moment, and is told that it is away. On a closed channel
-    grpc.aio raises a UsageError instead, which is a fault of ours."""
+    """Callers that still hold the worker may call it for a moment, and get UNAVAILABLE. On a closed channel
+    grpc.aio raises a UsageError instead."""
     try:
         await asyncio.sleep(_CLOSE_GRACE_S)
     finally:

@@ -7,10 +7,10 @@ listed stays for as long as it answers, since it may only have lost its Redis.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
+from baton.addresses import is_loopback, split_address
 from services.common.logs import get_log
 
 if TYPE_CHECKING:
@@ -26,11 +26,14 @@ _log = get_log("discovery")
 
 class Discovery:
     """Tells the directory. `model` is what clients call the model served here, `told` what the directory
-    watches already."""
+    watches already, `secret` the name of our cluster's secret."""
 
-    def __init__(self, directory: Directory, model: str, told: Sequence[str] = ()) -> None:
+    def __init__(self, directory: Directory, model: str, told: Sequence[str] = (), secret: str = "") -> None:
         self._directory = directory
         self._model = model
+        self._secret = secret
+        # Listed incarnations that do not share our secret, each logged once.
+        self._foreign: frozenset[str] = frozenset()
         self._host = socket.gethostname()
         self._told = list(told)
         # By incarnation: the address of each listed worker that may serve here.
@@ -47,6 +50,11 @@ class Discovery:
 
     def take(self, members: Iterable[Member]) -> None:
         """The registry's list, whole."""
+        members = list(members)
+        foreign = {one.incarnation: one.name for one in members if one.secret_name != self._secret}
+        for incarnation in foreign.keys() - self._foreign:
+            _log.warning("worker_of_another_secret", worker=foreign[incarnation])
+        self._foreign = frozenset(foreign)
         listed = {one.incarnation: one.addresses["grpc"] for one in members if self._may_serve(one)}
         for incarnation in listed.keys() - self._listed.keys():
             _log.debug("worker_registered", incarnation=incarnation, address=listed[incarnation])
@@ -61,16 +69,10 @@ class Discovery:
         self._directory.set_addresses([*wanted, *lapsed], lapsed)
 
     def _may_serve(self, member: Member) -> bool:
-        """A worker of our model, where we can reach it."""
+        """A worker of our model and secret, where we can reach it."""
         address = member.addresses.get("grpc")
+        if member.secret_name != self._secret:
+            return False
         if address is None or member.role not in _WORKERS or member.rank or member.model != self._model:
             return False
-        return member.host == self._host or not _is_loopback(address)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        return member.host == self._host or not is_loopback(split_address(address)[0])

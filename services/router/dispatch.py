@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from services.router.output_text import OutputText
     from services.router.prefixes import Prefixes
     from services.router.request import Request
+    from services.router.unread import Unread
     from services.router.waiting_room import WaitingRoom
 
 
@@ -32,6 +33,7 @@ class Dispatcher:
         max_attempts: int,
         observations: Observations,
         prefixes: Prefixes,
+        unread: Unread,
         journal: Journal | None = None,
     ) -> None:
         self.room = room
@@ -40,9 +42,11 @@ class Dispatcher:
         self.observations = observations
         self.prefixes = prefixes
         self.journal = journal
+        self.unread = unread
         # Bounded by the waiting room and the workers' slots.
         self._lives: set[asyncio.Task[None]] = set()
         self.draining = False
+        self._stopping = False
 
     @property
     def live(self) -> int:
@@ -65,12 +69,17 @@ class Dispatcher:
         try:
             yield life.outbox
         finally:
+            life.outbox.close()
             task.cancel()
             await asyncio.wait((task,))
 
+    def set_draining(self, draining: bool) -> None:
+        """Refuses new requests, or accepts them again unless the router stops; running ones go on."""
+        self.draining = draining or self._stopping
+
     async def drain(self, timeout_s: float) -> None:
         """Takes nothing new, lets requests end for `timeout_s`, cancels the rest at the workers."""
-        self.draining = True
+        self.draining = self._stopping = True
         if self._lives:
             _, late = await asyncio.wait(self._lives, timeout=timeout_s)
             for task in late:

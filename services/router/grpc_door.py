@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
-from baton.errors import BatonError, ErrorKind, FieldError
+from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import (
     DESCRIPTOR,
-    AuditClusterRequest,
-    AuditClusterResponse,
-    GenerateRequest,
     GenerateResponse,
     GetStatusRequest,
     GetStatusResponse,
@@ -22,9 +21,10 @@ from baton.v1.router_pb2 import (
     Model,
     Usage,
 )
+from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
 from services.router.choices import running
-from services.router.request import Asked, Chat, ChatTurn
+from services.router.sizes import LARGE_BYTES
 
 if TYPE_CHECKING:
     from services.router.request import Delta, Request
@@ -40,8 +40,10 @@ MessageT = TypeVar("MessageT", bound=Message)
 class GrpcDoor:
     """Answers RouterService; parses messages itself, so that broken bytes are INVALID_ARGUMENT."""
 
-    def __init__(self, service: Service, status: Status) -> None:
+    def __init__(self, service: Service, status: Status, read_grace_s: float) -> None:
+        """`read_grace_s`: how long after its request's deadline a client may take to read the rest."""
         self._service = service
+        self._read_grace_s = read_grace_s
         self._status = status
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -52,9 +54,6 @@ class GrpcDoor:
             ),
             "ListModels": grpc.unary_unary_rpc_method_handler(
                 self.list_models, response_serializer=ListModelsResponse.SerializeToString
-            ),
-            "AuditCluster": grpc.unary_unary_rpc_method_handler(
-                self.audit_cluster, response_serializer=AuditClusterResponse.SerializeToString
             ),
             "GetStatus": grpc.unary_unary_rpc_method_handler(
                 self.get_status, response_serializer=GetStatusResponse.SerializeToString
@@ -70,9 +69,14 @@ class GrpcDoor:
         """
         tokens, cached = 0, 0
         try:
-            asked = to_asked(_parse(GenerateRequest, data))
-            requests = await self._service.admit(asked, context.time_remaining())
-            async with running(self._service, requests) as deltas:
+            arrived_ns = time.monotonic_ns()
+            with self._service.counting_refusals():
+                asked = await self._service.intake.reader.generate(data)
+            requests = await self._service.admit(
+                asked, remaining_s=context.time_remaining(), arrived_ns=arrived_ns
+            )
+            read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
+            async with read_by, running(self._service, requests) as deltas:
                 unfinished = len(requests)
                 cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:
@@ -87,6 +91,8 @@ class GrpcDoor:
                             Usage(prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached)
                         )
                     await context.write(response)
+        except TimeoutError:
+            await abort(context, BatonError(ErrorKind.DEADLINE, "the answer was not read in time"))
         except BatonError as error:
             error.tokens_sent = tokens > 0  # of any of its outputs
             await abort(context, error)
@@ -102,59 +108,13 @@ class GrpcDoor:
             models=[Model(id=intake.served_name, max_context_tokens=intake.max_context_tokens)]
         )
 
-    async def audit_cluster(self, data: bytes, context: Context) -> AuditClusterResponse:
-        """Asks every configured address; one that does not answer in time has an error instead."""
-        try:
-            _parse(AuditClusterRequest, data)
-        except BatonError as error:
-            await abort(context, error)
-        return await self._status.audit()
-
     async def get_status(self, data: bytes, context: Context) -> GetStatusResponse:
-        """Rates, latencies, and every worker as it stands."""
+        """Whether requests are served, the model, rates and latencies; no addresses and no workers."""
         try:
             request = _parse(GetStatusRequest, data)
         except BatonError as error:
             await abort(context, error)
-        return await self._status.get(request)
-
-
-def to_asked(request: GenerateRequest) -> Asked:
-    """The message in the validator's words; FieldError where it has no prompt."""
-    prompt = request.WhichOneof("prompt")
-    if prompt is None:
-        raise FieldError("the prompt is empty", param="prompt")
-    turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
-    return Asked(
-        model=request.model,
-        text=request.text if prompt == "text" else None,
-        token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
-        chat=Chat(turns) if prompt == "chat" else None,
-        logit_bias=tuple((bias.token_id, bias.bias) for bias in request.logit_bias),
-        stop_token_ids=tuple(request.stop_token_ids),
-        stop=tuple(request.stop),
-        ignore_eos=request.ignore_eos,
-        echo=request.echo,
-        **{name: getattr(request, name) for name in _OPTIONAL if request.HasField(name)},
-    )
-
-
-# Fields of GenerateRequest that know whether they were set, and are called the same in Asked.
-_OPTIONAL: tuple[Any, ...] = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "skip_special_tokens",
-    "logprobs",
-    "n",
-)
+        return GetStatusResponse(router=self._status.totals(request.window_s))
 
 
 def to_response(request: Request, delta: Delta) -> GenerateResponse:
@@ -164,13 +124,13 @@ def to_response(request: Request, delta: Delta) -> GenerateResponse:
         first_number=delta.first_number,
         token_ids=delta.token_ids,
         text=delta.text,
-        logprobs=delta.logprobs,
+        logprobs=[Logprobs.FromString(one) for one in delta.logprobs],
         trace=delta.trace,
         index=request.choice,
         resumable=delta.resumable,
     )
     if delta.opening:
-        response.prompt_logprobs.extend(delta.prompt_logprobs)
+        response.prompt_logprobs.extend(Logprobs.FromString(one) for one in delta.prompt_logprobs)
         if request.echo is not None:
             response.text = request.echo.text + delta.text
     if delta.finish is not None:
@@ -179,6 +139,9 @@ def to_response(request: Request, delta: Delta) -> GenerateResponse:
 
 
 def _parse(message: type[MessageT], data: bytes) -> MessageT:
+    """A small message of any kind but GenerateRequest."""
+    if len(data) > LARGE_BYTES:
+        raise BatonError(ErrorKind.INVALID, f"a {message.DESCRIPTOR.name} has at most {LARGE_BYTES} bytes")
     try:
         return message.FromString(data)
     except DecodeError as error:

@@ -11,13 +11,16 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from baton.errors import FieldError
+from services.common.errors import openai_body
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
-MAX_BODY_BYTES = 16 * 1024 * 1024
+_LINGER_S = 1.0
+# Of a Content-Length that is worth parsing.
+_MOST_DIGITS = 18
 
 
 class Cancelling:
@@ -28,13 +31,17 @@ class Cancelling:
     A class, since Starlette takes a class instance for the ASGI application that it is.
     """
 
-    def __init__(self, handler: Callable[[HttpRequest, Send], Awaitable[None]]) -> None:
+    def __init__(self, handler: Callable[[HttpRequest, Send], Awaitable[None]], max_body_bytes: int) -> None:
+        """`handler` finds the body in `request.state.body`. A larger one is answered with 413."""
         self._handler = handler
+        self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = HttpRequest(scope, receive)
         with contextlib.suppress(ClientDisconnect):
-            await _read_body(request)
+            if not await self._read_body(request):
+                await _refuse(self._max_body_bytes, receive, send)
+                return
             answer = asyncio.ensure_future(self._handler(request, send))
             gone = asyncio.ensure_future(_disconnected(receive))
             try:
@@ -46,32 +53,41 @@ class Cancelling:
             if not answer.cancelled():
                 answer.result()
 
+    async def _read_body(self, request: HttpRequest) -> bool:
+        """Reads and keeps the body; False, as soon as that is known, where it is too large."""
+        declared = request.headers.get("content-length", "0")
+        if len(declared) > _MOST_DIGITS or int(declared) > self._max_body_bytes:
+            return False
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > self._max_body_bytes:
+                return False
+        request.state.body = body
+        return True
 
-async def _read_body(request: HttpRequest) -> None:
-    """Reads and keeps the body, refusing one that is too large while it comes."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            raise FieldError(f"the body has more than {MAX_BODY_BYTES} bytes")
-    request.state.body = bytes(body)
+
+async def _refuse(max_body_bytes: int, receive: Receive, send: Send) -> None:
+    """Answers 413 at once and ends the connection; reads on for a moment, since a reset would destroy the
+    answer on its way to a client that still sends."""
+    error = FieldError(f"the body has more than {max_body_bytes} bytes", code="body_too_large")
+    content = json.dumps(openai_body(error)).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(content)),
+        "connection": "close",
+    }
+    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": 413, "headers": raw})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                pass
+    await send({"type": "http.response.body"})
 
 
 async def _disconnected(receive: Receive) -> None:
     """Returns when the client is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def read_json(request: HttpRequest) -> object:
-    """The body that `Cancelling` read; FieldError where it is no JSON."""
-    try:
-        document: object = json.loads(request.state.body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise FieldError(f"the body is not valid JSON: {type(error).__name__}") from None
-    return document
-
-
-def _no_constant(name: str) -> float:
-    """NaN and Infinity are no JSON, whatever Python's reader thinks."""
-    raise ValueError(name)

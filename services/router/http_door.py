@@ -12,10 +12,11 @@ from starlette.routing import Route
 
 from baton.errors import ErrorKind, FieldError
 from services.router.answer import Answer
-from services.router.http_body import Cancelling, read_json
+from services.router.health_routes import health_routes
+from services.router.http_body import Cancelling
 from services.router.http_errors import HANDLERS
-from services.router.openai_chat import ChatWords, parse_chat
-from services.router.openai_completions import CompletionWords, parse_completion
+from services.router.openai_chat import ChatWords
+from services.router.openai_completions import CompletionWords
 from services.router.tokenize_door import TokenizeDoor
 
 if TYPE_CHECKING:
@@ -33,16 +34,17 @@ class HttpDoor:
 
     def __init__(self, service: Service, more_routes: Sequence[BaseRoute] = ()) -> None:
         self._service = service
+        reader = service.intake.reader
+        most = reader.max_body_bytes
         self._created = int(time.time())
         routes: list[BaseRoute] = [
-            Route("/v1/completions", Cancelling(self.completions), methods=["POST"]),
-            Route("/v1/chat/completions", Cancelling(self.chat), methods=["POST"]),
+            Route("/v1/completions", Cancelling(self.completions, most), methods=["POST"]),
+            Route("/v1/chat/completions", Cancelling(self.chat, most), methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
-            Route("/health", self.health, methods=["GET"]),
-            Route("/ready", self.ready, methods=["GET"]),
+            *health_routes(service),
             Route("/version", self.version, methods=["GET"]),
-            *TokenizeDoor(service.intake).routes,
+            *TokenizeDoor(reader).routes,
             *more_routes,
         ]
         self.app = Starlette(routes=routes, exception_handlers=HANDLERS)
@@ -50,19 +52,25 @@ class HttpDoor:
 
     async def completions(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/completions."""
-        body = parse_completion(read_json(request))
-        requests = [one for asked in body.asked() for one in await self._service.admit(asked)]
+        arrived_ns = time.monotonic_ns()
+        with self._service.counting_refusals():
+            body, prompts = await self._service.intake.reader.completion(request.state.body)
+        requests = await self._service.admit(*prompts, arrived_ns=arrived_ns)
+        request.state.deadline = max(one.deadline for one in requests)
         words = CompletionWords(body, self._service.intake.pool.token_texts)
-        answer = Answer(self._service, requests, words, include_usage=body.include_usage)
-        await _tell(answer, request, send, stream=body.stream)
+        answer = Answer(self._service, requests, words, body.stream_options)
+        await (answer.stream(send) if body.stream else answer.whole(send))
 
     async def chat(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/chat/completions."""
-        body = parse_chat(read_json(request))
-        requests = await self._service.admit(body.asked())
+        arrived_ns = time.monotonic_ns()
+        with self._service.counting_refusals():
+            body, asked = await self._service.intake.reader.chat(request.state.body)
+        requests = await self._service.admit(asked, arrived_ns=arrived_ns)
+        request.state.deadline = requests[0].deadline
         words = ChatWords(body, self._service.intake.pool.token_texts)
-        answer = Answer(self._service, requests, words, include_usage=body.include_usage)
-        await _tell(answer, request, send, stream=body.stream)
+        answer = Answer(self._service, requests, words, body.stream_options)
+        await (answer.stream(send) if body.stream else answer.whole(send))
 
     async def models(self, request: HttpRequest) -> Response:
         """GET /v1/models."""
@@ -74,15 +82,6 @@ class HttpDoor:
             message = "the model does not exist"
             raise FieldError(message, param="model", code="model_not_found", kind=ErrorKind.NOT_FOUND)
         return JSONResponse(self._model())
-
-    async def health(self, request: HttpRequest) -> Response:
-        """GET /health: the router is alive, whatever its workers are."""
-        return JSONResponse({"status": "ok"})
-
-    async def ready(self, request: HttpRequest) -> Response:
-        """GET /ready: 200 where a request would be served, else 503."""
-        ready = self._service.usable()
-        return JSONResponse({"status": "ready" if ready else "unavailable"}, 200 if ready else 503)
 
     async def version(self, request: HttpRequest) -> Response:
         """GET /version."""
@@ -97,13 +96,6 @@ class HttpDoor:
             "owned_by": "baton",
             "max_model_len": intake.max_context_tokens,
         }
-
-
-async def _tell(answer: Answer, request: HttpRequest, send: Send, *, stream: bool | None) -> None:
-    if stream:
-        await answer.stream(send)
-    else:
-        await JSONResponse(await answer.whole())(request.scope, request.receive, send)
 
 
 def _installed_version() -> str:

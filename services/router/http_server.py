@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
-from services.common.grpc_server import bind_socket, join_address
+from baton.addresses import join_address
+from services.common.connection_limits import ConnectionLimits
+from services.common.grpc_server import bind_socket
+from services.router.http_connections import Connections
+from services.router.http_guard import HttpGuard
+from services.router.http_protocol import LimitedProtocol
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
 _START_POLL_S = 0.005
 _GRACE_S = 2
 # How old the date in an answer's head may be.
 _DATE_S = 1.0
-# An idle connection is the client's to close: where we do it first, a request that it has just sent is lost.
-# So this is longer than the usual pools keep one (httpx 5 s, aiohttp 15 s, load balancers 60 s).
-_KEEP_ALIVE_S = 75
+# Connections that the kernel holds for us. All of them may be accepted before the first is counted.
+_BACKLOG = 256
 
 
 class _Server(uvicorn.Server):
@@ -49,14 +54,25 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves one application on one socket."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        connections: Connections | None = None,
+        allowed_hosts: Sequence[str] = (),
+    ) -> None:
+        """`connections`: the listener's own, unset: with default limits. `allowed_hosts`: see HttpGuard."""
+        self.connections = connections or Connections(ConnectionLimits())
+        self._guard = HttpGuard(app, allowed_hosts)
         config = uvicorn.Config(
-            app,
+            self._guard,
+            http=cast("type[asyncio.Protocol]", partial(LimitedProtocol, self.connections)),
+            ws="none",
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             lifespan="off",
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=_GRACE_S,
-            timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._server = _Server(config)
         self._socket: socket.socket | None = None
@@ -64,6 +80,7 @@ class HttpServer:
 
     def bind(self, host: str, port: int) -> str:
         """Takes the port; returns `host:port`. BatonError(INVALID) where it is in use."""
+        self._guard.listens_on(host)
         self._socket = bind_socket(host, port)
         return join_address(host, self._socket.getsockname()[1])
 

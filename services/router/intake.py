@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from baton.errors import FieldError
 from services.router import validate
 from services.router.output_text import OutputText
 from services.router.request import Echo, Request
+from services.router.request_reader import RequestReader
+from services.router.stop_automaton import automaton_of
+from services.router.text_jobs import Model
 
 if TYPE_CHECKING:
-    from services.router.directory import Directory
     from services.router.model_info import ModelInfo
+    from services.router.pools import Pools
     from services.router.request import Asked
     from services.router.text_pool import TextPool
 
@@ -22,37 +26,49 @@ class Intake:
     """Both doors bring their requests here, and only here."""
 
     def __init__(
-        self, served_name: str, info: ModelInfo, pool: TextPool, directory: Directory, timeout_s: float
+        self,
+        served_name: str,
+        info: ModelInfo,
+        pool: TextPool,
+        workers: Pools,
+        timeout_s: float,
+        max_body_bytes: int,
     ) -> None:
+        self.reader = RequestReader(pool, lambda: self.model, max_body_bytes)
         self.served_name = served_name
         self.pool = pool
         self._info = info
-        self._directory = directory
+        self._workers = workers
         self._timeout_s = timeout_s
 
     @property
     def max_context_tokens(self) -> int:
         """What prompt and output must fit: the model's limit, or the workers' where that is less."""
-        return min(self._info.max_context_tokens, self._directory.max_context_tokens or _NO_LIMIT)
+        return min(self._info.max_context_tokens, self._workers.max_context_tokens or _NO_LIMIT)
 
     @property
     def vocab_size(self) -> int:
         """Ids are below this: the model's limit, or the workers' where that is less."""
-        return min(self._info.vocab_size, self._directory.vocab_size or _NO_LIMIT)
+        return min(self._info.vocab_size, self._workers.vocab_size or _NO_LIMIT)
+
+    @property
+    def model(self) -> Model:
+        """What requests are judged by, as of now."""
+        return Model(self.served_name, self._info.eos_token_ids, self.vocab_size, self.max_context_tokens)
 
     async def admit(self, asked: Asked, arrived_ns: int, remaining_s: float | None) -> list[Request]:
         """Judges and tokenises; a request for each output, in order. `remaining_s` is the client's deadline.
 
         Raises FieldError for whatever may not run, BatonError(OVERLOADED) where too many tokenise.
         """
-        life_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
+        passed_s = (time.monotonic_ns() - arrived_ns) / 1e9
+        life_s = self._timeout_s - passed_s
+        life_s = life_s if remaining_s is None else min(remaining_s, life_s)
         deadline = asyncio.get_running_loop().time() + life_s
-        validate.check_model(asked, self.served_name)
-        vocab_size = self.vocab_size
-        choices = validate.check_choices(asked)
-        sampling = validate.check_sampling(asked, vocab_size)
-        stop_token_ids = validate.check_stop_ids(asked, self._info.eos_token_ids, vocab_size)
-        stop = validate.check_stop_strings(asked)
+        model = self.model
+        fields = validate.check_fields(asked, model.served_name, model.eos, model.vocab_size)
+        if sum(map(len, fields.stop)) > _LONG_STOPS:
+            await self.pool.run(lambda: automaton_of(fields.stop))
         prompt_ids = await self.prompt_ids(asked)
         max_tokens = validate.check_max_tokens(asked, len(prompt_ids), self.max_context_tokens)
         min_tokens = validate.check_min_tokens(asked, max_tokens)
@@ -61,22 +77,25 @@ class Intake:
             Request(
                 id=secrets.token_bytes(16),
                 prompt_ids=prompt_ids,
-                sampling=validate.with_seed_of(sampling, choice),
+                sampling=validate.with_seed_of(fields.sampling, choice),
                 max_tokens=max_tokens,
-                stop_token_ids=stop_token_ids,
-                stop=stop,
+                stop_token_ids=fields.stop_token_ids,
+                stop=fields.stop,
                 skip_special_tokens=asked.skip_special_tokens is not False,
                 arrived_ns=arrived_ns,
                 deadline=deadline,
                 min_tokens=min_tokens,
                 echo=echo,
                 choice=choice,
+                call=asked.call,
             )
-            for choice in range(choices)
+            for choice in range(fields.choices)
         ]
 
     async def prompt_ids(self, asked: Asked) -> tuple[int, ...]:
         """The prompt in tokens of the vocabulary; FieldError where there is none or it is refused."""
+        if asked.prepared is not None:
+            return asked.prepared
         return validate.check_token_ids(asked.named("prompt"), await self._tokenise(asked), self.vocab_size)
 
     def output_text(self, request: Request) -> OutputText:
@@ -89,8 +108,6 @@ class Intake:
         if asked.token_ids is not None:
             return asked.token_ids
         if asked.chat is not None:
-            if not asked.chat.turns:
-                raise FieldError("messages must not be empty", param="messages")
             return await self.pool.encode_chat(asked.chat)
         if not asked.text:
             raise FieldError("the prompt is empty", param=asked.named("prompt"))
@@ -99,10 +116,13 @@ class Intake:
     async def _echo(self, asked: Asked, prompt_ids: tuple[int, ...]) -> Echo:
         """The client's own text where it sent one, since tokens need not say all of it."""
         skip = asked.skip_special_tokens is not False
+        model = self.model
         if asked.logprobs is None:
-            return Echo(asked.text or await self.pool.decode(prompt_ids, skip_special_tokens=skip))
-        decoded, offsets = await self.pool.decode_with_offsets(prompt_ids, skip_special_tokens=skip)
+            return Echo(asked.text or await self.pool.decode(prompt_ids, model, skip_special_tokens=skip))
+        decoded, offsets = await self.pool.decode_with_offsets(prompt_ids, model, skip_special_tokens=skip)
         return Echo(asked.text or decoded, offsets)
 
 
 _NO_LIMIT = 2**62
+# Characters of stop strings whose automaton takes a while to build.
+_LONG_STOPS = 1024

@@ -33,25 +33,16 @@ from services.router.outbox import Outbox
 from services.router.prompt_run import run_prompt
 from services.router.request import Finish
 from services.router.sequence import Sequence
+from services.router.worker_error import WORTH_ANOTHER, WorkerError, for_client, public_text, router_fault
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import Ticket
+    from services.router.block_wait import Place
     from services.router.dispatch import Dispatcher
     from services.router.output_text import OutputText
     from services.router.placement import Claim
     from services.router.prefixes import Prompt
     from services.router.request import Request
-
-# Failures that another attempt may not meet again.
-_WORTH_ANOTHER = frozenset(
-    {
-        ErrorKind.UNAVAILABLE,
-        ErrorKind.OVERLOADED,
-        ErrorKind.DEADLINE,
-        ErrorKind.CONFLICT,
-        ErrorKind.QUARANTINED,
-    }
-)
 
 # A prompt ahead of its ticket has this start, in seconds, before the ticket is asked for: the two calls do
 # not meet on their way, and the ticket still comes before the first token.
@@ -70,7 +61,7 @@ class Life:
         self._request = request
         self._text = text
         # Its place in the order of arrival, kept from attempt to attempt.
-        self._place_number: int | None = None
+        self._place_number: Place | None = None
         self._calls: AttemptCalls | None = None
         self._sequence = Sequence(request)
         self._sequence.on_tokens = self._heard
@@ -88,7 +79,7 @@ class Life:
         self._placed_ns: int | None = None
         self._shown_at: int | None = None
         self._outcome = ""
-        self.outbox = Outbox(news)
+        self.outbox = Outbox(news, owner.unread)
 
     async def run(self) -> None:
         """Attempts until one comes to the output's end."""
@@ -108,8 +99,10 @@ class Life:
             self._outcome = CANCELLED
             raise
         except Exception as error:  # a fault of ours must not leave a client waiting for ever
-            self._fail(_fault_of_ours(self._request, error))
+            self._fail(router_fault(self._request.id, error))
         finally:
+            if self._place_number is not None:
+                self._owner.room.ended(self._place_number)
             entry.close()
             self._owner.observations.ended(self._record())
 
@@ -146,8 +139,10 @@ class Life:
             except BatonError as error:
                 if error.kind is not ErrorKind.OVERLOADED:
                     raise
+                self._owner.room.refused(self._place()[0], claim.decode)
                 calls.refused()
                 return early  # what prefill may have told is this attempt's, so the next has its own number
+            self._owner.room.ended(self._place()[0])
             if early:
                 await calls.give(ticket)
             else:
@@ -170,7 +165,7 @@ class Life:
         """An attempt at a prompt whose logprobs are all that is asked."""
         place, fresh = self._place()
         tokens = len(self._request.prompt_ids)
-        claim = await self._owner.room.claim_prefill(place, tokens, until, fresh=fresh)
+        claim = await self._owner.room.claim_prefill(place, self._request.call, tokens, until, fresh=fresh)
         self._pair = (claim.prefill.name, "")
         self._mark(Stage.STAGE_PREFILLING)
         try:
@@ -186,7 +181,9 @@ class Life:
         if self._named is None:
             self._named = await prefixes.name(self._request.prompt_ids)
         cached = partial(prefixes.cached_tokens, prompt=self._named)
-        claim = await self._owner.room.claim(place, tokens, left, until, fresh=fresh, cached=cached)
+        claim = await self._owner.room.claim(
+            place, self._request.call, tokens, left, until, fresh=fresh, cached=cached
+        )
         for worker in {claim.prefill, claim.decode}:
             prefixes.sent(worker, self._named)
         return claim
@@ -198,11 +195,11 @@ class Life:
             return ()
         return self._named.of(claim.decode)
 
-    def _place(self) -> tuple[int, bool]:
-        """The place in the waiting room, and whether it is a new one."""
+    def _place(self) -> tuple[Place, bool]:
+        """The place in the waiting queue, and whether it is a new one."""
         if self._place_number is not None:
             return self._place_number, False
-        self._place_number = self._owner.room.next_place()
+        self._place_number = self._owner.room.next_place(self._request.call)
         return self._place_number, True
 
     async def _follow_output(self, calls: AttemptCalls) -> None:
@@ -234,7 +231,7 @@ class Life:
                 self._mark_progress()
             self._show()
         except Exception as error:  # a fault of ours is this request's, and not its reader's
-            self._sequence.fail(_fault_of_ours(self._request, error))
+            self._sequence.fail(router_fault(self._request.id, error))
         if self._text.stopped:
             self._sequence.wake()
 
@@ -252,9 +249,9 @@ class Life:
         before = self._shown
         while self._shown < len(sequence.emitted) and not self._text.stopped:
             if self._shown == 0:
-                self.outbox.put_prompt(sequence.prompt_logprobs)
+                self.outbox.put_prompt(sequence.take_prompt_logprobs())
             token_id, offset = sequence.emitted[self._shown], self._text.length
-            logprobs = sequence.logprobs[self._shown] if sequence.logprobs else None
+            logprobs = sequence.logprobs.popleft() if sequence.logprobs else None
             self._shown += 1
             self.outbox.put(token_id, self._text.push(token_id), offset, logprobs)
         if self._shown > before:
@@ -286,13 +283,13 @@ class Life:
         """Prefill's call failed: goes on where decode has the sequence, else raises the reason."""
         error, calls.prefill_error = calls.prefill_error, None
         assert error is not None
-        if error.kind not in _WORTH_ANOTHER or not self._sequence.prompt_told or not await calls.went_on():
+        if error.kind not in WORTH_ANOTHER or not self._sequence.prompt_told or not await calls.went_on():
             raise error
 
     def _count_failure(self, error: BatonError) -> None:
         """Raises where another attempt would be one too many, or as useless as this one."""
         self._owner.observations.attempt_failed(error.kind)
-        if error.kind not in _WORTH_ANOTHER:
+        if error.kind not in WORTH_ANOTHER:
             raise error
         self._failures += 1
         _log.warning(
@@ -303,7 +300,7 @@ class Life:
             reason=error.message,
         )
         if self._failures >= self._owner.max_attempts:
-            message = f"gave up after {self._failures} attempts: {error.message}"
+            message = f"gave up after {self._failures} attempts: {public_text(error)}"
             raise BatonError(ErrorKind.UNAVAILABLE, message) from error
 
     def _count_move(self) -> None:
@@ -330,7 +327,7 @@ class Life:
         self._over = True
         self._outcome = finish.name.lower()
         if self._shown == 0:
-            self.outbox.put_prompt(self._sequence.prompt_logprobs)
+            self.outbox.put_prompt(self._sequence.take_prompt_logprobs())
         rest = self._text.finish()
         self._mark(Stage.STAGE_ENDED)
         usage = Usage(
@@ -385,12 +382,10 @@ class Life:
         )
 
     def _fail(self, error: BatonError) -> None:
+        if isinstance(error, WorkerError):
+            _log.warning(
+                "request_failed", request=self._request.id.hex(), kind=error.kind.name, reason=error.message
+            )
         self._outcome = error.kind.name.lower()
         error.tokens_sent = self._shown > 0
-        self.outbox.fail(error)
-
-
-def _fault_of_ours(request: Request, error: Exception) -> BatonError:
-    """Logs what should never have been raised; what the client is told of it."""
-    _log.error("life_failed", request=request.id.hex(), exc_info=error)
-    return BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")
+        self.outbox.fail(for_client(error))

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.responses import Response
 from starlette.routing import Route
 
-from baton.v1.router_pb2 import WorkerState
+from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
 from services.common.metrics import Family, ScrapedCollector, process_metrics, render
 from services.router.worker_state import state_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from services.router.cancels import Cancels
     from services.router.directory import Directory
     from services.router.dispatch import Dispatcher
+    from services.router.http_connections import Connections
     from services.router.observations import Observations
     from services.router.store import Store
     from services.router.waiting_room import WaitingRoom
@@ -59,6 +60,9 @@ FAILED_ATTEMPTS = Family(
 )
 CANCELS = Family("baton_router_cancels_total", "Attempts that decode was told to cancel.")
 UNANSWERED = Family("baton_router_unanswered_cancels_total", "Cancels that decode never answered.")
+ORPHANS = Family(
+    "baton_router_orphans_cancelled_total", "Attempts that decode ran though no request waited for them."
+)
 PENDING_CANCELS = Family("baton_router_pending_cancels", "Cancels that decode has not answered yet.")
 CLAIMED_SLOTS = Family("baton_router_claimed_slots", "Slots that requests of this router hold.", ("worker",))
 PROMISED_TOKENS = Family(
@@ -69,10 +73,19 @@ QUEUED_TOKENS = Family(
 )
 WORKERS = Family(
     "baton_router_workers",
-    "Workers by role and state (ready, starting, draining, silent, lost); role unknown while starting.",
+    "Workers by role and state (ready, starting, draining, silent, lost, other_pool); role is unknown while "
+    "starting.",
     ("role", "state"),
 )
 FOLLOW_BREAKS = Family("baton_router_follow_breaks_total", "Open token streams from decode that ended.")
+CONNECTIONS = Family("baton_router_http_connections", "Open HTTP connections.")
+REFUSED_CONNECTIONS = Family(
+    "baton_router_refused_http_connections_total",
+    "HTTP connections that were refused or closed by a limit: too many connections, evicted for a newer one, "
+    "headers too large, timeout of a request's headers or body, slow reader, not http.",
+    ("reason",),
+)
+UNREAD = Family("baton_router_unread_output_bytes", "Output that clients have not read yet.")
 REDIS_UP = Family("baton_router_redis_up", "1 where Redis answered last, 0 where it did not; none: no state.")
 REDIS_OUTAGES = Family("baton_router_redis_outages_total", "How often Redis went away.")
 REDIS_FAILED = Family("baton_router_redis_failed_calls_total", "Calls to Redis that failed.")
@@ -104,6 +117,7 @@ class RouterMetrics:
     cancels: Cancels
     directory: Directory
     store: Store
+    connections: Connections
 
     def register(self, registry: CollectorRegistry) -> None:
         """Declares all of it, and the process's own figures."""
@@ -119,6 +133,7 @@ class RouterMetrics:
         yield PROMPT_LENGTH.histograms([((), seen.prompt_lengths)], labels)
         yield OUTPUT_LENGTH.histograms([((), seen.completion_lengths)], labels)
         yield REQUESTS.metric(_by_name(seen.outcomes), labels)
+        yield REFUSED_CONNECTIONS.metric(_by_name(self.connections.refused), labels)
         yield FAILED_ATTEMPTS.metric(_by_name(seen.failed_attempts), labels)
         yield WORKERS.metric(_workers(self.directory), labels)
         workers = self.directory.workers
@@ -138,8 +153,11 @@ class RouterMetrics:
             (ATTEMPTS, seen.attempts),
             (CANCELS, self.cancels.sent),
             (UNANSWERED, self.cancels.unanswered),
+            (ORPHANS, self.cancels.orphans),
             (PENDING_CANCELS, self.cancels.pending),
             (FOLLOW_BREAKS, self.directory.follow_breaks),
+            (CONNECTIONS, self.connections.count),
+            (UNREAD, self.dispatcher.unread.total),
         ):
             yield family.metric([((), value)], labels)
         for family, figure in _of_store(self.store):
@@ -178,7 +196,7 @@ def _workers(directory: Directory) -> list[tuple[tuple[str, ...], float]]:
 
 
 def metrics_route(registry: CollectorRegistry) -> Route:
-    """`GET /metrics` of the HTTP door."""
+    """`GET /metrics`: Prometheus text or OpenMetrics, as the Accept header asks."""
 
     async def answer(request: HttpRequest) -> Response:
         body, content_type = render(registry, request.headers.get("accept", ""))

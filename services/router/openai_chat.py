@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import FailFast
 
 from baton.errors import FieldError
-from services.router.openai_fields import NEUTRAL, Body, Label, Neutral, SamplingBody, parse
+from services.router.openai_fields import NEUTRAL, Body, Neutral, SamplingBody, parse
 from services.router.openai_logprobs import chat_logprobs
 from services.router.request import Asked, Chat, ChatTurn
 
@@ -23,13 +25,10 @@ _NEUTRAL: Neutral = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
     "store": (False,),
-    "metadata": ({},),
-    "service_tier": ("auto", "default"),
     "echo": (False,),
     "best_of": (1,),
     "continue_final_message": (False,),
@@ -55,10 +54,14 @@ class MessageBody(Body):
     annotations: list[Any] | None = None
 
 
+# The first message that is wrong ends the check: an error for each would take longer than all the rest.
+Messages = Annotated[list[MessageBody], FailFast()]
+
+
 class ChatFields(Body):
     """What says how to render a conversation; /tokenize takes it, too."""
 
-    messages: list[MessageBody]
+    messages: Messages
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -77,8 +80,6 @@ class ChatBody(SamplingBody, ChatFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    safety_identifier: Label = None
-    prompt_cache_key: Label = None
 
     def asked(self) -> Asked:
         """The request in the validator's words; an unset max_tokens means all that the context has left."""
@@ -139,7 +140,7 @@ class ChatWords:
             choice["logprobs"] = chat_logprobs(self._texts, told.token_ids, told.logprobs)
         choice["finish_reason"] = told.finish.word if told.finish is not None else None
         if self._with_ids:
-            choice["token_ids"] = told.token_ids
+            choice["token_ids"] = iter(told.token_ids)
         return choice
 
 

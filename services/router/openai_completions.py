@@ -76,7 +76,7 @@ class CompletionWords:
             choice["logprobs"] = legacy_logprobs(self._texts, request, delta)
         choice["finish_reason"] = delta.finish.word if delta.finish is not None else None
         if self._with_ids:
-            choice["token_ids"] = delta.token_ids
+            choice["token_ids"] = iter(delta.token_ids)
         return choice
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:

@@ -1,16 +1,17 @@
 """What OpenAI's request bodies have in common, with the extra fields of vLLM's that Baton knows.
 
 A field that is not supported yet is accepted at the value that changes nothing, since clients
-send those; at any other value it is refused. A field nobody knows is refused too: a setting
-silently lost costs more than a request refused.
+send those; at any other value it is refused. An unknown field is refused too: a setting silently
+lost costs more than a request refused. A hint is no such setting: it changes no token of the
+answer, so it is accepted whatever its value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from services.router.request import Asked
@@ -28,12 +29,23 @@ NEUTRAL: Neutral = {
     "bad_words": ([],),
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
-    "priority": (0,),
 }
+# Labels of the request, and advice on how to run it. Not used.
+HINTS = frozenset(
+    {
+        "metadata",
+        "prediction",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "user",
+    }
+)
 
 Stop = str | list[str]
-# Says who asks; not used.
-Label = Annotated[str | None, Field(max_length=1024)]
 
 
 class Body(BaseModel):
@@ -43,10 +55,13 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream carries beside its tokens."""
+    """What a stream carries beside its tokens. All of it is advice: unknown options are ignored."""
 
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+    # A last chunk with the usage; and the usage so far in every chunk.
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingBody(Body):
@@ -72,12 +87,6 @@ class SamplingBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
-    user: Label = None
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether the stream ends with a chunk of usage."""
-        return self.stream_options is not None and self.stream_options.include_usage is True
 
     def sampling(self) -> Asked:
         """These fields in the validator's words; the rest is for the caller to add."""
@@ -112,18 +121,15 @@ def parse(document: object, model: type[BodyT], neutral: Neutral) -> BodyT:
     """
     if not isinstance(document, dict):
         raise FieldError("the body must be a JSON object")
-    known = dict(document)
+    known = {name: value for name, value in document.items() if name not in HINTS}
     for name, allowed in neutral.items():
         value = known.pop(name, None)
         if value is not None and not any(_same(value, one) for one in allowed):
             raise FieldError(f"{name} is not supported yet", param=name, code="unsupported_parameter")
     try:
-        body = model.model_validate(known)
+        return model.model_validate(known)
     except ValidationError as error:
         raise _field_error(error) from None
-    if isinstance(body, SamplingBody) and body.stream_options is not None and not body.stream:
-        raise FieldError("stream_options needs stream to be true", param="stream_options")
-    return body
 
 
 def is_token_id(item: object) -> bool:

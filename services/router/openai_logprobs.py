@@ -5,12 +5,14 @@ JSON has no infinity: what cannot be drawn has the logprob -9999, as OpenAI says
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from baton.v1.types_pb2 import Logprobs
 
-    from baton.v1.types_pb2 import Logprobs
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from services.router.request import Delta, Request
     from services.router.token_texts import TokenTexts
 
@@ -20,42 +22,48 @@ LEAST_LOGPROB = -9999.0
 def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[str, object]:
     """The object of text completions, for the tokens of one delta and, where it opens an echo, the prompt's.
 
+    Its lists are iterators (see `json_pieces`).
     `text_offset` counts characters of the whole text; a token within a character has that character's,
     and so has one that shows that bytes before it were none.
     """
-    ids, offsets = list(delta.token_ids), list(delta.offsets)
-    logprobs: list[Logprobs | None] = list(delta.logprobs)
+    ids: Sequence[int] = delta.token_ids
+    offsets: Iterator[int] = iter(delta.offsets)
+    logprobs: Sequence[bytes | None] = delta.logprobs
     if request.echo is not None:
         base = len(request.echo.text)
-        offsets = [base + offset for offset in offsets]
+        offsets = (base + offset for offset in delta.offsets)
         if delta.opening:
             ids = [*request.prompt_ids, *ids]
-            offsets = [*request.echo.offsets, *offsets]
+            offsets = itertools.chain(request.echo.offsets, offsets)
             # Nothing comes before the first token, so nothing says how likely it was.
             logprobs = [None, *delta.prompt_logprobs, *logprobs]
     return {
-        "tokens": [texts.text(token_id) for token_id in ids],
-        "token_logprobs": [None if one is None else _finite(one.logprob) for one in logprobs],
-        "top_logprobs": [
+        "tokens": (texts.text(token_id) for token_id in ids),
+        "token_logprobs": (None if one is None else _own(one) for one in logprobs),
+        "top_logprobs": (
             None if one is None else _by_text(texts, token_id, one)
             for token_id, one in zip(ids, logprobs, strict=True)
-        ],
+        ),
         "text_offset": offsets,
     }
 
 
 def chat_logprobs(
-    texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[Logprobs]
+    texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[bytes]
 ) -> dict[str, object]:
-    """The object of chat completions."""
-    content = [
-        {
-            **_chat_token(texts, token_id, one.logprob),
-            "top_logprobs": [_chat_token(texts, other.token_id, other.logprob) for other in one.top],
-        }
+    """The object of chat completions; its list is an iterator (see `json_pieces`)."""
+    content = (
+        _chat_entry(texts, token_id, Logprobs.FromString(one))
         for token_id, one in zip(token_ids, logprobs, strict=True)
-    ]
+    )
     return {"content": content, "refusal": None}
+
+
+def _chat_entry(texts: TokenTexts, token_id: int, one: Logprobs) -> dict[str, object]:
+    return {
+        **_chat_token(texts, token_id, one.logprob),
+        "top_logprobs": [_chat_token(texts, other.token_id, other.logprob) for other in one.top],
+    }
 
 
 def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> dict[str, object]:
@@ -66,8 +74,13 @@ def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> dict[str, o
     }
 
 
-def _by_text(texts: TokenTexts, token_id: int, logprobs: Logprobs) -> dict[str, float]:
+def _own(data: bytes) -> float:
+    return _finite(Logprobs.FromString(data).logprob)
+
+
+def _by_text(texts: TokenTexts, token_id: int, data: bytes) -> dict[str, float]:
     """The likeliest, best first, and the token itself; of two tokens with one text the likelier counts."""
+    logprobs = Logprobs.FromString(data)
     found: dict[str, float] = {}
     for other in logprobs.top:
         found.setdefault(texts.text(other.token_id), _finite(other.logprob))

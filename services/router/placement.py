@@ -13,17 +13,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from services.router.directory import Directory
+    from services.router.pools import Binding, Pools
     from services.router.worker import Worker
 
     Cached = Callable[[Worker], int]
+    MayUse = Callable[[Worker], bool]
 
 
 def nothing_cached(worker: Worker) -> int:
     """Of a prompt, at any worker."""
     return 0
+
+
+def any_worker(worker: Worker) -> bool:
+    """A request may be placed on all of them."""
+    return True
 
 
 class PrefillClaim:
@@ -75,46 +82,84 @@ class Claim(PrefillClaim):
 
 
 class Placement:
-    """Chooses by our own live counters, corrected by heartbeats."""
+    """Chooses among the workers of one pool, by this router's own live counters, corrected by heartbeats."""
 
-    def __init__(self, directory: Directory, prefill_ahead_tokens: int) -> None:
+    def __init__(self, directory: Directory, pools: Pools, prefill_ahead_tokens: int) -> None:
         self._directory = directory
+        self._pools = pools
         self._ahead = prefill_ahead_tokens
 
-    def usable(self) -> bool:
-        """Whether some pair would serve a request, now or when it has room."""
-        return any(
-            worker.alive and worker.decodes and self._prefills(worker) for worker in self._directory.workers
-        )
+    @property
+    def current_pool(self) -> str | None:
+        """The pool that requests are placed in that are not bound to one."""
+        return self._pools.current
 
-    def pick(self, tokens: int, max_tokens: int, cached: Cached = nothing_cached) -> Claim | None:
-        """Claims the best pair with room for `tokens` to prefill, or None where there is none. `cached`: how
-        many of them a worker has; each is asked about once."""
-        has = {worker: cached(worker) for worker in self._directory.workers}
+    @property
+    def several_pools(self) -> bool:
+        """Whether requests may be bound to different pools."""
+        return self._pools.several
+
+    def usable(self, binding: Binding | None = None) -> bool:
+        """Whether some pair would serve a new request, or one that is bound, now or when it has room."""
+        workers = self._admitted(binding)
+        return any(self._prefills(decode, workers) for decode in workers if decode.alive and decode.decodes)
+
+    def unusable_reason(self) -> str:
+        """What is missing while `usable` is false."""
+        alive = [worker for worker in self._directory.workers if worker.alive]
+        if not alive:
+            return "no worker is ready"
+        members = [worker for worker in alive if worker.serves]
+        if not members:
+            return "no worker that is ready belongs to the model's pool"
+        if not any(worker.decodes for worker in members):
+            return "no decode worker is ready"
+        if not any(worker.prefills_for_others for worker in members):
+            return "no prefill worker is ready"
+        return "no prefill worker matches a decode worker"
+
+    def pick(
+        self,
+        tokens: int,
+        max_tokens: int,
+        cached: Cached = nothing_cached,
+        binding: Binding | None = None,
+        may_use: MayUse = any_worker,
+    ) -> Claim | None:
+        """Claims the best pair with room for `tokens` to prefill, or None where there is none; binds the
+        request to its pool.
+
+        `cached`: how many of the tokens a worker has; each is asked about once. `may_use`: whether the
+        request may be placed on a decode worker that has a free slot.
+        """
+        has = {worker: cached(worker) for worker in self._admitted(binding)}
         for decode in sorted(has, key=lambda worker: _emptiest_first(worker, has[worker])):
-            if not (decode.decodes and decode.asks_for_work and decode.free_slots > 0):
+            if not (decode.decodes and decode.asks_for_work and decode.free_slots > 0 and may_use(decode)):
                 continue
-            idle = [worker for worker in self._prefills(decode) if self._starts_soon(worker)]
+            idle = [worker for worker in self._prefills(decode, has) if self._starts_soon(worker)]
             if idle:
                 prefill = min(idle, key=lambda worker: worker.queued_tokens - has[worker])
+                if binding is not None:
+                    binding.bind(prefill, decode)
                 return Claim(prefill, decode, tokens - has[prefill], tokens + max_tokens)
         return None
 
-    def pick_prefill(self, tokens: int) -> PrefillClaim | None:
+    def pick_prefill(self, tokens: int, binding: Binding | None = None) -> PrefillClaim | None:
         """Claims the idlest worker that computes prompts, for a prompt of `tokens` alone."""
-        idle = [worker for worker in self._directory.workers if worker.alive and self._starts_soon(worker)]
+        idle = [worker for worker in self._admitted(binding) if worker.alive and self._starts_soon(worker)]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
-        return PrefillClaim(min(able, key=lambda worker: worker.queued_tokens), tokens) if able else None
+        if not able:
+            return None
+        prefill = min(able, key=lambda worker: worker.queued_tokens)
+        if binding is not None:
+            binding.bind(prefill)
+        return PrefillClaim(prefill, tokens)
 
-    def _prefills(self, decode: Worker) -> list[Worker]:
-        if decode.prefills_itself:
-            return [decode]
-        fingerprint = decode.described.fingerprint
-        return [
-            worker
-            for worker in self._directory.workers
-            if worker.prefills_for_others and worker.alive and worker.described.fingerprint == fingerprint
-        ]
+    def _admitted(self, binding: Binding | None) -> list[Worker]:
+        return [worker for worker in self._directory.workers if self._pools.admits(worker, binding)]
+
+    def _prefills(self, decode: Worker, among: Iterable[Worker]) -> list[Worker]:
+        return [worker for worker in among if worker.can_prefill_for(decode)]
 
     def _starts_soon(self, worker: Worker) -> bool:
         return worker.asks_for_work and worker.queued_tokens < self._ahead

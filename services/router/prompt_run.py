@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from baton.errors import BatonError, ErrorKind
+from baton.errors import ErrorKind
 from baton.v1.types_pb2 import Attempt
-from services.common.errors import from_grpc
 from services.router.attempt_calls import prefill_request, remaining_s
+from services.router.worker_error import WorkerError, failed_call
 
 if TYPE_CHECKING:
     from services.router.placement import PrefillClaim
@@ -27,12 +27,13 @@ async def run_prompt(request: Request, sequence: Sequence, claim: PrefillClaim) 
     message = prefill_request(request, sequence, attempt, ticket=None)
     call = worker.peer.prefill.Prefill(message, timeout=remaining_s(request))
     try:
-        async for response in call:
-            sequence.accept_prompt(attempt.number, response.prompt_logprobs)
-            if sequence.fault is not None:
-                raise sequence.fault
+        with worker.while_alive(call):
+            async for response in call:
+                sequence.accept_prompt(attempt.number, response.prompt_logprobs)
+                if sequence.fault is not None:
+                    raise sequence.fault
     except grpc.aio.AioRpcError as error:
-        failure = from_grpc(error, worker.name)
+        failure = failed_call(error, worker.name)
         if failure.kind is ErrorKind.UNAVAILABLE:
             worker.unreachable()
         elif failure.kind is ErrorKind.OVERLOADED:
@@ -42,6 +43,4 @@ async def run_prompt(request: Request, sequence: Sequence, claim: PrefillClaim) 
         call.cancel()
         claim.release()
     if not sequence.prompt_told:
-        raise BatonError(
-            ErrorKind.INTERNAL, f"{worker.name}: prefill ended before all logprobs of the prompt"
-        )
+        raise WorkerError(ErrorKind.INTERNAL, worker.name, "prefill ended before all logprobs of the prompt")

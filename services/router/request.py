@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from baton.v1.router_pb2 import RequestTrace, Usage
-from baton.v1.types_pb2 import FinishReason, Limits, Logprobs, Sampling
+from baton.v1.types_pb2 import FinishReason, Limits, Sampling
+from services.router.client_call import ClientCall
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class Chat:
 class Asked:
     """What a client asked, in its own words: nothing is checked yet, None means unset.
 
-    `token_ids` and `text` and `chat` are the three ways to give a prompt; a door sets one.
+    `token_ids` and `text` and `chat` are the three ways to give a prompt; a door sets one. Of a large request
+    a helper process has tokenised the prompt already: then `prepared` has its ids, checked against the
+    vocabulary, and `text`, if anything, what `echo` repeats.
     """
 
     model: str
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     chat: Chat | None = None
+    prepared: tuple[int, ...] | None = None
     # Of a text prompt: whether the tokenizer adds what it puts around texts.
     add_special_tokens: bool = True
     temperature: float | None = None
@@ -67,6 +71,8 @@ class Asked:
     best_of: int | None = None
     # Our field names → what this door calls them, where it differs.
     names: Mapping[str, str] = field(default_factory=dict)
+    # Shared by all that `dataclasses.replace` makes of it: the prompts of one client call.
+    call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
 
     def named(self, name: str) -> str:
         """What the client calls our field."""
@@ -79,7 +85,7 @@ class Echo:
 
     text: str
     # Where each token's text begins in `text`; empty where nobody asked for logprobs.
-    offsets: tuple[int, ...] = ()
+    offsets: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,8 @@ class Request:
     echo: Echo | None = None
     # Which of its prompt's outputs this is, from 0.
     choice: int = 0
+    # What it shares with the other requests of its client's call.
+    call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
 
     @property
     def limits(self) -> Limits:
@@ -146,13 +154,13 @@ class Delta:
     """
 
     first_number: int
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: MutableSequence[int] = field(default_factory=list)
     text: str = ""
-    # Where asked for, one a token: its logprobs, and where its text begins in the output's.
-    logprobs: list[Logprobs] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    # Where asked for, one a token: its `Logprobs`, serialised, and where its text begins in the output's.
+    logprobs: list[bytes] = field(default_factory=list)
+    offsets: MutableSequence[int] = field(default_factory=list)
     # On the first one, where asked for: those of the prompt's tokens from the second on.
-    prompt_logprobs: list[Logprobs] = field(default_factory=list)
+    prompt_logprobs: list[bytes] = field(default_factory=list)
     # Whether it is the output's first.
     opening: bool = False
     # The journal has its request.
@@ -161,12 +169,3 @@ class Delta:
     finish: Finish | None = None
     usage: Usage | None = None
     trace: RequestTrace | None = None
-
-    def append(self, later: Delta) -> None:
-        """Takes in the delta that follows this one."""
-        self.token_ids += later.token_ids
-        self.text += later.text
-        self.logprobs += later.logprobs
-        self.offsets += later.offsets
-        self.prompt_logprobs += later.prompt_logprobs
-        self.finish, self.usage, self.trace = later.finish, later.usage, later.trace

@@ -7,6 +7,7 @@ heard twice is dropped and what is missing is noticed. Only the attempt that run
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
@@ -40,9 +41,11 @@ class Sequence:
         self._changed = asyncio.Event()
         self.on_tokens: Callable[[], None] = lambda: None
         self.emitted: list[int] = []
-        # Where asked for: one a token of `emitted`, and of the prompt from its second token on.
-        self.logprobs: list[Logprobs] = []
-        self.prompt_logprobs: list[Logprobs] = []
+        # Where asked for: one a token of `emitted` that was not shown yet, and of the prompt from its second
+        # token on. Serialised: a message would keep all of the response alive that it came in.
+        self.logprobs: deque[bytes] = deque()
+        self._prompt_logprobs: list[bytes] = []
+        self._prompt_known = 0
         # Tokens of the prompt whose KV the first attempt that told a token had found; None before that.
         self.cached_tokens: int | None = None
         self._prompt_length = len(request.prompt_ids)
@@ -51,7 +54,12 @@ class Sequence:
     @property
     def prompt_told(self) -> bool:
         """Whether nothing is due of the prompt's logprobs any more."""
-        return len(self.prompt_logprobs) == self._prompt_due
+        return self._prompt_known == self._prompt_due
+
+    def take_prompt_logprobs(self) -> list[bytes]:
+        """The prompt's logprobs, which are held by the caller from now on."""
+        taken, self._prompt_logprobs = self._prompt_logprobs, []
+        return taken
 
     def begin(self, attempt: int) -> None:
         """From now on listens to this attempt; what earlier ones emitted stays, unless the prompt has to
@@ -72,8 +80,8 @@ class Sequence:
         self.ended_by_decode = False
         # Decode has said something prefill had not.
         self.decoding = False
-        # After a broken Follow stream a gap is dropped until the replay it asked for comes.
-        self.replaying = False
+        # Decode has promised this attempt a slot, and must know it from now on.
+        self.reserved = False
 
     def accept_first(self, attempt: int, first: FirstToken) -> None:
         """`accept` for prefill's token."""
@@ -88,13 +96,15 @@ class Sequence:
         """Takes logprobs of the prompt, in order; drops what an earlier attempt told already."""
         if attempt != self.attempt or self.fault is not None:
             return
-        known = len(self.prompt_logprobs)
+        known = self._prompt_known
         # The first token has none, so the place of a position is one less.
         first = run.first_position - 1
         if not 0 <= first <= known:
             return self._fail(f"the prompt's logprobs {known} to {first - 1} never came")
-        self.prompt_logprobs.extend(run.logprobs[known - first :])
-        if len(self.prompt_logprobs) > self._prompt_due:
+        new = [one.SerializeToString() for one in run.logprobs[known - first :]]
+        self._prompt_logprobs += new
+        self._prompt_known += len(new)
+        if self._prompt_known > self._prompt_due:
             return self._fail(f"more than {self._prompt_due} logprobs of the prompt came")
         if self.prompt_told and self.emitted:
             self.on_tokens()
@@ -113,10 +123,8 @@ class Sequence:
             return
         known = len(self.emitted)
         if first_number > known:
-            if not self.replaying:
-                self._fail(f"tokens {known} to {first_number - 1} never came")
+            self._fail(f"tokens {known} to {first_number - 1} never came")
             return
-        self.replaying = False
         repeated = min(known - first_number, len(token_ids))
         if repeated and self.emitted[first_number : first_number + repeated] != list(token_ids[:repeated]):
             self._fail(f"token {first_number} came twice and differs")
@@ -125,7 +133,7 @@ class Sequence:
             if len(logprobs) != len(token_ids):
                 self._fail(f"{len(token_ids)} tokens came with {len(logprobs)} logprobs")
                 return
-            self.logprobs.extend(logprobs[repeated:])
+            self.logprobs.extend(one.SerializeToString() for one in logprobs[repeated:])
         self.emitted.extend(token_ids[repeated:])
         if len(self.emitted) > self._max_tokens:
             self._fail(f"more than {self._max_tokens} tokens came")

@@ -7,10 +7,11 @@ import time
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError
+from services.router.answer_limit import check_answer, shorten
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from services.router.dispatch import Dispatcher
     from services.router.intake import Intake
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 class Service:
     """The router without its doors."""
 
-    def __init__(self, intake: Intake, dispatcher: Dispatcher, placement: Placement) -> None:
+    def __init__(
+        self, intake: Intake, dispatcher: Dispatcher, placement: Placement, max_answer_values: int
+    ) -> None:
+        """`max_answer_values`: see `answer_limit`."""
         self.intake = intake
+        self._max_answer_values = max_answer_values
         self.dispatcher = dispatcher
         self._placement = placement
 
@@ -31,10 +36,33 @@ class Service:
         """Whether a request would be served."""
         return self._placement.usable() and not self.dispatcher.draining
 
-    async def admit(self, asked: Asked, remaining_s: float | None = None) -> list[Request]:
-        """Judges what was asked; see Intake.admit."""
+    def unready_reason(self) -> str | None:
+        """Why a request would not be served, without names or addresses; None where it would be."""
+        if self.dispatcher.draining:
+            return "the router is draining"
+        return None if self._placement.usable() else self._placement.unusable_reason()
+
+    async def admit(
+        self, *asked: Asked, remaining_s: float | None = None, arrived_ns: int | None = None
+    ) -> list[Request]:
+        """Judges what one answer is to have, and arrived then (monotonic; unset: now); see Intake.admit.
+        Raises FieldError where it is too much."""
+        arrived_ns = time.monotonic_ns() if arrived_ns is None else arrived_ns
+        requests: list[Request] = []
+        most = self._max_answer_values
+        with self.counting_refusals():
+            for one in asked:
+                admitted = await self.intake.admit(one, arrived_ns, remaining_s)
+                fills = one.fills_context and one.max_tokens is None
+                requests += shorten(admitted, most) if fills else admitted
+            check_answer(requests, most)
+        return requests
+
+    @contextlib.contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Counts a request that is refused within the context."""
         try:
-            return await self.intake.admit(asked, time.monotonic_ns(), remaining_s)
+            yield
         except BatonError as error:
             self.dispatcher.observations.refused(error.kind)
             raise

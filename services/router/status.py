@@ -1,4 +1,4 @@
-"""How the cluster fares, for operators: this router's own figures of late, and every worker's audit."""
+"""Status of the cluster: the router's totals, and for operators every worker's audit and the store."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from baton.v1.router_pb2 import (
-    AuditClusterResponse,
-    GetStatusRequest,
-    GetStatusResponse,
-    RouterStatus,
-    StoreStatus,
+from baton.v1.admin_pb2 import (
+    AdminServiceGetAuditResponse,
+    AdminServiceGetStatusRequest,
+    AdminServiceGetStatusResponse,
     WorkerAudit,
     WorkerStatus,
 )
+from baton.v1.router_pb2 import RouterStatus
 from baton.v1.worker_pb2 import GetAuditRequest
 from services.common.errors import from_grpc
 from services.router.window import LONGEST_S
 from services.router.worker_state import state_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from services.router.directory import Directory
+    from services.router.pools import Pools
     from services.router.service import Service
     from services.router.store import Store
     from services.router.waiting_room import WaitingRoom
@@ -33,13 +35,16 @@ if TYPE_CHECKING:
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0
-# A screen that is drawn anew every second cannot wait as long for a worker that hangs.
+# `baton top` asks every second, so a worker that hangs may not hold up its answer for longer.
 _QUICK_AUDIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """Reads the router's parts and asks its workers."""
+    """Reads the router's parts and asks its workers.
+
+    `addresses` are this router's public listeners by protocol, filled in once they are bound.
+    """
 
     service: Service
     room: WaitingRoom
@@ -47,21 +52,36 @@ class Status:
     store: Store
     window: Window
     started: float
+    addresses: Mapping[str, str]
+    pools: Pools
 
-    async def audit(self) -> AuditClusterResponse:
-        """Every worker's audit, its books checked, an error where it does not answer in time; the store."""
-        audits, store = await asyncio.gather(self._audits(GetAuditRequest(), _AUDIT_S), self.store.status())
-        return AuditClusterResponse(workers=audits, store=store)
+    async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
+        """Audits, with pools checked, of the worker at `address` or of all, and the store's status.
 
-    async def get(self, request: GetStatusRequest) -> GetStatusResponse:
-        """Answers GetStatus."""
+        A worker that does not answer in time has an error instead of an audit.
+        """
+        peers = [peer for peer in self._peers() if address in (None, peer.address)]
+        audits, store = await asyncio.gather(
+            self._audits(peers, GetAuditRequest(), _AUDIT_S), self.store.status()
+        )
+        return AdminServiceGetAuditResponse(workers=audits, store=store)
+
+    async def full(self, request: AdminServiceGetStatusRequest) -> AdminServiceGetStatusResponse:
+        """Totals, every worker, the store and the public addresses."""
         ask = GetAuditRequest(skip_integrity=not request.check_integrity)
         timeout_s = _AUDIT_S if request.check_integrity else _QUICK_AUDIT_S
-        audits, store = await asyncio.gather(self._audits(ask, timeout_s), self.store.status())
-        workers = [self._worker(audit) for audit in audits]
-        return GetStatusResponse(router=self._router(request.window_s, store), workers=workers)
+        audits, store = await asyncio.gather(self._audits(self._peers(), ask, timeout_s), self.store.status())
+        return AdminServiceGetStatusResponse(
+            router=self.totals(request.window_s),
+            workers=[self._worker(audit) for audit in audits],
+            store=store,
+            grpc_address=self.addresses.get("grpc", ""),
+            http_address=self.addresses.get("http", ""),
+            pools=self.pools.status(),
+        )
 
-    def _router(self, window_s: int, store: StoreStatus | None) -> RouterStatus:
+    def totals(self, window_s: int) -> RouterStatus:
+        """This router's figures of the last `window_s` seconds (0: 10); names no worker and no address."""
         recent = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
         return RouterStatus(
             model=self.service.intake.served_name,
@@ -78,7 +98,6 @@ class Status:
             tpot=recent.latencies["tpot"],
             itl=recent.latencies["itl"],
             queue=recent.latencies["queue"],
-            store=store,
         )
 
     def _worker(self, audit: WorkerAudit) -> WorkerStatus:
@@ -88,10 +107,14 @@ class Status:
             worker=audit,
             queued_tokens=worker.queued_tokens if worker is not None else 0,
             metrics_address=worker.described.metrics_address if worker is not None else "",
+            pool=worker.pool if worker is not None else "",
+            weight_format=worker.described.weight_format if worker is not None else "",
         )
 
-    async def _audits(self, ask: GetAuditRequest, timeout_s: float) -> list[WorkerAudit]:
-        peers = list(self.directory.peers.values())
+    def _peers(self) -> list[Peer]:
+        return list(self.directory.peers.values())
+
+    async def _audits(self, peers: list[Peer], ask: GetAuditRequest, timeout_s: float) -> list[WorkerAudit]:
         return await asyncio.gather(*(self._audit(peer, ask, timeout_s) for peer in peers))
 
     async def _audit(self, peer: Peer, ask: GetAuditRequest, timeout_s: float) -> WorkerAudit:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from services.router.stop_automaton import ROOT, automaton_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,7 +19,8 @@ class StopStrings:
     """Watches one output for `stops`; `stopped` once one of them was seen."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._automaton = automaton_of(tuple(stops)) if stops else None
+        self._state = ROOT
         self._held = ""
         self.stopped = False
 
@@ -25,34 +28,24 @@ class StopStrings:
         """The text that is now surely part of the output; nothing more after a match."""
         if self.stopped or not text:
             return ""
-        if not self._stops:
+        if self._automaton is None:
             return text
+        step, matched, state = self._automaton.step, self._automaton.matched, self._state
         # What is held is a beginning of a stop string, so every match lies within held + text.
-        pending = self._held + text
-        start = self._match(pending)
-        if start is not None:
-            self.stopped = True
-            self._held = ""
-            return pending[:start]
-        held = max(_overlap(pending, stop) for stop in self._stops)
-        self._held = pending[len(pending) - held :]
-        return pending[: len(pending) - held]
+        pending, seen = self._held + text, len(self._held)
+        for character in text:
+            state = step(state, character)
+            seen += 1
+            if matched[state]:
+                self.stopped = True
+                self._held = ""
+                return pending[: seen - matched[state]]
+        self._state = state
+        certain = seen - self._automaton.depth[state]
+        self._held = pending[certain:]
+        return pending[:certain]
 
     def flush(self) -> str:
         """What was held back for a stop string that did not come."""
         held, self._held = self._held, ""
         return held
-
-    def _match(self, text: str) -> int | None:
-        """Where the text is to be cut, if a stop string completes in it."""
-        found = ((text.find(stop), len(stop)) for stop in self._stops)
-        ends = [(start + length, start) for start, length in found if start >= 0]
-        return min(ends)[1] if ends else None
-
-
-def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[len(text) - length :]):
-            return length
-    return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from baton.errors import BatonError
 from baton.state import State
-from baton.v1.router_pb2 import StoreStatus
+from baton.v1.admin_pb2 import StoreStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,117 +1,94 @@
-"""Text to token ids and back, off the event loop: the tokenizer releases the interpreter lock."""
+"""Text to token ids and back, off the event loop: in threads what is short, in processes what is long."""
 
 from __future__ import annotations
 
 import asyncio
+from array import array
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tokenizers import Tokenizer
-
-from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.byte_tokenizer import byte_tokenizer
-from services.router.chat_template import ChatTemplate
-from services.router.detokenize import Detokenizer
+from baton.errors import BatonError, ErrorKind
+from services.router import text_jobs
+from services.router.sizes import LARGE_TOKENS
 from services.router.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.model_info import ModelInfo
+    from services.router.detokenize import Detokenizer
+    from services.router.model_text import ModelText
     from services.router.request import Chat
+    from services.router.text_helpers import TextProcesses
+    from services.router.text_jobs import Model
 
 T = TypeVar("T")
+# Decoded token by token, in Python, so that fewer are done in a thread.
+_LARGE_OFFSETS = 1024
 
 
 class TextPool:
     """The model's tokenizer and chat template behind a few threads; at most `max_pending` jobs."""
 
-    def __init__(
-        self, folder: Path, info: ModelInfo, threads: int, max_pending: int, *, bytes_only: bool = False
-    ) -> None:
-        """Raises BatonError(INVALID) where tokenizer.json is missing or broken; `bytes_only` needs none."""
-        self._tokenizer = byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
-        self._template = ChatTemplate(info.chat_template, info.special_tokens) if info.chat_template else None
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
-        self.token_texts = TokenTexts(self._tokenizer)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+    def __init__(self, text: ModelText, processes: TextProcesses, threads: int, max_pending: int) -> None:
+        """Owns `processes` and closes them."""
+        self.text = text
+        self.processes = processes
+        self.token_texts = TokenTexts(text.tokenizer)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
         self._max_pending = max_pending
         self._pending = 0
 
     async def encode_text(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """A plain prompt's ids, with whatever the tokenizer itself puts around it unless not `special`."""
-        return await self._run(lambda: self._encode(text, "prompt", special=special))
+        """A short prompt's ids; see ModelText.encode_text."""
+        return await self.run(lambda: tuple(self.text.encode_text(text, special=special)))
 
     async def encode_chat(self, chat: Chat) -> tuple[int, ...]:
-        """A rendered conversation's ids; the template itself writes every special token."""
-        template = self._template
-        if template is None:
-            message = "this model has no chat template: send a prompt to /v1/completions instead"
-            raise FieldError(message, param="messages", code="no_chat_template")
-        return await self._run(lambda: self._encode(template.render(chat), "messages", special=False))
+        """A short conversation's ids; see ModelText.encode_chat."""
+        return await self.run(lambda: tuple(self.text.encode_chat(chat)))
 
-    def vocabulary_strings(self, ids: Sequence[int]) -> list[str]:
-        """Each token in the spelling of the vocabulary; empty for an id without one."""
-        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids]
-
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    async def decode(self, ids: Sequence[int], model: Model, *, skip_special_tokens: bool) -> str:
         """The text of all ids at once."""
-        text: str = await self._run(
-            lambda: self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        )
-        return text
+        if len(ids) > LARGE_TOKENS:
+            decoded, _ = await self._decode_in_process(ids, model, skip=skip_special_tokens, offsets=False)
+            return decoded
+        return await self.run(lambda: self.text.decode(ids, skip_special_tokens=skip_special_tokens))
 
     async def decode_with_offsets(
-        self, ids: Sequence[int], *, skip_special_tokens: bool
-    ) -> tuple[str, tuple[int, ...]]:
+        self, ids: Sequence[int], model: Model, *, skip_special_tokens: bool
+    ) -> tuple[str, Sequence[int]]:
         """The text, and where in it that of each token begins."""
-        return await self._run(lambda: self._offsets(ids, skip_special_tokens=skip_special_tokens))
+        if len(ids) > _LARGE_OFFSETS:
+            return await self._decode_in_process(ids, model, skip=skip_special_tokens, offsets=True)
+        return await self.run(
+            lambda: self.text.decode_with_offsets(ids, skip_special_tokens=skip_special_tokens)
+        )
 
     def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
         """A fresh detokenizer for one output."""
-        skipped = self._special_ids if skip_special_tokens else frozenset()
-        return Detokenizer(self._tokenizer, skipped, prompt_ids)
+        return self.text.detokenizer(prompt_ids, skip_special_tokens=skip_special_tokens)
 
-    def close(self) -> None:
-        """Ends the threads; running jobs are short."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _encode(self, text: str, param: str, *, special: bool) -> tuple[int, ...]:
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # JSON can spell halves of surrogate pairs, which are no characters
-            raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
-
-    def _offsets(self, ids: Sequence[int], *, skip_special_tokens: bool) -> tuple[str, tuple[int, ...]]:
-        detokenizer = self.detokenizer((), skip_special_tokens=skip_special_tokens)
-        parts, offsets, length = [], [], 0
-        for token_id in ids:
-            offsets.append(length)
-            parts.append(detokenizer.push(token_id))
-            length += len(parts[-1])
-        return "".join(parts) + detokenizer.flush(), tuple(offsets)
-
-    async def _run(self, job: Callable[[], T]) -> T:
+    async def run(self, job: Callable[[], T]) -> T:
+        """Runs a job of at most a few milliseconds in a thread; BatonError(OVERLOADED) where many wait."""
         if self._pending >= self._max_pending:
             raise BatonError(ErrorKind.OVERLOADED, f"{self._pending} prompts wait to be tokenised")
         self._pending += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, job)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, job)
         finally:
             self._pending -= 1
 
+    def close(self) -> None:
+        """Ends threads and processes; running jobs of threads are short."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.processes.close()
 
-def _load_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise BatonError(ErrorKind.INVALID, f"model folder {path.parent} has no {path.name}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the binding raises bare Exception
-        raise BatonError(ErrorKind.INVALID, f"{path} cannot be read: {error}") from error
-    # Baked into some files; a prompt is refused when too long, never cut in silence.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    async def _decode_in_process(
+        self, ids: Sequence[int], model: Model, *, skip: bool, offsets: bool
+    ) -> tuple[str, array[int]]:
+        packed = await self.run(lambda: array("i", ids).tobytes())
+        text, starts = await self.processes.run(
+            text_jobs.decode.__name__, model, [packed], skip_special_tokens=skip, offsets=offsets
+        )
+        numbers = array("i")
+        numbers.frombytes(starts)
+        return text.decode(), numbers

@@ -9,14 +9,18 @@ from __future__ import annotations
 import math
 import secrets
 import struct
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import LogitBias, Sampling
 
 if TYPE_CHECKING:
-    from services.router.request import Asked
+    from collections.abc import Sequence
 
+    from services.router.request import Asked, Chat
+
+Ids = TypeVar("Ids", bound="Sequence[int]")
 DEFAULT_MAX_TOKENS = 16
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
@@ -31,6 +35,33 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 _U32 = 2**32 - 1
 _U64 = 2**64 - 1
+
+
+# The roles that chat templates know; a template may write a role into the prompt as it is.
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What was asked besides the prompt, checked."""
+
+    choices: int
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    stop: tuple[str, ...]
+
+
+def check_fields(asked: Asked, served: str, eos: tuple[int, ...], vocab_size: int) -> Fields:
+    """Judges all that can be judged before the prompt is tokenised."""
+    check_model(asked, served)
+    if asked.chat is not None:
+        _check_roles(asked.chat)
+    return Fields(
+        choices=check_choices(asked),
+        sampling=check_sampling(asked, vocab_size),
+        stop_token_ids=check_stop_ids(asked, eos, vocab_size),
+        stop=check_stop_strings(asked),
+    )
 
 
 def check_model(asked: Asked, served: str) -> None:
@@ -94,13 +125,18 @@ def check_max_tokens(asked: Asked, prompt_tokens: int, context: int) -> int:
     default = _U32 if asked.fills_context else DEFAULT_MAX_TOKENS
     wanted = _whole(name, asked.max_tokens, least, _U32, default=default)
     if prompt_tokens + min(1, wanted) > context:
-        raise FieldError(
-            f"the prompt has {prompt_tokens} tokens; with at least one of output it must fit the model's "
-            f"context of {context} tokens",
-            param=asked.named("prompt"),
-            code="context_length_exceeded",
-        )
+        raise context_exceeded(asked.named("prompt"), prompt_tokens, context)
     return min(wanted, context - prompt_tokens)
+
+
+def context_exceeded(name: str, prompt_tokens: int, context: int) -> FieldError:
+    """The error of a prompt, in the field `name`, that is too long."""
+    return FieldError(
+        f"the prompt has {prompt_tokens} tokens; with at least one of output it must fit the model's "
+        f"context of {context} tokens",
+        param=name,
+        code="context_length_exceeded",
+    )
 
 
 def check_min_tokens(asked: Asked, max_tokens: int) -> int:
@@ -113,7 +149,7 @@ def check_min_tokens(asked: Asked, max_tokens: int) -> int:
     return min(max_tokens, _whole("min_tokens", asked.min_tokens, 0, _U32, default=0))
 
 
-def check_token_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:
     """Every id must be one of the model's vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
@@ -141,6 +177,13 @@ def check_stop_strings(asked: Asked) -> tuple[str, ...]:
     if any(len(text) > MAX_STOP_STRING_CHARS for text in asked.stop):
         raise FieldError(f"a stop string has at most {MAX_STOP_STRING_CHARS} characters", param="stop")
     return tuple(dict.fromkeys(asked.stop))
+
+
+def _check_roles(chat: Chat) -> None:
+    for number, turn in enumerate(chat.turns):
+        if turn.role not in ROLES:
+            message = f"messages[{number}].role must be one of {', '.join(sorted(ROLES))}"
+            raise FieldError(message, param="messages")
 
 
 def _logprobs(asked: Asked) -> int | None:

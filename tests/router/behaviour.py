@@ -12,6 +12,8 @@ class Behaviour:
     """What goes wrong, and how many times it still will; 0 and None mean never."""
 
     refuse_reserves: int = 0
+    # Refuses what would bring the tokens of its tickets, outputs included, above this.
+    capacity_tokens: int | None = None
     # Prefill's stream breaks at this place ("start", "first", "committed") with this status.
     break_prefills: int = 0
     break_at: str = "start"
@@ -49,3 +51,9 @@ class Behaviour:
     # Slots that other routers' requests hold.
     foreign_slots: int = 0
     send_metadata: bool = True
+    # Its token stream is open and brings nothing but output.
+    silent: bool = False
+    # Describe never answers.
+    deaf: bool = False
+    # So many cancels are not answered in time.
+    lose_cancels: int = 0

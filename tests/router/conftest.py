@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
@@ -73,11 +74,12 @@ async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
 
 @dataclass
 class Site:
-    """A running router, its fakes, and a client."""
+    """A running router, its fakes, and clients of its public and its admin gRPC port."""
 
     router: Router
     cluster: FakeCluster
     stub: Any
+    admin: Any
     addresses: dict[str, str]
 
     def worker(self, name: str) -> FakeWorker:
@@ -120,7 +122,7 @@ def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
     async def make(
         prefill: int = 1, decode: int = 1, both: int = 0, slots: int = 8, **settings: Any
     ) -> AsyncIterator[Site]:
-        cluster = FakeCluster()
+        cluster = FakeCluster.like(model_folder)
         async with contextlib.AsyncExitStack() as stack:
             roles = (
                 ("prefill", WorkerRole.WORKER_ROLE_PREFILL, prefill),
@@ -151,12 +153,14 @@ async def _routed(
     router = Router(config)
     addresses = await router.start()
     try:
-        async with grpc.aio.insecure_channel(
-            addresses["grpc"], options=[("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
-            if workers:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with (
+            grpc.aio.insecure_channel(addresses["grpc"], options=options) as channel,
+            grpc.aio.insecure_channel(addresses["admin"], options=options) as admin,
+        ):
+            if workers and "pool" not in settings:
                 await asyncio.wait_for(router.usable(), 5)
-            yield Site(router, cluster, RouterServiceStub(channel), addresses)
+            yield Site(router, cluster, RouterServiceStub(channel), AdminServiceStub(admin), addresses)
     finally:
         await router.stop(config.drain_s)
 

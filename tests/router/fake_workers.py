@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from baton.tokenizer_files import TokenizerFiles
 from baton.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, worker_pb2, worker_pb2_grpc
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import (
@@ -31,6 +34,7 @@ from tests.router.fake_ticket import Ticketed
 
 EXPOSED_NS = 1234
 BYTES_PER_TOKEN = 64
+BEAT_S = 0.2
 
 
 class FakeWorker(
@@ -54,6 +58,15 @@ class FakeWorker(
         self.slots = slots
         self.fingerprint = fingerprint
         self.max_context = max_context
+        # Whose requests it says that it may serve, and how it keeps its weights.
+        self.pool = worker_pb2.Pool(
+            model="fake",
+            checkpoint=b"c",
+            tokenizer=cluster.tokenizer,
+            kv_format="float32/16/native",
+            numerics="exact",
+        )
+        self.weight_format = "float32"
         self.behaviour = Behaviour()
         self.address = ""
         self.tickets: dict[bytes, Ticketed] = {}
@@ -64,6 +77,9 @@ class FakeWorker(
         self.reserves: list[decode_pb2.ReserveRequest] = []
         self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
         self.attaches = 0
+        # Of a Follow that brought output: how many sequences the router said it had some of.
+        self.most_positions = 0
+        self.former_router_ids: list[bytes] = []
         self.cancels = 0
         self.most_slots_used = 0
         self.follows_opened = 0
@@ -95,6 +111,11 @@ class FakeWorker(
         """Slots that tickets hold."""
         return sum(ticket.live for ticket in self.tickets.values())
 
+    @property
+    def promised_tokens(self) -> int:
+        """Of the prompts and outputs that tickets are for."""
+        return sum(ticket.token_count + ticket.max_tokens for ticket in self.tickets.values() if ticket.live)
+
     def ledger(self) -> dict[str, int]:
         """What is held now."""
         return {"slots": self.used_slots, "prefills": self.running_prefills}
@@ -106,6 +127,8 @@ class FakeWorker(
     ) -> worker_pb2.DescribeResponse:
         if self.behaviour.over:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no engine")
+        if self.behaviour.deaf:
+            await asyncio.Event().wait()
         return worker_pb2.DescribeResponse(
             identity=self.identity,
             fingerprint=self.fingerprint,
@@ -115,10 +138,13 @@ class FakeWorker(
                 slots=self.slots,
                 free_slots=self.slots - self.used_slots - self.behaviour.foreign_slots,
                 blocks=1000,
+                free_blocks=1000,
                 block_tokens=16,
             ),
             cache_dtype="float32",
             draining=self.behaviour.draining,
+            pool=self.pool,
+            weight_format=self.weight_format,
         )
 
     async def GetAudit(
@@ -135,6 +161,10 @@ class FakeWorker(
         if self.behaviour.refuse_reserves > 0 or self.used_slots >= self.slots:
             self.behaviour.refuse_reserves -= 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
+        capacity = self.behaviour.capacity_tokens
+        wanted = request.token_count + request.max_tokens
+        if capacity is not None and self.promised_tokens + wanted > capacity:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no blocks")
         if (key, request.attempt.number) in self.tombstones:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
         if request.router_id not in self._followers:
@@ -142,6 +172,7 @@ class FakeWorker(
         self.tickets[key] = Ticketed(
             request.attempt, request.router_id, request.token_count, watermark=request.first_number
         )
+        self.tickets[key].max_tokens = request.max_tokens
         self.most_slots_used = max(self.most_slots_used, self.used_slots)
         body = decode_pb2.TicketBody(attempt=request.attempt, issuer=self.identity)
         local = self.identity.role == WorkerRole.WORKER_ROLE_BOTH
@@ -159,20 +190,41 @@ class FakeWorker(
         mine = self._followers[request.router_id] = self.follows_opened
         if self.behaviour.send_metadata:
             await context.send_initial_metadata(())
-        sent, attached_before = 0, self.attaches
+        unknown = self._go_to(request.positions)
+        self.former_router_ids = list(request.former_router_ids)
+        if not self.behaviour.silent:
+            yield decode_pb2.FollowResponse(step=self._steps, unknown=unknown)
+        sent, spoke_at = 0, time.monotonic()
         while self._followers[request.router_id] == mine:
             if self.behaviour.over:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no engine")
             outputs = self._outputs(request.router_id)
             if outputs:
                 sent += 1
-                due = sent > self.behaviour.drop_after if mine == 1 else self.attaches > attached_before
+                due = sent > self.behaviour.drop_after if mine == 1 else bool(request.positions)
                 if due and self.behaviour.follow_drops > 0:
                     self.behaviour.follow_drops -= 1
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "stream dropped")
+                self.most_positions = max(self.most_positions, len(request.positions))
                 yield decode_pb2.FollowResponse(step=self._steps, outputs=outputs)
-            async with self._step:
-                await self._step.wait()
+                spoke_at = time.monotonic()
+            elif time.monotonic() > spoke_at + BEAT_S and not self.behaviour.silent:
+                yield decode_pb2.FollowResponse(step=self._steps)
+                spoke_at = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S), self._step:
+                    await self._step.wait()
+
+    def _go_to(self, positions: Iterable[decode_pb2.Position]) -> list[Attempt]:
+        """Sets watermarks; the attempts that are not here."""
+        unknown = []
+        for position in positions:
+            ticket = self.tickets.get(position.attempt.request_id)
+            if ticket is None or ticket.attempt.number != position.attempt.number:
+                unknown.append(position.attempt)
+            else:
+                ticket.watermark, ticket.ending_sent = position.next_number, False
+        return unknown
 
     async def Attach(self, request: decode_pb2.AttachRequest, context: Any) -> decode_pb2.AttachResponse:
         self.attaches += 1
@@ -187,6 +239,9 @@ class FakeWorker(
 
     async def Cancel(self, request: decode_pb2.CancelRequest, context: Any) -> decode_pb2.CancelResponse:
         self.cancels += 1
+        if self.behaviour.lose_cancels > 0:
+            self.behaviour.lose_cancels -= 1
+            await asyncio.Event().wait()
         self.tombstones.add((request.attempt.request_id, request.attempt.number))
         ticket = self.tickets.get(request.attempt.request_id)
         if ticket is not None and ticket.attempt.number == request.attempt.number:
@@ -375,8 +430,15 @@ class FakeWorker(
 class FakeCluster:
     """The fakes of one test, which hand over to each other by a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: bytes = b"") -> None:
+        """`tokenizer`: the digest of the one that its workers say they have."""
+        self.tokenizer = tokenizer
         self.workers: dict[str, FakeWorker] = {}
+
+    @classmethod
+    def like(cls, folder: Path) -> FakeCluster:
+        """Whose workers tell the tokenizer of this model's folder."""
+        return cls(TokenizerFiles.read(folder).digest)
 
     def ledger(self) -> dict[str, int]:
         """The sum of the workers' ledgers."""

@@ -11,6 +11,7 @@ import pytest
 from services.router.app import Router
 from tests.router.conftest import MODEL, SiteMaker
 from tests.router.fake_model import expected, logprobs_of
+from tests.router.fake_workers import FakeCluster
 from tests.router.http_client import http
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -122,7 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
     ({"prompt": "a"}, "prompt"),
-    ({"stream_options": {}}, "stream_options"),
+    ({"stream_options": 5}, "stream_options"),
 ]
 
 
@@ -183,6 +184,8 @@ async def test_a_model_without_a_template(
         make(self, config.model_copy(update={"model": str(tmp_path)}))
 
     monkeypatch.setattr(Router, "__init__", without)
+    workers = FakeCluster.like(tmp_path)
+    monkeypatch.setattr(FakeCluster, "like", lambda folder: workers)
     async with site() as here, http(here) as client:
         response = await chat(client)
         assert response.status_code == 400

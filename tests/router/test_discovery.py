@@ -57,6 +57,13 @@ def test_the_two_lists_are_one_and_a_worker_on_both_is_one() -> None:
     assert watched.seen == [A, C, B]
 
 
+def test_workers_that_do_not_share_our_secret_are_another_clusters() -> None:
+    watched = Watched()
+    ours = Discovery(watched, MODEL, secret="ours")
+    ours.take([listed(A), listed(B, secret_name="ours"), listed(C, secret_name="theirs")])
+    assert watched.seen == [B]
+
+
 def test_what_the_parent_takes_back_has_ended_whatever_the_registry_says() -> None:
     both, watched = discovery()
     first, other = listed(A), listed(B)

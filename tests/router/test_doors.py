@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from baton.v1.router_pb2 import AuditClusterRequest, ChatMessage, ChatMessages, GenerateRequest
+from baton.v1.admin_pb2 import AdminServiceGetAuditRequest
+from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
 from tests.router.conftest import MODEL, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.http_client import complete, events, http
@@ -146,7 +147,7 @@ async def test_audit(site: SiteMaker) -> None:
     async with site() as here:
         await here.generate(ids_request([1], 2))
         here.router.directory.add("127.0.0.1:1")
-        response = await here.stub.AuditCluster(AuditClusterRequest())
+        response = await here.admin.GetAudit(AdminServiceGetAuditRequest())
         by_name = {worker.identity.name: worker for worker in response.workers}
         assert set(by_name) == {"prefill-0", "decode-0", ""}
         assert by_name["prefill-0"].audit.prompts_run == 1

@@ -96,7 +96,7 @@ async def test_a_client_that_goes_away_is_no_fault(
             await asyncio.gather(call, return_exceptions=True)
         host, port = here.addresses["http"].split(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n{")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{")
         await writer.drain()
         await asyncio.sleep(0.05)
         writer.close()

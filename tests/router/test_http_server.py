@@ -9,4 +9,4 @@ from services.router.http_server import HttpServer
 
 def test_an_idle_connection_is_the_clients_to_close() -> None:
     """Load balancers keep one for 60 s, and may send a request at the last moment."""
-    assert HttpServer(Starlette())._server.config.timeout_keep_alive > 60
+    assert HttpServer(Starlette()).connections.limits.idle_timeout_s > 60

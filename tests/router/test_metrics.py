@@ -10,7 +10,7 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.v1.router_pb2 import WORKER_STATE_READY, WORKER_STATE_SILENT, GetStatusRequest
+from baton.v1.admin_pb2 import WORKER_STATE_READY, WORKER_STATE_SILENT, AdminServiceGetStatusRequest
 from tests.router.conftest import Site, SiteMaker, ids_request, until
 from tests.router.http_client import complete, http
 
@@ -98,7 +98,7 @@ async def test_while_it_runs(site: SiteMaker) -> None:
         assert value(seen, "claimed_slots", worker="decode-0") == 1
         assert value(seen, "promised_tokens", worker="decode-0") == 41
         assert value(seen, "claimed_slots", worker="prefill-0") == 0
-        status = await here.stub.GetStatus(GetStatusRequest(window_s=60), timeout=5)
+        status = await here.admin.GetStatus(AdminServiceGetStatusRequest(window_s=60), timeout=5)
         assert (status.router.running, status.router.waiting) == (3, 2)
         for call in calls:
             call.cancel()
@@ -139,7 +139,7 @@ async def test_a_log_line_says_in_which_stage_a_request_ended(site: SiteMaker) -
 async def test_status_of_a_cluster(site: SiteMaker) -> None:
     async with site(decode=2) as here:
         await asyncio.gather(*(here.generate(ids_request([1, 2], 11)) for _ in range(4)))
-        status = await here.stub.GetStatus(GetStatusRequest(window_s=60), timeout=5)
+        status = await here.admin.GetStatus(AdminServiceGetStatusRequest(window_s=60), timeout=5)
         router = status.router
         assert router.serving
         assert router.model == "fake"
@@ -156,7 +156,7 @@ async def test_status_of_a_cluster_that_cannot_serve(site: SiteMaker) -> None:
     async with site() as here:
         worker = next(worker for worker in here.router.directory.workers if worker.name == "decode-0")
         worker.following = False
-        status = await here.stub.GetStatus(GetStatusRequest(), timeout=5)
+        status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
         assert not status.router.serving
         states = {worker.worker.identity.name: worker.state for worker in status.workers}
         assert states == {"prefill-0": WORKER_STATE_READY, "decode-0": WORKER_STATE_SILENT}

@@ -76,7 +76,8 @@ def test_templates_and_special_tokens(tmp_path: Path) -> None:
 
 
 def render(source: str, *turns: tuple[str, str]) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(Chat(tuple(ChatTurn(*turn) for turn in turns)))
+    chat = Chat(tuple(ChatTurn(*turn) for turn in turns))
+    return "".join(ChatTemplate(source, {"bos_token": "<s>"}).render(chat))
 
 
 def test_templates_render_as_they_are_written_for() -> None:

@@ -15,6 +15,7 @@ from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.directory import Directory
 from services.router.placement import Placement
+from services.router.pools import Pools
 from services.router.prefixes import Prefixes
 from services.router.worker import Peer, Worker
 from tests.router.conftest import SiteMaker, ids_request, until
@@ -102,6 +103,13 @@ async def test_no_more_is_believed_than_a_worker_has_room_for_and_nothing_of_the
     assert prefixes.cached_tokens(one, prompt) == 0
 
 
+def placement_among(workers: list[Worker]) -> Placement:
+    """Of these workers, which are one pool."""
+    pools = Pools("", b"", None, lambda: workers)
+    pools.review()
+    return Placement(Workers(workers), pools, prefill_ahead_tokens=1000)
+
+
 async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> None:
     one, two, decode = worker(1), worker(2), worker(3, role="DECODE")
     prefixes = Prefixes(SECRET, lambda: [one, two, decode])
@@ -109,7 +117,7 @@ async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> N
     prefixes.sent(two, prompt)
 
     def pick() -> tuple[str, int]:
-        placed = Placement(Workers([one, two, decode]), prefill_ahead_tokens=1000).pick(
+        placed = placement_among([one, two, decode]).pick(
             len(PROMPT), 5, lambda at: prefixes.cached_tokens(at, prompt)
         )
         assert placed is not None
@@ -126,7 +134,7 @@ async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> N
 
 async def test_a_worker_that_does_both_is_chosen_for_what_it_has() -> None:
     one, two = worker(1, role="BOTH"), worker(2, role="BOTH")
-    placement = Placement(Workers([one, two]), prefill_ahead_tokens=1000)
+    placement = placement_among([one, two])
     two.claimed_slots = 3
     claim = placement.pick(21, 5, lambda at: 20 if at is two else 0)
     assert claim is not None
@@ -145,7 +153,7 @@ async def test_each_worker_is_asked_once_what_it_has() -> None:
         asked.append(at.name)
         return 0
 
-    assert Placement(Workers(several), prefill_ahead_tokens=1000).pick(21, 5, cached) is not None
+    assert placement_among(several).pick(21, 5, cached) is not None
     assert sorted(asked) == ["w1", "w2", "w3", "w4"]
 
 
@@ -193,7 +201,7 @@ async def test_prompts_that_begin_alike_go_where_the_first_went(site: SiteMaker)
 
 async def test_of_decode_workers_that_are_equally_empty_the_one_that_has_the_prompt() -> None:
     one, two = worker(1, role="DECODE"), worker(2, role="DECODE")
-    placement = Placement(Workers([one, two, worker(3)]), prefill_ahead_tokens=1000)
+    placement = placement_among([one, two, worker(3)])
 
     def pick() -> Worker:
         claim = placement.pick(21, 5, lambda at: 8 if at is two else 0)

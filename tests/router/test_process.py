@@ -72,15 +72,15 @@ async def refusal(stdin: bytes) -> str:
 
 
 @contextlib.asynccontextmanager
-async def fake_pair() -> AsyncIterator[FakeWorker]:
-    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster())
+async def fake_pair(model_folder: Path) -> AsyncIterator[FakeWorker]:
+    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster.like(model_folder))
     async with worker.serving():
         yield worker
 
 
 async def test_serves_then_drains(model_folder: Path) -> None:
     """SIGTERM lets the running request end, refuses new ones, and exits 0 with nothing more said."""
-    async with fake_pair() as worker:
+    async with fake_pair(model_folder) as worker:
         process = await start(config(model_folder, [worker.address]))
         addresses = await ready(process)
         async with httpx.AsyncClient(base_url=f"http://{addresses['http']}") as client:
@@ -100,7 +100,7 @@ async def test_serves_then_drains(model_folder: Path) -> None:
 
 
 async def test_a_second_signal_stops_at_once(model_folder: Path) -> None:
-    async with fake_pair() as worker:
+    async with fake_pair(model_folder) as worker:
         process = await start(config(model_folder, [worker.address]))
         addresses = await ready(process)
         worker.behaviour.step_s = 0.5
@@ -117,7 +117,7 @@ async def test_a_second_signal_stops_at_once(model_folder: Path) -> None:
 
 
 async def test_not_ready_before_its_workers(model_folder: Path) -> None:
-    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster())
+    worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster.like(model_folder))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         port = holder.getsockname()[1]
@@ -141,8 +141,9 @@ async def test_refusals(model_folder: Path, tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for door in ("http_port", "grpc_port"):
-            message = await refusal(config(model_folder, [], **{door: port}))
+        for door in ("http_port", "grpc_port", "admin_http_port", "admin_grpc_port"):
+            free = {"admin_grpc_port": 0, "admin_http_port": 0}
+            message = await refusal(config(model_folder, [], **{**free, door: port}))
             assert message == f"cannot listen on 127.0.0.1:{port}: address already in use"
 
 
@@ -157,7 +158,7 @@ child.wait()
 
 
 async def test_dies_with_its_parent(model_folder: Path) -> None:
-    async with fake_pair() as worker:
+    async with fake_pair(model_folder) as worker:
         parent = await start(config(model_folder, [worker.address]), sys.executable, "-c", _PARENT)
         assert parent.stderr is not None
         child = int(await asyncio.wait_for(parent.stderr.readline(), 10))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +24,30 @@ def reference(text: str, stops: list[str]) -> tuple[str, bool]:
         if lengths:
             return text[: end - max(lengths)], True
     return text, False
+
+
+class Naive:
+    """What `StopStrings` must do, by trying every place: quadratic in the length of the strings."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self.stops = stops
+        self.held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        pending = "" if self.stopped else self.held + text
+        for end in range(1, len(pending) + 1):
+            lengths = [len(stop) for stop in self.stops if pending[:end].endswith(stop)]
+            if lengths:
+                self.stopped = True
+                return pending[: end - max(lengths)]
+        starts = (start for start in range(len(pending)) if self._may_become_one(pending[start:]))
+        certain = next(starts, len(pending))
+        self.held = pending[certain:]
+        return pending[:certain]
+
+    def _may_become_one(self, text: str) -> bool:
+        return any(stop.startswith(text) for stop in self.stops)
 
 
 def run(parts: list[str], stops: list[str]) -> tuple[str, bool]:
@@ -58,3 +87,59 @@ def test_without_stops_nothing_is_held() -> None:
     watch = StopStrings(())
     assert watch.push("abc") == "abc"
     assert watch.flush() == ""
+
+
+LETTERS = st.text(alphabet="ab\0\u00e9", min_size=1, max_size=12)
+REPEATED = st.builds(lambda part, times, end: part * times + end, LETTERS, st.integers(1, 4), LETTERS)
+
+
+@given(st.lists(LETTERS | REPEATED, min_size=1, max_size=16), st.data())
+def test_each_part_gives_what_a_naive_search_gives(stops: list[str], data: st.DataObject) -> None:
+    """Texts are made of pieces of the stop strings, so that they nearly match."""
+    pieces = st.sampled_from(stops).flatmap(
+        lambda stop: st.tuples(st.integers(0, len(stop)), st.integers(0, len(stop))).map(
+            lambda ends: stop[min(ends) : max(ends)]
+        )
+    )
+    watch, naive = StopStrings(stops), Naive(stops)
+    for part in data.draw(st.lists(LETTERS | pieces, max_size=20)):
+        assert watch.push(part) == naive.push(part)
+        assert watch.stopped == naive.stopped
+    assert watch.flush() == ("" if naive.stopped else naive.held)
+
+
+HARD: dict[str, tuple[list[str], str]] = {
+    "one letter": (["a" * 1000 + chr(100 + index) * 24 for index in range(16)], "a"),
+    "alternating": ([("ab" * 512)[:1022] + chr(100 + index) * 2 for index in range(16)], "ab"),
+    "different": (["a" * 1023 + "b", *(chr(100 + index) * 1024 for index in range(15))], "a"),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_a_token_costs_about_the_same_whatever_the_stop_strings_are(name: str) -> None:
+    """Counted in lines of Python, not in time, over an output that keeps long beginnings held back."""
+    stops, letters = HARD[name]
+    tokens = [letters * 4] * (5000 // len(letters))
+    ordinary = _lines(["\n\n", "User:"], [random.Random(1).choice("xyz") * len(tokens[0])] * len(tokens))
+    assert _lines(stops, tokens) <= 5 * ordinary
+
+
+def _lines(stops: list[str], tokens: list[str]) -> int:
+    """How many lines the pushes of these tokens execute."""
+    watch = StopStrings(stops)
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for token in tokens:
+            watch.push(token)
+    finally:
+        sys.settrace(before)
+    assert not watch.stopped
+    return count

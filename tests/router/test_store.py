@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -16,8 +17,8 @@ import pytest
 from baton.errors import BatonError
 from baton.state import JournalRecord, Member, State, new_incarnation
 from baton.state.embedded import EmbeddedServer
+from baton.v1.admin_pb2 import AdminServiceGetAuditRequest, AdminServiceGetStatusRequest, StoreStatus
 from baton.v1.journal_pb2 import AcceptedRequest
-from baton.v1.router_pb2 import AuditClusterRequest, GetStatusRequest, StoreStatus
 from baton.v1.types_pb2 import WorkerRole
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
@@ -50,8 +51,8 @@ def state_of(server: EmbeddedServer) -> dict[str, Any]:
 
 
 async def store(here: Site) -> StoreStatus:
-    status = await here.stub.GetStatus(GetStatusRequest(), timeout=5)
-    found: StoreStatus = status.router.store
+    status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
+    found: StoreStatus = status.store
     return found
 
 
@@ -161,11 +162,11 @@ async def test_a_silent_redis_holds_up_nothing(
 
 
 async def test_a_worker_that_only_the_registry_knows_serves(
-    site: SiteMaker, server: EmbeddedServer, reader: State
+    site: SiteMaker, server: EmbeddedServer, reader: State, model_folder: Path
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         here = await stack.enter_async_context(site(prefill=0, decode=0, state=state_of(server)))
-        fake = FakeWorker("both-9", WorkerRole.WORKER_ROLE_BOTH, FakeCluster())
+        fake = FakeWorker("both-9", WorkerRole.WORKER_ROLE_BOTH, FakeCluster.like(model_folder))
         address = (await stack.enter_async_context(fake.serving())).address
         member = Member(
             name="both-9",
@@ -189,9 +190,9 @@ async def test_without_state_nothing_is_said_of_it(site: SiteMaker) -> None:
     async with site() as here, http(here) as client:
         responses = await here.generate(ids_request(PROMPT, 5))
         assert not any(response.resumable for response in responses)
-        status = await here.stub.GetStatus(GetStatusRequest(), timeout=5)
-        audit = await here.stub.AuditCluster(AuditClusterRequest(), timeout=5)
-        assert not status.router.HasField("store")
+        status = await here.admin.GetStatus(AdminServiceGetStatusRequest(), timeout=5)
+        audit = await here.admin.GetAudit(AdminServiceGetAuditRequest(), timeout=5)
+        assert not status.HasField("store")
         assert not audit.HasField("store")
         assert "redis" not in (await client.get("/metrics")).text
 

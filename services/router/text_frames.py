@@ -1,0 +1,65 @@
+"""What the router and its text processes send each other over a socket: a JSON header and parts of bytes.
+
+u32 header length, u32 number of parts, u64 length of each part, header, parts
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+
+_START = struct.Struct("<II")
+_CHUNK = 1024 * 1024
+
+
+def send_frame(
+    peer: socket.socket,
+    header: Mapping[str, Any],
+    parts: Sequence[bytes | bytearray] = (),
+    deadline: float | None = None,
+) -> None:
+    """Sends all of it; TimeoutError after `deadline` (monotonic), OSError where the peer is gone."""
+    head = json.dumps(header).encode()
+    sizes = struct.pack(f"<{len(parts)}Q", *map(len, parts))
+    for data in (_START.pack(len(head), len(parts)) + sizes + head, *parts):
+        rest = memoryview(data)
+        while rest:
+            _limit(peer, deadline)
+            rest = rest[peer.send(rest[:_CHUNK]) :]
+
+
+def receive_frame(
+    peer: socket.socket, deadline: float | None = None
+) -> tuple[dict[str, Any], list[bytearray]]:
+    """The next header and its parts; TimeoutError after `deadline` (monotonic), EOFError at the end."""
+    head_size, count = _START.unpack(_receive(peer, _START.size, deadline))
+    sizes = struct.unpack(f"<{count}Q", _receive(peer, 8 * count, deadline))
+    header: dict[str, Any] = json.loads(_receive(peer, head_size, deadline))
+    return header, [_receive(peer, size, deadline) for size in sizes]
+
+
+def _receive(peer: socket.socket, size: int, deadline: float | None) -> bytearray:
+    data = bytearray(size)
+    rest = memoryview(data)
+    while rest:
+        _limit(peer, deadline)
+        received = peer.recv_into(rest[:_CHUNK])
+        if not received:
+            raise EOFError
+        rest = rest[received:]
+    return data
+
+
+def _limit(peer: socket.socket, deadline: float | None) -> None:
+    if deadline is None:
+        return
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    peer.settimeout(left)
