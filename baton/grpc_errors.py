@@ -57,6 +57,10 @@ _KINDS: dict[grpc.StatusCode, ErrorKind] = {
 }
 
 
+# gRPC's own words for a message above the limit of either side, which another attempt does not make smaller.
+_TOO_LARGE = "message larger than max"
+
+
 def grpc_code(kind: ErrorKind) -> grpc.StatusCode:
     """The status code a peer sees for this kind."""
     return _CODES[kind]
@@ -87,6 +91,8 @@ def from_status(code: grpc.StatusCode, message: str | None, metadata: Metadata) 
     """What a failed call means: a FieldError where its details name a field."""
     text = message or code.name
     kind = _KINDS.get(code, ErrorKind.INTERNAL)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in text:
+        kind = ErrorKind.INVALID
     param = own_code = None
     sent = False
     for detail in _details(metadata):

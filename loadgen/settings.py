@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from baton.admin_address import DEFAULT_ADDRESS
+
 Form = Literal["ids", "text", "chat"]
 Dataset = Literal["random", "document", "code", "chat"]
 TraceFormat = Literal["mooncake", "azure", "burstgpt"]
@@ -31,6 +33,11 @@ class TargetSettings(Strict):
     """Who is asked, and how."""
 
     url: str
+    admin: str = Field(
+        "",
+        description="the router's AdminService, for the leak check and metrics of workers; unset: "
+        f"{DEFAULT_ADDRESS} if it is the target's",
+    )
     # Empty: whatever is served there.
     model: str = ""
     form: Form = Field("ids", description="what a prompt is sent as")

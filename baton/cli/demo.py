@@ -1,4 +1,4 @@
-"""`baton demo`: a whole cluster on free ports, a few streamed prompts through its gRPC door, a summary."""
+"""`baton demo`: a whole cluster on free ports, a few streamed prompts over gRPC, a summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from baton.cli.local_cluster import Doors, LocalCluster, Programs
 from baton.cli.model_folder import DEMO, RANDOM
 from baton.cli.status_view import worker_table
 from baton.cli.up import STOP_MARGIN_S, StopSignals, nothing_left, require_free_ports
-from baton.v1 import router_pb2, router_pb2_grpc
+from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2_grpc
 from services.common.config import UpConfig
 
 # Where the operator says nothing: ports that are surely free, and a quiet screen.
@@ -62,13 +62,18 @@ def _introduce(console: Console, config: UpConfig) -> None:
 
 
 async def _show(console: Console, config: UpConfig, doors: Doors) -> int:
-    async with grpc.aio.insecure_channel(doors.grpc) as channel:
+    async with (
+        grpc.aio.insecure_channel(doors.grpc) as channel,
+        grpc.aio.insecure_channel(doors.admin) as admin,
+    ):
         router = router_pb2_grpc.RouterServiceStub(channel)
         prompts = FOR_THE_DEMO_MODEL if config.model == DEMO else FOR_ANY_MODEL
         answers = [Answer(prompt, number) for number, prompt in enumerate(prompts, 1)]
         with Screen(console, answers) as screen:
             await asyncio.gather(*(_ask(router, config, answer, screen) for answer in answers))
-        status = await router.GetStatus(router_pb2.GetStatusRequest(), timeout=STATUS_TIMEOUT_S)
+        status = await admin_pb2_grpc.AdminServiceStub(admin).GetStatus(
+            admin_pb2.AdminServiceGetStatusRequest(), timeout=STATUS_TIMEOUT_S
+        )
     workers = worker_table(list(status.workers), console.width, "workers (slots and blocks: used/all)")
     console.print(answers_table(answers), "", workers, "", shipped_line(status), sep="\n")
     for answer in answers:

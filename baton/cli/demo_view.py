@@ -14,7 +14,7 @@ from rich.text import Text
 from baton.cli.answers import Answer
 from baton.cli.figures import bytes_text
 from baton.cli.status_view import plain_table
-from baton.v1 import router_pb2, types_pb2
+from baton.v1 import admin_pb2, types_pb2
 
 
 class Screen:
@@ -75,7 +75,7 @@ def _cells(answer: Answer) -> tuple[str, ...]:
     )
 
 
-def shipped_line(status: router_pb2.GetStatusResponse) -> str:
+def shipped_line(status: admin_pb2.AdminServiceGetStatusResponse) -> str:
     """All KV bytes that crossed between workers, and that they are whole blocks."""
     audits = [worker.worker.audit for worker in status.workers]
     blocks = sum(sum(each.blocks_shipped) for each in audits)

@@ -1,4 +1,4 @@
-"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `version`.
+"""The `baton` command: `up`, `demo`, `worker`, `status`, `top`, `drain`, `pool`, `version`.
 
 Exit codes: 0 it did what was asked, 1 something failed on the way, 2 it was asked for something impossible.
 """
@@ -9,16 +9,18 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import demo, settings, status, top, worker
+from baton.cli import demo, drain, extras, pool, settings, status, top, worker
 from baton.cli.messages import give_up, say
 from baton.cli.model_folder import with_model
 from baton.cli.up import up
 from baton.errors import BatonError, ErrorKind
 from services.common.child_process import ChildError
+from services.common.config import UpConfig
 
 FAILED, REFUSED = 1, 2
 _ON_THE_WAY = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)
@@ -69,24 +71,37 @@ def _parser() -> Parser:
     settings.add_flags(add("demo", _demo, "the same, with a few streamed prompts and a summary"))
     worker.add_flags(add("worker", worker.run, "run one worker, which nobody supervises"))
     status.add_flags(add("status", status.run, "whether a cluster serves, and what its workers hold"))
-    top.add_flags(add("top", top.run, "the same, drawn anew every second until q"))
+    top.add_flags(add("top", top.run, "the same, redrawn every second until q"))
+    drain.add_flags(add("drain", drain.run, "stop new work for one worker, or for the router"))
+    pool.add_flags(add("pool", pool.run, "list pools of workers, or switch to another one"), Parser)
     add("version", _version, "print the version")
     return parser
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    config, model = with_model(settings.load(arguments, os.environ))
+    config, model = _cluster(arguments)
     return asyncio.run(up(config, model))
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    config, model = with_model(settings.load(arguments, os.environ, demo.DEFAULTS))
+    config, model = _cluster(arguments, demo.DEFAULTS)
     return asyncio.run(demo.demo(config, model))
+
+
+def _cluster(
+    arguments: argparse.Namespace, defaults: Mapping[str, str] | None = None
+) -> tuple[UpConfig, Path]:
+    """What to run, once all that it needs is known to be installed."""
+    extras.require("router", "worker")
+    config = settings.load(arguments, os.environ, defaults)
+    if config.supervision.ray_address != "none":
+        extras.require("cluster", hint=" (or run without Ray: --ray-address none)")
+    return with_model(config)
 
 
 def _version(_: argparse.Namespace) -> int:
     try:
-        print(f"baton {version('baton-serve')}")
+        print(f"baton {version(extras.DISTRIBUTION)}")
     except PackageNotFoundError:
         print("baton (not installed)")
     return 0

@@ -15,9 +15,9 @@ DEMO, RANDOM = "demo", "random"
 
 
 def demo_folder() -> Path:
-    """The trained checkpoint that ships with Baton: beside this package, installed or in a checkout."""
+    """The trained checkpoint that is part of this package."""
     assert baton.__file__ is not None
-    return Path(baton.__file__).parents[1] / "models" / "demo"
+    return Path(baton.__file__).with_name("demo_model")
 
 
 # Models without a folder of the operator's; a folder of such a name goes before.

@@ -9,7 +9,7 @@ from statistics import median
 from rich.text import Text
 
 from baton.cli.status_view import decodes, name_of, prefills
-from baton.v1 import router_pb2
+from baton.v1 import admin_pb2
 
 # How far above its peers a figure must be to be news: times their median, and at least so much more.
 _TIMES = 1.5
@@ -23,7 +23,7 @@ _DECODE_REASON = "its decode steps take {:.1f} ms, its peers' {:.1f}"
 _PREFILL_REASON = "it takes {:.1f} ms for 100 prompt tokens, its peers {:.1f}"
 _QUEUE_REASON = "{:.0f} prompt tokens wait for it, for its peers {:.0f}"
 
-Worker = router_pb2.WorkerStatus
+Worker = admin_pb2.WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Slow:
 
 def slow_worker(workers: list[Worker]) -> Slow | None:
     """The one that stands out most; None where all are alike."""
-    ready = [worker for worker in workers if worker.state == router_pb2.WORKER_STATE_READY]
+    ready = [worker for worker in workers if worker.state == admin_pb2.WORKER_STATE_READY]
     able = [worker for worker in ready if prefills(worker)]
     decoding = [w for w in ready if decodes(w) and w.worker.audit.recent_decode.steps]
     prefilling = [w for w in able if w.worker.audit.recent_prefill.tokens]

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import math
 import os
 
-import grpc
 from google.protobuf import json_format
 from rich.console import Console
 
+from baton.cli.admin_call import add_admin_flag
 from baton.cli.messages import say
 from baton.cli.slow_worker import slow_worker
-from baton.cli.status_view import headline, latency_table, rates_line, troubles, worker_table
+from baton.cli.status_source import StatusSource, is_partial
+from baton.cli.status_view import (
+    NO_WORKERS,
+    headline,
+    latency_table,
+    rates_line,
+    troubles,
+    worker_table,
+)
 from baton.cli.store_view import store_line
-from baton.v1 import router_pb2, router_pb2_grpc
+from baton.errors import BatonError
+from baton.v1 import admin_pb2
 
 TIMEOUT_S = 10.0
 CANNOT_SERVE = 1
@@ -28,8 +38,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address(parser: argparse.ArgumentParser) -> None:
-    """What `status` and `top` both take."""
-    parser.add_argument("address", metavar="GRPC_ADDRESS", help="host:port of the router's gRPC door")
+    """The arguments that `status` and `top` share."""
+    parser.add_argument(
+        "address",
+        nargs="?",
+        metavar="GRPC_ADDRESS",
+        help="host:port of the router's public gRPC port; gives totals where its admin port is not known",
+    )
+    add_admin_flag(parser)
     parser.add_argument(
         "--window", type=seconds, default=10, metavar="SECONDS", help="what rates and latencies are of"
     )
@@ -44,9 +60,11 @@ def seconds(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the status; 1 if the cluster cannot serve or a worker's books do not agree."""
-    answer = fetch(arguments.address, arguments.window)
-    if answer is None:
+    """Prints the status; 1 if the cluster cannot serve or a worker's integrity check failed."""
+    try:
+        answer = asyncio.run(fetch(StatusSource(arguments.address, arguments.admin), arguments.window))
+    except BatonError as error:
+        say(f"error: {error.message}")
         return CANNOT_SERVE
     if arguments.json:
         print(json_format.MessageToJson(answer, always_print_fields_with_no_presence=True, indent=None))
@@ -64,25 +82,22 @@ def console() -> Console:
     return Console(highlight=False, width=_PIPE_WIDTH)
 
 
-def fetch(address: str, window_s: int) -> router_pb2.GetStatusResponse | None:
-    """The status with books checked; None, once told why, where the router does not answer."""
-    address = address.removeprefix("grpc://")
-    request = router_pb2.GetStatusRequest(window_s=window_s, check_integrity=True)
-    with grpc.insecure_channel(address) as channel:
-        try:
-            return router_pb2_grpc.RouterServiceStub(channel).GetStatus(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            reason = f"{error.code().name} {error.details()}" if isinstance(error, grpc.Call) else str(error)
-            say(f"error: no status from {address}: {reason}")
-            return None
+async def fetch(source: StatusSource, window_s: int) -> admin_pb2.AdminServiceGetStatusResponse:
+    """The status with every worker's integrity checked; BatonError where the router does not answer."""
+    request = admin_pb2.AdminServiceGetStatusRequest(window_s=window_s, check_integrity=True)
+    async with source:
+        return await source.get(request, TIMEOUT_S)
 
 
-def show(screen: Console, answer: router_pb2.GetStatusResponse) -> None:
-    """Headline, latencies, workers, and what needs an operator."""
+def show(screen: Console, answer: admin_pb2.AdminServiceGetStatusResponse) -> None:
+    """Headline, latencies, workers, and what needs an operator's attention."""
     router = answer.router
     screen.print(headline(router), rates_line(router), latency_table(router), "", sep="\n")
+    if is_partial(answer):
+        screen.print(NO_WORKERS)
+        return
     screen.print(worker_table(list(answer.workers), screen.width, "workers (slots and blocks: used/all)"))
-    screen.print("", store_line(router), sep="\n")
+    screen.print("", store_line(answer), sep="\n")
     for line in troubles(list(answer.workers)):
         screen.print(line)
     if slow := slow_worker(list(answer.workers)):

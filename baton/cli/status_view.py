@@ -10,14 +10,22 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.figures import bytes_text, duration, short_count
-from baton.v1 import router_pb2, types_pb2, worker_pb2
+from baton.v1 import admin_pb2, router_pb2, types_pb2, worker_pb2
 
-Workers = list[router_pb2.WorkerStatus]
-Count = Callable[[router_pb2.WorkerStatus], int]
-Does = Callable[[router_pb2.WorkerStatus], bool]
+Workers = list[admin_pb2.WorkerStatus]
+Count = Callable[[admin_pb2.WorkerStatus], int]
+Does = Callable[[admin_pb2.WorkerStatus], bool]
 
-_STATE_STYLE = {"ready": "green", "starting": "yellow", "draining": "yellow", "silent": "red", "lost": "red"}
+_STATE_STYLE = {
+    "ready": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "other pool": "yellow",
+    "silent": "red",
+    "lost": "red",
+}
 _NONE = "·"
+NO_WORKERS = Text("workers and store: shown by the router's admin port only (--admin HOST:PORT)", "dim")
 
 
 def plain_table(title: str = "") -> Table:
@@ -39,7 +47,7 @@ class Column:
     """A heading, a worker's cell, and all workers' together; shown from `width` terminal columns on."""
 
     heading: str
-    cell: Callable[[router_pb2.WorkerStatus], str]
+    cell: Callable[[admin_pb2.WorkerStatus], str]
     total: Callable[[Workers], str] = lambda workers: ""
     width: int = 0
     left: bool = False
@@ -65,18 +73,18 @@ def worker_table(workers: Workers, width: int, title: str = "") -> Table:
     return table
 
 
-def _styled(column: Column, worker: router_pb2.WorkerStatus) -> Text:
+def _styled(column: Column, worker: admin_pb2.WorkerStatus) -> Text:
     cell = column.cell(worker)
     return Text(cell, style=_STATE_STYLE.get(cell, "") if column.heading == "state" else "")
 
 
-def name_of(worker: router_pb2.WorkerStatus) -> str:
+def name_of(worker: admin_pb2.WorkerStatus) -> str:
     """A worker's name, or its address as long as nobody has answered there."""
     return worker.worker.identity.name or worker.worker.address
 
 
-def state_name(worker: router_pb2.WorkerStatus) -> str:
-    return router_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower()
+def state_name(worker: admin_pb2.WorkerStatus) -> str:
+    return admin_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower().replace("_", " ")
 
 
 def role_name(role: types_pb2.WorkerRole.ValueType) -> str:
@@ -84,34 +92,34 @@ def role_name(role: types_pb2.WorkerRole.ValueType) -> str:
     return _NONE if name == "unspecified" else name
 
 
-def decodes(worker: router_pb2.WorkerStatus) -> bool:
+def decodes(worker: admin_pb2.WorkerStatus) -> bool:
     return worker.worker.identity.role in (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
 
 
-def prefills(worker: router_pb2.WorkerStatus) -> bool:
+def prefills(worker: admin_pb2.WorkerStatus) -> bool:
     return worker.worker.identity.role in (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
 
 
-def steps_of(worker: router_pb2.WorkerStatus) -> worker_pb2.RecentSteps:
+def steps_of(worker: admin_pb2.WorkerStatus) -> worker_pb2.RecentSteps:
     """The steps of the last second that its role is about; decode's where it does both."""
     audit = worker.worker.audit
     return audit.recent_decode if audit.recent_decode.steps or not prefills(worker) else audit.recent_prefill
 
 
-def trouble(worker: router_pb2.WorkerStatus) -> str:
+def trouble(worker: admin_pb2.WorkerStatus) -> str:
     """Why the operator should look at this worker; empty where all is well."""
     audit = worker.worker.audit
     quarantined = sum(link.quarantined_pieces for link in audit.links)
     if worker.worker.error:
         return worker.worker.error
     if audit.integrity_error:
-        return f"its books do not agree: {audit.integrity_error}"
+        return f"its integrity check failed: {audit.integrity_error}"
     if quarantined:
         return f"{quarantined} staging pieces wait for the end of a broken link's sender"
     return ""
 
 
-def _slots(worker: router_pb2.WorkerStatus) -> str:
+def _slots(worker: admin_pb2.WorkerStatus) -> str:
     load = worker.worker.audit.load
     return f"{load.slots - load.free_slots}/{load.slots}" if decodes(worker) and load.slots else _NONE
 
@@ -121,7 +129,7 @@ def _all_slots(workers: Workers) -> str:
     return f"{sum(load.slots - load.free_slots for load in loads)}/{sum(load.slots for load in loads)}"
 
 
-def _blocks(worker: router_pb2.WorkerStatus) -> str:
+def _blocks(worker: admin_pb2.WorkerStatus) -> str:
     return _all_blocks([worker]) if worker.worker.audit.load.blocks else _NONE
 
 
@@ -131,7 +139,7 @@ def _all_blocks(workers: Workers) -> str:
     return f"{used}/{blocks}" if blocks < 1e5 else f"{short_count(used)}/{short_count(blocks)}"
 
 
-def _queued(worker: router_pb2.WorkerStatus) -> int:
+def _queued(worker: admin_pb2.WorkerStatus) -> int:
     return max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens)
 
 
@@ -139,7 +147,7 @@ def _milliseconds(value: float) -> str:
     return f"{value:.1f}" if value else _NONE
 
 
-def _links(worker: router_pb2.WorkerStatus) -> str:
+def _links(worker: admin_pb2.WorkerStatus) -> str:
     links = worker.worker.audit.links
     return str(len(links)) if links else _NONE
 
@@ -166,6 +174,7 @@ COLUMNS = (
     Column("worker", name_of, lambda workers: f"{len(workers)} workers", left=True),
     Column("role", lambda worker: role_name(worker.worker.identity.role), left=True),
     Column("state", state_name, left=True),
+    Column("pool", lambda worker: worker.pool or _NONE, width=120, left=True),
     Column("slots", _slots, _all_slots),
     Column("blocks", _blocks, _all_blocks),
     Column("queue", *_counted(_queued, prefills)),

@@ -1,17 +1,17 @@
-"""How `baton status` and `baton top` speak of the Redis that has registry and journal."""
+"""How `baton status` and `baton top` show the Redis that holds the registry and the journal."""
 
 from __future__ import annotations
 
 from rich.text import Text
 
 from baton.cli.figures import duration, short_count
-from baton.v1 import router_pb2
+from baton.v1 import admin_pb2
 
 
-def store_line(router: router_pb2.RouterStatus) -> Text:
+def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:
     """Where it is, what it has, and whether it answers."""
-    store = router.store
-    if not router.HasField("store"):
+    store = status.store
+    if not status.HasField("store"):
         return Text("Redis: none; neither registry nor journal", "dim")
     line = Text.assemble("Redis: ", (store.address, "bold"), ", embedded" if store.embedded else "")
     if store.restarts:
@@ -24,12 +24,12 @@ def store_line(router: router_pb2.RouterStatus) -> Text:
     return line
 
 
-def store_trouble(router: router_pb2.RouterStatus) -> Text | None:
+def store_trouble(status: admin_pb2.AdminServiceGetStatusResponse) -> Text | None:
     """The same where an operator should know of it."""
-    return store_line(router) if router.store.HasField("away_s") else None
+    return store_line(status) if status.store.HasField("away_s") else None
 
 
-def _journal(store: router_pb2.StoreStatus) -> str:
+def _journal(store: admin_pb2.StoreStatus) -> str:
     if not store.HasField("journal_open"):
         return "its journal does not answer"
     return f"requests in the journal: {short_count(store.journal_open)}"

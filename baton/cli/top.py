@@ -1,4 +1,4 @@
-"""`baton top`: a cluster's rates, latencies, workers and slots, drawn anew until q."""
+"""`baton top`: a cluster's rates, latencies, workers and slots, redrawn until q is pressed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import termios
 import tty
 from collections.abc import Iterator
 
-import grpc.aio
-from rich.console import Console
 from rich.live import Live
 
 from baton.cli import status
 from baton.cli.messages import say
+from baton.cli.status_source import StatusSource
 from baton.cli.top_view import TopView, failure
-from baton.v1 import router_pb2, router_pb2_grpc
+from baton.errors import BatonError
+from baton.v1 import admin_pb2
 
 _CALL_S = 3.0
 
@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 class _Top:
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self._address: str = arguments.address.removeprefix("grpc://")
-        self._request = router_pb2.GetStatusRequest(window_s=arguments.window)
+        self._source = StatusSource(arguments.address, arguments.admin)
+        self._request = admin_pb2.AdminServiceGetStatusRequest(window_s=arguments.window)
         self._interval: float = arguments.interval
         self._console = status.console()
         self._once: bool = arguments.once or not self._console.is_terminal
@@ -56,34 +56,33 @@ class _Top:
         self._quit = asyncio.Event()
 
     async def run(self) -> int:
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            stub = router_pb2_grpc.RouterServiceStub(channel)
+        async with self._source:
             if self._once:
-                return await self._frame(stub)
+                return await self._frame()
             with _keys(self._quit), Live(console=self._console, screen=True, auto_refresh=False) as live:
                 while not self._quit.is_set():
-                    await self._draw(stub, live, self._console)
+                    await self._draw(live)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._interval):
                             await self._quit.wait()
         return 0
 
-    async def _frame(self, stub: router_pb2_grpc.RouterServiceAsyncStub) -> int:
+    async def _frame(self) -> int:
         try:
-            answer = await stub.GetStatus(self._request, timeout=_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            say(f"error: no status from {self._address}: {error.code().name} {error.details()}")
+            answer = await self._source.get(self._request, _CALL_S)
+        except BatonError as error:
+            say(f"error: {error.message}")
             return status.CANNOT_SERVE
         self._console.print(self._view.draw(answer, self._console.width))
         return 0 if answer.router.serving else status.CANNOT_SERVE
 
-    async def _draw(self, stub: router_pb2_grpc.RouterServiceAsyncStub, live: Live, console: Console) -> None:
+    async def _draw(self, live: Live) -> None:
         try:
-            answer = await stub.GetStatus(self._request, timeout=_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            live.update(failure(self._address, f"{error.code().name} {error.details()}"), refresh=True)
+            answer = await self._source.get(self._request, _CALL_S)
+        except BatonError as error:
+            live.update(failure(error.message), refresh=True)
         else:
-            live.update(self._view.draw(answer, console.width), refresh=True)
+            live.update(self._view.draw(answer, self._console.width), refresh=True)
 
 
 @contextlib.contextmanager

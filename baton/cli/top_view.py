@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from baton.cli.slow_worker import slow_worker
+from baton.cli.status_source import is_partial
 from baton.cli.status_view import (
+    NO_WORKERS,
     decodes,
     headline,
     latency_table,
@@ -20,7 +22,7 @@ from baton.cli.status_view import (
     worker_table,
 )
 from baton.cli.store_view import store_trouble
-from baton.v1 import router_pb2, worker_pb2
+from baton.v1 import admin_pb2, router_pb2, worker_pb2
 
 # (cell, style) of a slot; a cell that stands for several shows the busiest.
 _CELLS = {
@@ -46,25 +48,27 @@ class TopView:
     def __init__(self) -> None:
         self._history: deque[int] = deque(maxlen=HISTORY)
 
-    def draw(self, answer: router_pb2.GetStatusResponse, width: int) -> RenderableType:
+    def draw(self, answer: admin_pb2.AdminServiceGetStatusResponse, width: int) -> RenderableType:
         """A frame at most `width` columns wide."""
         workers, router = list(answer.workers), answer.router
         self._history.append(sum(worker.worker.audit.recent_decode.tokens for worker in workers))
         parts: list[RenderableType] = [_title(router), rates_line(router)]
         latencies = latency_table(router)
         parts.append(_beside(latencies, sparkline(list(self._history), max(10, width - 60))))
+        if is_partial(answer):
+            return Group(*parts, "", NO_WORKERS)
         parts += ["", worker_table(workers, width)]
         parts += ["", *_slot_maps(workers, width), *troubles(workers)]
-        if away := store_trouble(router):
+        if away := store_trouble(answer):
             parts.append(away)
         if slow := slow_worker(workers):
             parts.append(slow.line())
         return Group(*parts)
 
 
-def failure(address: str, reason: str) -> RenderableType:
+def failure(reason: str) -> RenderableType:
     """A frame for a router that does not answer."""
-    return Text.assemble((f"no answer from {address}", "bold red"), f": {reason}\nasking again; q quits")
+    return Text.assemble((reason, "bold red"), "\nasking again; q quits")
 
 
 def _title(router: router_pb2.RouterStatus) -> RenderableType:
@@ -91,7 +95,7 @@ def sparkline(values: list[int], width: int) -> Text:
     return Text.assemble((bars, "cyan"), (f" {shown[-1] if shown else 0}", "bold"), (f" max {top}", "dim"))
 
 
-def _slot_maps(workers: list[router_pb2.WorkerStatus], width: int) -> list[RenderableType]:
+def _slot_maps(workers: list[admin_pb2.WorkerStatus], width: int) -> list[RenderableType]:
     """A line or more for each worker that decodes, and what the cells mean."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, overflow="ellipsis", max_width=_NAME_WIDTH)

@@ -2,7 +2,8 @@
 
 starting → serving → draining → gone
     │         │          └ a second signal: stop at once
-    │         └ a child ends unasked: stop everything, exit code 1
+    │         ├ the router ends unasked: start it again
+    │         └ the workers' process ends unasked, or the router for good: stop everything, exit code 1
     └ a child refuses or a signal comes: stop what runs
 """
 
@@ -17,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import TypeVar
 
+from baton.addresses import join_address
 from baton.cli.local_cluster import Doors, LocalCluster, Programs
 from baton.cli.messages import say, write_line
 from baton.cli.race import race
@@ -61,7 +63,10 @@ class StopSignals:
 
 
 async def up(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
-    """Runs a cluster until a signal (0) or a child's unexpected end (1). Raises what `start` raises."""
+    """Runs a cluster until a signal (0) or a failure that restarts do not mend (1).
+
+    Raises what `LocalCluster.start` raises.
+    """
     require_free_ports(config)
     try:
         async with nothing_left():
@@ -115,19 +120,34 @@ async def _reap_orphans() -> None:
 
 
 def _announce(doors: Doors) -> None:
-    """The one line of stdout, which nobody has to read."""
-    write_line(sys.stdout, f"READY http={doors.http} grpc={doors.grpc}")
-    say(f"ready: OpenAI-style HTTP on http://{doors.http}/v1, gRPC on {doors.grpc}; stop with Ctrl-C")
+    """Writes the one line of stdout; a closed stdout is no error."""
+    write_line(sys.stdout, f"READY http={doors.http} grpc={doors.grpc} admin={doors.admin}")
+    say(
+        f"ready: OpenAI-style HTTP on http://{doors.http}/v1, gRPC on {doors.grpc}; "
+        f"metrics on http://{doors.admin_http}/metrics, baton status --admin {doors.admin}; stop with Ctrl-C"
+    )
 
 
 def require_free_ports(config: UpConfig) -> None:
-    """Finds a taken port before minutes of loading weights; `BatonError(INVALID)` names it."""
+    """Finds a port that is taken or named twice before minutes of loading weights.
+
+    Raises `BatonError(INVALID)` with the port and its flag.
+    """
     router = config.router
-    if router.http_port and router.http_port == router.grpc_port:
-        raise invalid(f"port {router.http_port} is named for both HTTP and gRPC")
-    for flag, port in (("--http-port", router.http_port), ("--grpc-port", router.grpc_port)):
+    admin_grpc_port, admin_http_port = router.admin_ports
+    wanted = (
+        (router.host, router.http_port, "--http-port"),
+        (router.host, router.grpc_port, "--grpc-port"),
+        (router.admin_host, admin_grpc_port, "--admin-grpc-port"),
+        (router.admin_host, admin_http_port, "--admin-http-port"),
+    )
+    flags: dict[int, str] = {}
+    for host, port, flag in wanted:
+        if port in flags:
+            raise invalid(f"port {port} is named for both {flags[port]} and {flag}")
         if port:
-            require_free(router.host, port, flag)
+            flags[port] = flag
+            require_free(host, port, flag)
 
 
 def require_free(host: str, port: int, flag: str) -> None:
@@ -139,4 +159,4 @@ def require_free(host: str, port: int, flag: str) -> None:
             probe.bind(address)
             probe.listen(1)
     except OSError as error:
-        raise invalid(f"cannot listen on {host}:{port} ({flag}): {error.strerror}") from None
+        raise invalid(f"cannot listen on {join_address(host, port)} ({flag}): {error.strerror}") from None

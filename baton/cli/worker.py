@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from baton.cli import settings
+from baton.cli import extras, settings
 from baton.cli.local_cluster import ROLES
 from baton.cli.model_folder import require_weights
 from baton.cli.up import require_free
+from baton.cluster_auth import SECRET_VARIABLE, prefix_secret
 from baton.engine.model_source import resolve_model
 from services.common.child import DETACHED
 from services.common.config import NO_STATE, StateConfig, StateSettings, UpConfig, WorkerConfig
@@ -35,17 +36,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--port", default="0", help="0: any free port, told in the ready line on stdout")
     parser.add_argument("--metrics-port", default="0", help="0: any free port, told in the ready line")
-    settings.add_flags(parser, only=("engine.", "transfer.", "state.", "prefix_secret"))
+    settings.add_flags(parser, only=("engine.", "transfer.", "state.", "prefix_secret", "cluster_secret"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Becomes `python -m services.worker`, which reads its configuration from stdin."""
+    extras.require("worker")
     config = worker_config(arguments, os.environ)
     require_weights(resolve_model(config.model), config.engine.weights)
     if config.port:
         require_free(config.host, config.port, "--port")
     if config.metrics_port:
         require_free(config.host, config.metrics_port, "--metrics-port")
+    if config.transfer.transfer_port and config.role == "decode":
+        require_free(config.host, config.transfer.transfer_port, "--transfer-port")
+    if not config.cluster_secret:  # without it no router could tell it from a stranger's, nor it a router
+        raise settings.invalid(
+            f"a worker needs its cluster's secret: set {SECRET_VARIABLE} or --cluster-secret-file"
+        )
     _become_worker(config)
 
 
@@ -54,7 +62,7 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
     values: dict[str, Any] = {}
     settings.take_flags(values, arguments, environment)
     try:
-        common = UpConfig.model_validate(values)
+        common = settings.with_cluster_secret(UpConfig.model_validate(values))
         state = state_config(common.state, arguments.host)
         return WorkerConfig(
             name=arguments.name or default_name(arguments.role, state),
@@ -67,10 +75,17 @@ def worker_config(arguments: argparse.Namespace, environment: Mapping[str, str])
             engine=common.engine_of(arguments.role),
             transfer=common.transfer,
             state=state,
-            prefix_secret=common.prefix_secret or "",
+            prefix_secret=_naming(common),
+            cluster_secret=common.cluster_secret or "",
         )
     except ValidationError as error:
         raise settings.invalid(settings.first_line(error)) from None
+
+
+def _naming(common: UpConfig) -> str:
+    """The prefix secret: its own, or the one that `baton up` makes of the cluster's secret too."""
+    derived = prefix_secret(common.cluster_secret) if common.cluster_secret else ""
+    return common.prefix_secret or derived
 
 
 def state_config(given: StateSettings, host: str) -> StateConfig | None:

@@ -1,5 +1,11 @@
 """A lean Ray of our own on this machine: its own folder, ports and token, and nothing of it is left.
 
+    FOLDER/            mode 0700: no other user can read, replace or connect to what is below
+      token            Ray's, mode 0600
+      secrets          the cluster's, mode 0600, for the actors of workers
+      start.log
+      r/               Ray's own folder, which Ray itself makes 0777
+
 Its processes live below a warden (`baton/cluster/warden.py`), which ends them all when we close its stdin or
 die. Never `ray stop`: that would end every Ray of the machine.
 """
@@ -20,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
+from services.common.cluster_secrets import VARIABLES, Secrets
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's least: nothing of ours passes through it
 _STARTED = "Ray runtime started"
@@ -37,8 +44,10 @@ _PORTS = (
 )
 _GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_PORT, _PORTS_END, _PORTS_TRIED = 10_000, 65_536, 200
-# Socket paths end at 107 bytes, and Ray appends up to 65.
-_LONGEST_FOLDER = 40
+_SOCKET_PATH_BYTES = 107  # the kernel's limit
+# What Ray appends to its folder: /session_<date>_<time>_<pid>/sockets/plasma_store
+_RAY_APPENDS_BYTES = 65
+_PREFIX, _RANDOM_CHARACTERS, _RAY = "baton-", 8, "r"
 
 
 class LocalRay:
@@ -58,20 +67,19 @@ class LocalRay:
         """Starts it, with `environment` for all its processes, and returns at once; `prestarted` Python
         processes will wait for actors, and of GPUs it believes what it is told."""
         folder = _short_folder()
-        token = folder / "token"
-        token.touch(0o600)
-        token.write_text(secrets.token_hex(32))
+        token = _private_file(folder / "token", secrets.token_hex(32))
         environment = {**environment, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_packages(), os.environ.get("PYTHONPATH"))))
         ports = free_ports(len(_PORTS))
-        head = _head(folder, ports, prestarted, gpus)
+        ray_folder(folder).mkdir()
+        head = _head(ray_folder(folder), ports, prestarted, gpus)
         with (folder / "start.log").open("wb") as log:
             warden = subprocess.Popen(
                 (sys.executable, "-m", "baton.cluster.warden", str(folder), *head),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **environment},
+                env={**_without_secrets(os.environ), **environment},
                 start_new_session=True,
             )
         return cls(folder, ports[0], environment, warden)
@@ -85,6 +93,10 @@ class LocalRay:
                 raise BatonError(ErrorKind.UNAVAILABLE, f"the local Ray did not start: {last.strip()}")
             await asyncio.sleep(_POLL_S)
         return f"{_node_address(said)}:{self.port}"
+
+    def keep(self, shared: Secrets) -> Path:
+        """Writes the cluster's secrets to a private file, which is removed with the rest."""
+        return _private_file(self.folder / "secrets", shared.model_dump_json())
 
     def lost(self) -> bool:
         """Whether it has ended by itself."""
@@ -122,10 +134,28 @@ def _head(folder: Path, ports: Sequence[int], prestarted: int, gpus: int) -> tup
     )
 
 
+def _private_file(path: Path, text: str) -> Path:
+    path.touch(0o600)
+    path.write_text(text)
+    return path
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Ray's processes need none of the cluster's, and show their environment to whoever may debug them."""
+    return {name: value for name, value in environment.items() if name not in VARIABLES.values()}
+
+
+def ray_folder(folder: Path) -> Path:
+    """Ray's part of a private folder."""
+    return folder / _RAY
+
+
 def _short_folder() -> Path:
+    """A new private folder, where temporary files go if sockets' paths can be that long, else in /tmp."""
     base = tempfile.gettempdir()
-    folder = tempfile.mkdtemp(prefix="baton-", dir=base if len(base) <= _LONGEST_FOLDER else "/tmp")
-    return Path(folder)
+    ours = len(f"/{_PREFIX}/{_RAY}") + _RANDOM_CHARACTERS
+    fits = len(os.fsencode(base)) + ours + _RAY_APPENDS_BYTES <= _SOCKET_PATH_BYTES
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base if fits else "/tmp"))
 
 
 def free_ports(count: int) -> list[int]:

@@ -15,6 +15,7 @@ from baton.cluster.placement import require_gpus
 from baton.cluster.report import ClusterStatus
 from baton.cluster.supervision import HomeSilentError
 from baton.errors import BatonError, ErrorKind
+from services.common.cluster_secrets import secrets_of, without_secrets
 from services.common.config import ClusterConfig
 from services.common.logs import get_log
 
@@ -131,9 +132,21 @@ class RayCluster:
             max_concurrency=16,
         )
         actor: ActorHandle[SupervisorActor] = maker.remote(
-            self._config.model_dump_json(), self._namespace, log_door
+            self._told().model_dump_json(), self._namespace, log_door
         )
         return actor
+
+    def _told(self) -> ClusterConfig:
+        """What actors are told: all but the secrets, and where they find those."""
+        config = self._config
+        secrets = secrets_of(config.workers[0])
+        return config.model_copy(
+            update={
+                "workers": tuple(without_secrets(worker) for worker in config.workers),
+                "secrets_file": self._local.keep(secrets) if self._local else config.secrets_file,
+                "secret_names": tuple(secrets.given),
+            }
+        )
 
 
 def _import_ray() -> None:

@@ -1,8 +1,9 @@
 """What to do so that the wanted workers run: a pure function of what is wanted, what is seen, and the time.
 
 A worker that ended is started again: at once if it had run for long, else after a pause that doubles with
-each start of the last minute. One that hangs is killed, and so becomes one that ended. One whose
-configuration was refused stays as it is, since the next start would be refused too.
+each start of the last minute. One that hangs is killed, and so becomes one that ended. One that refused to
+start (`INVALID`: its model folder is away, a file is damaged) is tried again after longer pauses, since what
+it lacks may come back. Only one whose name a newer start of the same worker has taken stays down.
 """
 
 from __future__ import annotations
@@ -16,17 +17,27 @@ from baton.cluster.report import Phase
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
 MAX_STARTS = 8
+# Pauses after consecutive refusals, which double up to the longest.
+FIRST_REFUSED_PAUSE_S, LONGEST_REFUSED_PAUSE_S = 2.0, 30.0
+_MOST_DOUBLINGS = 16
 # A home is busy with little else than answering, but not on any request's path: it is given longer.
 HOME_PATIENCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One worker as last heard of; `starts` are the times it was started at, oldest first."""
+    """One worker as last reported.
+
+    `starts` are the times it was started at, oldest first; `refusals` counts its latest starts that were
+    refused one after the other, the last of them at `refused_at`. `replaced`: a newer start of the same
+    worker has its name.
+    """
 
     phase: Phase
     silent_s: float = 0.0
-    refused: bool = False
+    replaced: bool = False
+    refusals: int = 0
+    refused_at: float = 0.0
     starts: tuple[float, ...] = ()
 
 
@@ -81,9 +92,19 @@ def _due(name: str, seen: Seen, now: float, hang_timeout_s: float) -> Action | N
             if seen.silent_s > hang_timeout_s * HOME_PATIENCE:
                 return Kill(name, home=True, reason=f"its actor has not answered for {seen.silent_s:.1f} s")
             return None
-    if seen.refused or now < start_at(seen.starts, now):
+    if seen.replaced:
         return None
-    return Start(name)
+    due_at = start_at(seen.starts, now)
+    if seen.refusals:
+        due_at = max(due_at, refused_until(seen.refusals, seen.refused_at))
+    return Start(name) if now >= due_at else None
+
+
+def refused_until(refusals: int, refused_at: float) -> float:
+    """When a worker is tried again whose latest `refusals` (>= 1) starts were refused, the last at
+    `refused_at`."""
+    doublings = min(refusals - 1, _MOST_DOUBLINGS)  # 2.0 ** 1024 would overflow
+    return refused_at + min(FIRST_REFUSED_PAUSE_S * 2.0**doublings, LONGEST_REFUSED_PAUSE_S)
 
 
 def start_at(starts: tuple[float, ...], now: float) -> float:

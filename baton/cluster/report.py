@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config import StrictModel
+from services.common.strict_model import StrictModel
 
 
 class Phase(StrEnum):
@@ -26,10 +26,15 @@ class Failure(StrictModel):
     message: str
 
     @property
-    def final(self) -> bool:
-        """Another start would fail like this one, since the configuration is wrong, or would take the name
-        back from a newer start of the same worker elsewhere."""
-        return ErrorKind[self.kind] in (ErrorKind.INVALID, ErrorKind.CONFLICT)
+    def refused(self) -> bool:
+        """The process refused its configuration or what that names, such as the model's files. An immediate
+        second start would fail alike; a later one may not."""
+        return ErrorKind[self.kind] is ErrorKind.INVALID
+
+    @property
+    def replaced(self) -> bool:
+        """A newer start of the same worker elsewhere has its name; another start would take it back."""
+        return ErrorKind[self.kind] is ErrorKind.CONFLICT
 
     def error(self) -> BatonError:
         return BatonError(ErrorKind[self.kind], self.message)

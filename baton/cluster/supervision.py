@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from baton.cluster.reconcile import MAX_STARTS, Action, Kill, Remove, Seen, Start, plan
+from baton.cluster.reconcile import MAX_STARTS, Action, Kill, Remove, Seen, Start, plan, refused_until
 from baton.cluster.report import ClusterStatus, Failure, Phase, Report, WorkerStatus
 from baton.errors import BatonError, ErrorKind
 from services.common.config import ClusterConfig, WorkerConfig
@@ -64,6 +64,8 @@ class Supervision:
         self._reports: dict[str, Report] = {}
         self._heard: dict[str, float] = {}
         self._starts: dict[str, deque[float]] = {}
+        # Of each worker: consecutive starts that were refused, and when the last of them was.
+        self._refusals: dict[str, tuple[int, float]] = {}
         # What is being done to a worker: at most one thing at a time.
         self._acting: dict[str, asyncio.Task[None]] = {}
 
@@ -121,7 +123,24 @@ class Supervision:
             _log.warning("worker_ended", worker=name, starts=report.starts, why=why)
         if known is None and report.phase is Phase.SERVING:
             _log.info("worker_adopted", worker=name, address=report.address)
+        self._count_refusals(name, known, report)
         self._reports[name] = report
+
+    def _count_refusals(self, name: str, known: Report | None, report: Report) -> None:
+        """Counts a start that has just been refused; one that serves, or fails otherwise, ends the series."""
+        failure = report.failure
+        if report.phase is Phase.SERVING or (failure is not None and not failure.refused):
+            self._refusals.pop(name, None)
+        elif failure is not None and (known is None or known.failure != failure):
+            self._refused_again(name, report.starts, failure.message)
+
+    def _refused_again(self, name: str, starts: int, why: str) -> None:
+        now = self._clock()
+        count = self._refusals.get(name, (0, 0.0))[0] + 1
+        self._refusals[name] = count, now
+        wait_s = refused_until(count, now) - now
+        if starts > 1:  # the first start's refusal is reported by the process that waits for it
+            _log.error("worker_refused", worker=name, starts=starts, why=why, retry_in_s=wait_s)
 
     def _learn(self, name: str, **news: object) -> None:
         self._reports[name] = self._reports[name].model_copy(update=news)
@@ -131,8 +150,9 @@ class Supervision:
         if report is None:
             # Its home was never heard, but it may run: give it time to speak.
             return Seen(Phase.UNKNOWN, self._clock() - self._heard[name])
-        refused = report.failure is not None and report.failure.final
-        return Seen(report.phase, report.silent_s, refused, tuple(self._starts.get(name, ())))
+        replaced = report.failure is not None and report.failure.replaced
+        starts = tuple(self._starts.get(name, ()))
+        return Seen(report.phase, report.silent_s, replaced, *self._refusals.get(name, (0, 0.0)), starts)
 
     def _begin(self, action: Action) -> None:
         task = asyncio.create_task(self._act(action))
@@ -150,6 +170,7 @@ class Supervision:
                 case Remove(name):
                     await self._homes.stop(name, self._config.drain_s)
                     del self._reports[name]
+                    self._refusals.pop(name, None)
         except HomeSilentError as error:
             _log.warning(
                 "action_unanswered", worker=action.name, action=type(action).__name__, why=str(error)

@@ -13,6 +13,8 @@ from baton.cluster.log_door import borrow_stderr
 from baton.cluster.ray_calls import find
 from baton.cluster.supervision import HomeSilentError
 from baton.cluster.worker_home import WorkerHome
+from baton.errors import BatonError
+from services.common.cluster_secrets import find_secrets, with_secrets
 from services.common.config import ClusterConfig, WorkerConfig
 from services.common.logs import configure_logs, get_log
 
@@ -52,7 +54,12 @@ class WorkerActor:
         if self._config.ray_address != "local":
             address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
             worker = worker.model_copy(update={"host": address})
-        self._home.start(worker, number, self._config.start_timeout_s)
+        try:
+            worker = with_secrets(worker, find_secrets(self._config, os.environ))
+        except BatonError as error:
+            self._home.refuse(number, BatonError(error.kind, f"{worker.name}: {error.message}"))
+        else:
+            self._home.start(worker, number, self._config.start_timeout_s)
 
     async def kill(self) -> None:
         """Kills the worker's processes."""

@@ -22,6 +22,7 @@ from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.child_process import Child, ChildError
 from services.common.config import WorkerConfig
 from services.common.grpc_server import channel_options
+from services.common.internal_rpc import internal_channel
 from services.common.logs import get_log
 
 if TYPE_CHECKING:  # the class is in the stub file only
@@ -62,6 +63,10 @@ class WorkerHome:
             self._report = Report(phase=Phase.STARTING, starts=number, device_index=index)
             self._life = asyncio.create_task(self._live(counted, timeout_s))
 
+    def refuse(self, number: int, error: BatonError) -> None:
+        """Reports the `number`-th start as failed before a process was started."""
+        self._report = Report(phase=Phase.ENDED, starts=number, failure=_told(error))
+
     def kill(self) -> None:
         """Kills both processes of the worker, stopped ones too."""
         if self._child is not None:
@@ -84,7 +89,7 @@ class WorkerHome:
         try:
             self._child = await Child.start(config.name, self._program, config.model_dump_json())
             said = await self._child.ready(timeout_s)
-            await self._serve(self._child, said["grpc"])
+            await self._serve(self._child, said["grpc"], config.cluster_secret)
             failure = await self._child.death()
         except (BatonError, ChildError) as error:
             failure = error
@@ -98,10 +103,10 @@ class WorkerHome:
                 self._child = None
             self._learn(phase=Phase.ENDED, failure=_told(failure))
 
-    async def _serve(self, child: Child, address: str) -> None:
+    async def _serve(self, child: Child, address: str, cluster_secret: str) -> None:
         """Listens to its heart until the process ends."""
         ended = asyncio.create_task(child.ended())
-        async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+        async with internal_channel(address, channel_options(), cluster_secret) as channel:
             worker: WorkerServiceAsyncStub = WorkerServiceStub(channel)
             beating = asyncio.create_task(self._beat(worker, address))
             try:

@@ -21,6 +21,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from baton.addresses import join_address
 from baton.errors import BatonError, ErrorKind
 
 Reply = int | bytes | None | list["Reply"]
@@ -65,7 +66,7 @@ class Endpoint:
     options: dict[str, str] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
-        return ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return ",".join(join_address(host, port) for host, port in self.hosts)
 
 
 def parse_url(url: str) -> Endpoint:

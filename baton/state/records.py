@@ -34,6 +34,7 @@ class Member(BaseModel):
     host: _Word = Field("", description="the machine; pairs on one host are preferred")
     addresses: dict[_Word, _Word] = Field(default_factory=dict, max_length=16)
     fingerprint: str = Field("", max_length=256, description="hex; equal where KV may pass between two")
+    secret_name: str = Field("", max_length=64, description="equal where two share their cluster's secret")
     limits: dict[_Word, int] = Field(default_factory=dict, max_length=64)
     draining: bool = False
 

@@ -41,6 +41,9 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "target", metavar="TARGET", help="grpc://HOST:PORT (Baton) or http(s)://HOST:PORT (OpenAI)"
     )
+    group.add_argument(
+        "--admin", default="", metavar="HOST:PORT", help=TargetSettings.model_fields["admin"].description
+    )
     group.add_argument("--model", default="", help="default: the one that is served there")
     group.add_argument(
         "--form", choices=("ids", "text", "chat"), help="what prompts are sent as (default ids)"
@@ -188,6 +191,7 @@ def _target(arguments: argparse.Namespace) -> TargetSettings:
         form = form_of(read_prompts(arguments.prompts), form or "ids")
     return TargetSettings(
         url=arguments.target,
+        admin=arguments.admin,
         model=arguments.model,
         form=form or "ids",
         timeout_s=arguments.timeout,

@@ -13,7 +13,7 @@ from loadgen import run_folder
 from loadgen.generator.crew import Progress, measure
 from loadgen.generator.progress import ProgressView
 from loadgen.generator.scrape import Scraper, write_samples
-from loadgen.targets.at_rest import leaks
+from loadgen.targets.at_rest import check_leaks
 
 if TYPE_CHECKING:
     from loadgen.run_folder import Run
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 Decide = Callable[[Progress], bool]
 
 
-async def run_once(
-    before: Preflight, path: Path, title: str, go_on: Decide = lambda _: True, *, last_look: bool = True
-) -> Run:
+async def run_once(before: Preflight, path: Path, title: str, go_on: Decide = lambda _: True) -> Run:
     """Measures with the settings that the preflight found good, and keeps the folder.
 
     `go_on` may end the run early. LoadgenError where the target goes away or a process dies.
     """
     settings = before.settings
     origin = time.monotonic()
-    scraper = Scraper(settings.generator.metrics_urls, settings.target.url, lambda: time.monotonic() - origin)
+    scraper = Scraper(settings.generator.metrics_urls, settings.target, lambda: time.monotonic() - origin)
     scraping = asyncio.create_task(scraper.run())
     try:
         with ProgressView(settings, title, go_on) as view:
@@ -40,9 +38,9 @@ async def run_once(
         scraping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await scraping
-    held = await leaks(settings.target.url) if last_look else None
+    leaks = await check_leaks(settings.target)
     # The scraper's clock ran from before the processes started; the run's own starts with its first second.
     shift = measured.started_monotonic - origin
     write_samples(path / run_folder.METRICS, [sample.shifted(-shift) for sample in scraper.samples])
-    more = {"lone_s": before.lone_s, "warmups": before.warmups, "leaks": held}
+    more = {"lone_s": before.lone_s, "warmups": before.warmups, **leaks.as_dict()}
     return run_folder.keep(path, settings, measured, more)

@@ -1,13 +1,14 @@
 """The server's own metrics while a run lasts, on the run's clock.
 
-Sources are Prometheus endpoints, the user's and, behind Baton's gRPC door, every worker's; and that door's
-status. What a source says is kept as it is, but for histograms' buckets. A source that does not answer is
-left out of that round: a run is not lost for it.
+Sources are Prometheus endpoints, those the user names and, where the target's AdminService answers, every
+worker's; and the router's status. Samples are kept as they are, without histograms' buckets. A source that
+does not answer is left out of that round: a run is not lost for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.v1.router_pb2 import GetStatusRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
+from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS, address_of
 from loadgen.targets.http_get import get
 from loadgen.targets.target import Failure
@@ -25,6 +27,9 @@ from loadgen.targets.target import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from baton.v1.router_pb2 import RouterStatus
+    from loadgen.settings import TargetSettings
 
 EVERY_S = 1.0
 _ANSWER_S = 0.8
@@ -51,7 +56,7 @@ class Sample:
 class Scraper:
     """Asks every source once a second while `run` runs; `samples` are what they said."""
 
-    def __init__(self, urls: Sequence[str], target: str, clock: Callable[[], float]) -> None:
+    def __init__(self, urls: Sequence[str], target: TargetSettings, clock: Callable[[], float]) -> None:
         self._urls = {url.split("://", 1)[1].partition("/")[0]: url for url in urls}
         self._target = target
         self._clock = clock
@@ -59,36 +64,42 @@ class Scraper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        channel = None
-        if self._target.startswith("grpc://"):
-            channel = grpc.aio.insecure_channel(address_of(self._target), options=OPTIONS)
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            admin = await stack.enter_async_context(AdminPort(self._target))
+            public = None
+            if self._target.url.startswith("grpc://"):
+                channel = grpc.aio.insecure_channel(address_of(self._target.url), options=OPTIONS)
+                public = await stack.enter_async_context(channel)
             for _ in range(_MOST_ROUNDS):
                 due = self._clock() + EVERY_S
-                sources = dict(self._urls)
-                if channel is not None:
-                    sources |= await self._status(channel)
+                sources = self._urls | await self._status(admin, public)
                 answers = (self._scrape(name, url) for name, url in list(sources.items())[:_MOST_SOURCES])
                 await asyncio.gather(*answers)
                 await asyncio.sleep(max(0.0, due - self._clock()))
-        finally:
-            if channel is not None:
-                await channel.close(None)
 
-    async def _status(self, channel: grpc.aio.Channel) -> dict[str, str]:
-        """Keeps what the door says of itself; returns where its workers' metrics are."""
+    async def _status(self, admin: AdminPort, public: grpc.aio.Channel | None) -> dict[str, str]:
+        """Keeps the router's totals; returns the metrics addresses of its workers, if they are known."""
         try:
-            status = await RouterServiceStub(channel).GetStatus(GetStatusRequest(), timeout=_ANSWER_S)
-        except grpc.aio.AioRpcError:
+            status = await admin.status(_ANSWER_S, check_integrity=False)
+        except NoAdminError:
+            if public is not None:
+                await self._totals(public)
             return {}
-        router = status.router
-        values = {"running requests": float(router.running), "waiting requests": float(router.waiting)}
-        self.samples.append(Sample(self._clock(), "router", values))
+        self._keep(status.router)
         return {
             one.worker.identity.name or one.metrics_address: f"http://{one.metrics_address}/metrics"
             for one in status.workers
             if one.metrics_address
         }
+
+    async def _totals(self, channel: grpc.aio.Channel) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            answer = await RouterServiceStub(channel).GetStatus(GetStatusRequest(), timeout=_ANSWER_S)
+            self._keep(answer.router)
+
+    def _keep(self, router: RouterStatus) -> None:
+        values = {"running requests": float(router.running), "waiting requests": float(router.waiting)}
+        self.samples.append(Sample(self._clock(), "router", values))
 
     async def _scrape(self, name: str, url: str) -> None:
         try:

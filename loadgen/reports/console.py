@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from loadgen.reports.described import leak_words
 from loadgen.reports.words import counts, interval, limits, number, percent
 
 if TYPE_CHECKING:
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from loadgen.analysis.summary import Attainment, Summary
     from loadgen.run_folder import Run
 
+# Of a leak check that passed, and of any other.
+_LEAK_STYLES = {True: "dim", False: "yellow"}
 SHOWN = ("50", "90", "95", "99", "99.9")
 
 
 def show_run(run: Run, console: Console) -> None:
     """Verdict, counts, percentiles with their formulas, and where the rest is."""
     console.print(Group(*_parts(run.summary, console.width)))
+    console.print(Text(leak_words(run.about), style=_LEAK_STYLES[run.about.get("leaks") == []]))
     console.print(Text(f"raw record and report: {run.path}", style="dim"))
 
 

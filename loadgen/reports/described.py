@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loadgen.reports.words import limits, number
 
@@ -45,6 +45,15 @@ def limit_words(settings: Settings) -> str:
     """`90 % within ttft:300 tpot:30`; empty where there is no limit."""
     judge = settings.judge
     return f"{judge.attainment:.0%} within {limits(judge.goodput)}" if judge.goodput else ""
+
+
+def leak_words(about: dict[str, Any]) -> str:
+    """`leak check: passed`, what is still held, or that nothing was checked and why."""
+    held = about.get("leaks")
+    if held is None:
+        reason = about.get("leaks_not_checked")
+        return f"leak check: not checked ({reason})" if reason else "leak check: not checked"
+    return f"leak check: FAILED, still held: {'; '.join(held)}" if held else "leak check: passed"
 
 
 def _sharing(prompts: PromptSettings) -> str:

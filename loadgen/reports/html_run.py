@@ -14,7 +14,7 @@ from loadgen.analysis.slo import Judge
 from loadgen.generator.scrape import read_samples
 from loadgen.record import Outcome
 from loadgen.reports import charts
-from loadgen.reports.described import limit_words, load_words, prompt_words
+from loadgen.reports.described import leak_words, limit_words, load_words, prompt_words
 from loadgen.reports.page import Tile, folded, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.server_charts import server_charts
@@ -33,7 +33,13 @@ def run_page(run: Run) -> str:
     summary, settings = run.summary, run.settings
     columns = Columns.of(run.records, Judge.of(settings))
     title = f"{settings.target.model} at {settings.target.url}"
-    lines = [load_words(settings.load), prompt_words(settings), limit_words(settings), _when(run)]
+    lines = [
+        load_words(settings.load),
+        prompt_words(settings),
+        limit_words(settings),
+        _when(run),
+        leak_words(run.about),
+    ]
     seconds = float(columns.ended[np.isfinite(columns.ended)].max(initial=1e-3))
     parts = [
         heading(
@@ -43,7 +49,7 @@ def run_page(run: Run) -> str:
             [one for one in lines if one],
         ),
         reasons([reason.text for reason in summary.invalid]),
-        reasons([*summary.cautions, *leak_lines(run)], caution=True),
+        reasons([*summary.cautions, *_leaks(run)], caution=True),
         tiles(_tiles(summary)),
         section("Over time", side_by_side(_time_charts(run, columns))),
         section("Distributions, of the window", side_by_side(_distributions(run, columns))),
@@ -57,8 +63,8 @@ def run_page(run: Run) -> str:
     return page(title, [part for part in parts if part])
 
 
-def leak_lines(run: Run) -> list[str]:
-    """What the server still held when nothing ran any more."""
+def _leaks(run: Run) -> list[str]:
+    """What the server still held once nothing ran any more."""
     return [f"still held after the run: {one}" for one in run.about.get("leaks") or []]
 
 

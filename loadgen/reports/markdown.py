@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from loadgen.analysis.quantities import PERCENTILES
 from loadgen.reports.console import attainment_lines
 from loadgen.reports.console_curve import goodput_line
-from loadgen.reports.described import limit_words, load_words, prompt_words
+from loadgen.reports.described import leak_words, limit_words, load_words, prompt_words
 from loadgen.reports.words import counts, interval, number, percent
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ def run_markdown(run: Run) -> str:
         f"({window.steadiness}); failed: {counts(summary.failed)}",
         f"- a second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} ended well, "
         f"{number(summary.rates.output_tokens)} output tokens",
+        f"- {leak_words(run.about)}",
         "",
     ]
     head = ["ms", *(f"p{q:g}" for q in PERCENTILES), "max", "p99 is within", "formula"]

@@ -1,52 +1,61 @@
-"""After a run: has the server let go of everything? A slot that a cancelled request still holds is lost."""
+"""After a run: whether the server has released everything. A slot that a cancelled request holds is lost."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import grpc
-import grpc.aio
-
-from baton.v1.router_pb2 import GetStatusRequest
-from baton.v1.router_pb2_grpc import RouterServiceStub
-from loadgen.targets.grpc_target import OPTIONS, address_of
+from loadgen.targets.admin_port import AdminPort, NoAdminError
 
 if TYPE_CHECKING:
-    from baton.v1.router_pb2 import GetStatusResponse
+    from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
     from baton.v1.worker_pb2 import Audit
+    from loadgen.settings import TargetSettings
 
-# The door promises 1 s; a busy machine gets more.
+# A router promises 1 s; a busy machine gets more.
 PATIENCE_S = 5.0
 _ANSWER_S = 2.0
 
 
-async def leaks(url: str) -> list[str] | None:
-    """What is still held when nothing runs any more, in words; None where the target cannot say."""
-    if not url.startswith("grpc://"):
-        return None
+@dataclass(frozen=True, slots=True)
+class LeakCheck:
+    """What was still held once nothing ran any more, in words; None, and why, where it was not checked."""
+
+    held: list[str] | None
+    not_checked: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As a run's `about.json` has it."""
+        return {"leaks": self.held, "leaks_not_checked": self.not_checked}
+
+
+async def check_leaks(target: TargetSettings) -> LeakCheck:
+    """Asks until nothing is held or PATIENCE_S have passed. Never raises: a check that cannot run says so."""
     until = time.monotonic() + PATIENCE_S
-    async with grpc.aio.insecure_channel(address_of(url), options=OPTIONS) as channel:
-        router = RouterServiceStub(channel)
+    async with AdminPort(target) as admin:
         while True:
             try:
-                status = await router.GetStatus(GetStatusRequest(check_integrity=True), timeout=_ANSWER_S)
-            except grpc.aio.AioRpcError:
-                return None
-            held = held_by(status)
-            if not held or time.monotonic() > until:
-                return held
+                status = await admin.status(_ANSWER_S, check_integrity=True)
+            except NoAdminError as error:
+                return LeakCheck(None, str(error))
+            found = judge(status)
+            if found.held == [] or time.monotonic() > until:
+                return found
             await asyncio.sleep(0.25)
 
 
-def held_by(status: GetStatusResponse) -> list[str]:
-    """Everything that a server at rest does not hold."""
+def judge(status: AdminServiceGetStatusResponse) -> LeakCheck:
+    """What the router and its workers hold; not checked where a worker that gave no audit may hold more."""
     held = [f"router: {status.router.running} requests run"] if status.router.running else []
+    silent = [] if status.workers else ["no worker is known"]
     for one in status.workers:
         name = one.worker.identity.name or one.worker.address
         held += [f"{name}: {what}" for what in _held(one.worker.audit)]
-    return held
+        if one.worker.error:
+            silent.append(f"no audit of {name}: {one.worker.error}")
+    return LeakCheck(None, silent[0]) if silent and not held else LeakCheck(held)
 
 
 def _held(audit: Audit) -> list[str]:

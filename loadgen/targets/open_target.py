@@ -20,9 +20,7 @@ def open_target(settings: TargetSettings, clock: Callable[[], float]) -> Target:
 
         return GrpcTarget(settings, clock)
     if settings.url.startswith(("http://", "https://")):
-        try:
-            from loadgen.targets.http_target import HttpTarget
-        except ImportError:
-            raise LoadgenError("HTTP needs httptools: pip install 'baton-serve[loadgen]'") from None
+        from loadgen.targets.http_target import HttpTarget
+
         return HttpTarget(settings, clock)
     raise LoadgenError(f"{settings.url!r} is no target (grpc://HOST:PORT or http://HOST:PORT)")

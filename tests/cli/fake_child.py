@@ -1,10 +1,11 @@
 """A stand-in for a worker or a router: speaks the ready protocol and notes in $FAKE_LOG what happens to it.
 
     python fake_child.py (worker | router) [refuse|silent|nonsense|dies|dies-once|gives-up|stubborn|
-                                            grandchild|replaced] …
+                                            grandchild|replaced|refuses-second|silent-second] …
 
 A worker dies, or says that it was replaced, once it was asked who it is. A router notes which workers it
-hears of; it answers Generate with the bytes of its prompt's reverse, one a message, and GetStatus.
+hears of; it answers Generate with the bytes of its prompt's reverse, one a message, and GetStatus. The traits
+of the second start do not hold for the others.
 """
 
 from __future__ import annotations
@@ -18,14 +19,22 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import grpc.aio
 
-from baton.v1 import router_pb2, router_pb2_grpc, types_pb2, worker_pb2, worker_pb2_grpc
+from baton.v1 import (
+    admin_pb2,
+    router_pb2,
+    router_pb2_grpc,
+    types_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
 
 
 class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     def __init__(self) -> None:
-        self._workers: list[str] = []
+        self.workers: list[str] = []
 
     async def hear(self) -> None:
         """Follows the list of workers on stdin."""
@@ -35,8 +44,8 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
         while line := await reader.readline():
             message = json.loads(line)
             if "workers" in message:
-                self._workers = message["workers"]
-                note("hears", "|".join(self._workers) or "nobody")
+                self.workers[:] = message["workers"]
+                note("hears", "|".join(self.workers) or "nobody")
             if "store_restarts" in message:
                 note("store-restarts", str(message["store_restarts"]))
 
@@ -60,17 +69,21 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
     ) -> router_pb2.ListModelsResponse:
         return router_pb2.ListModelsResponse()
 
-    async def AuditCluster(  # noqa: N802
-        self, request: router_pb2.AuditClusterRequest, context: object
-    ) -> router_pb2.AuditClusterResponse:
-        return router_pb2.AuditClusterResponse()
-
     async def GetStatus(  # noqa: N802
         self, request: router_pb2.GetStatusRequest, context: object
     ) -> router_pb2.GetStatusResponse:
-        answer = router_pb2.GetStatusResponse()
-        for address in self._workers:
-            worker = answer.workers.add(state=router_pb2.WORKER_STATE_READY).worker
+        return router_pb2.GetStatusResponse()
+
+
+def add_admin(server: grpc.aio.Server, workers: list[str]) -> None:
+    """AdminService's GetStatus, and nothing else of it."""
+
+    async def get_status(
+        request: admin_pb2.AdminServiceGetStatusRequest, context: object
+    ) -> admin_pb2.AdminServiceGetStatusResponse:
+        answer = admin_pb2.AdminServiceGetStatusResponse(grpc_address="127.0.0.1:1")
+        for address in workers:
+            worker = answer.workers.add(state=admin_pb2.WORKER_STATE_READY).worker
             worker.address = address
             worker.identity.name = "prefill-0"
             worker.identity.role = types_pb2.WORKER_ROLE_PREFILL
@@ -78,6 +91,14 @@ class FakeRouter(router_pb2_grpc.RouterServiceServicer):
             worker.audit.blocks_shipped.append(2)
             worker.audit.bytes_shipped = 16384
         return answer
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        get_status,
+        request_deserializer=admin_pb2.AdminServiceGetStatusRequest.FromString,
+        response_serializer=admin_pb2.AdminServiceGetStatusResponse.SerializeToString,
+    )
+    handlers = grpc.method_handlers_generic_handler("baton.v1.AdminService", {"GetStatus": handler})
+    server.add_generic_rpc_handlers((handlers,))
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
@@ -96,9 +117,10 @@ class FakeWorker(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.GetAuditResponse(audit=worker_pb2.Audit(front_pid=os.getpid()))
 
 
-def started_before(name: str) -> bool:
+def starts(name: str) -> int:
+    """How often it was started so far, this time included."""
     lines = Path(os.environ["FAKE_LOG"]).read_text(encoding="utf-8").splitlines()
-    return sum(line.startswith(f"started {name} ") for line in lines) > 1
+    return sum(line.startswith(f"started {name} ") for line in lines)
 
 
 def note(event: str, name: str) -> None:
@@ -125,15 +147,20 @@ async def serve(kind: str, config: dict[str, object], traits: set[str]) -> None:
     router, worker = FakeRouter(), FakeWorker()
     if kind == "router":
         router_pb2_grpc.add_RouterServiceServicer_to_server(router, server)
+        add_admin(server, router.workers)
     else:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{config.get('grpc_port', 0)}")
+    if port == config.get("grpc_port"):
+        note(f"at-{port}", name)
     await server.start()
-    ready = {"grpc": f"127.0.0.1:{port}"} | ({"http": "127.0.0.1:1"} if kind == "router" else {})
+    ready = {"grpc": f"127.0.0.1:{port}"}
+    if kind == "router":  # one server plays all of its ports
+        ready |= {"http": "127.0.0.1:1", "admin": f"127.0.0.1:{port}", "admin_http": "127.0.0.1:2"}
     say({"ready": ready})
     print("a stray line on stdout", flush=True)
     hearing = asyncio.create_task(router.hear()) if kind == "router" else None
-    if "dies" in traits or ("dies-once" in traits and not started_before(name)):
+    if "dies" in traits or ("dies-once" in traits and starts(name) == 1):
         if kind == "worker":
             await worker.met.wait()
         await asyncio.sleep(0.5)  # READY is said meanwhile
@@ -165,12 +192,13 @@ def main() -> None:
         child = subprocess.Popen(["sleep", "600"])
         with Path(os.environ["FAKE_LOG"]).open("a", encoding="utf-8") as log:
             log.write(f"started grandchild {child.pid}\n")
-    if "refuse" in traits:
+    second = starts(str(config.get("name", kind))) == 2
+    if "refuse" in traits or ("refuses-second" in traits and second):
         say({"error": {"kind": "invalid", "message": "model.safetensors is missing"}})
         sys.exit(2)
     if "nonsense" in traits:
         print("hello", flush=True)
-    if "silent" in traits or "nonsense" in traits:
+    if "silent" in traits or "nonsense" in traits or ("silent-second" in traits and second):
         signal.pause()
     asyncio.run(serve(kind, config, traits))
 

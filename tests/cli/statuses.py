@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baton.v1 import router_pb2, types_pb2, worker_pb2
+from baton.v1 import admin_pb2, router_pb2, types_pb2, worker_pb2
 
-READY = router_pb2.WORKER_STATE_READY
+READY = admin_pb2.WORKER_STATE_READY
 
 
 def worker(
@@ -15,13 +15,13 @@ def worker(
     slots: int = 16,
     active: int = 3,
     queued: int = 0,
-    state: router_pb2.WorkerState.ValueType = READY,
-) -> router_pb2.WorkerStatus:
+    state: admin_pb2.WorkerState.ValueType = READY,
+) -> admin_pb2.WorkerStatus:
     """A worker that had 100 steps within the last second."""
     recent = worker_pb2.RecentSteps(steps=100, tokens=1000, mean_ms=step_ms, p99_ms=step_ms * 2)
     states = [worker_pb2.SLOT_STATE_ACTIVE] * active + [worker_pb2.SLOT_STATE_RESERVED]
     states += [worker_pb2.SLOT_STATE_FREE] * (slots - len(states))
-    status = router_pb2.WorkerStatus(state=state, queued_tokens=queued, metrics_address="127.0.0.1:9100")
+    status = admin_pb2.WorkerStatus(state=state, queued_tokens=queued, metrics_address="127.0.0.1:9100")
     status.worker.address = "127.0.0.1:50001"
     status.worker.identity.name, status.worker.identity.role = name, role
     audit = status.worker.audit
@@ -35,15 +35,15 @@ def worker(
     return status
 
 
-def prefill(name: str, **fields: int | float) -> router_pb2.WorkerStatus:
+def prefill(name: str, **fields: int | float) -> admin_pb2.WorkerStatus:
     return worker(name, types_pb2.WORKER_ROLE_PREFILL, **fields)  # type: ignore[arg-type]
 
 
-def decode(name: str, **fields: int | float) -> router_pb2.WorkerStatus:
+def decode(name: str, **fields: int | float) -> admin_pb2.WorkerStatus:
     return worker(name, types_pb2.WORKER_ROLE_DECODE, **fields)  # type: ignore[arg-type]
 
 
-def status(*workers: router_pb2.WorkerStatus, serving: bool = True) -> router_pb2.GetStatusResponse:
+def status(*workers: admin_pb2.WorkerStatus, serving: bool = True) -> admin_pb2.AdminServiceGetStatusResponse:
     """A cluster with figures as wide as they come."""
     router = router_pb2.RouterStatus(
         model="a-model-of-some-length",
@@ -59,4 +59,6 @@ def status(*workers: router_pb2.WorkerStatus, serving: bool = True) -> router_pb
         ttft=router_pb2.Latency(count=10, p50_ms=12345.6, p99_ms=99999.9),
         itl=router_pb2.Latency(count=10, p50_ms=0.05, p99_ms=7.25),
     )
-    return router_pb2.GetStatusResponse(router=router, workers=workers)
+    return admin_pb2.AdminServiceGetStatusResponse(
+        router=router, workers=workers, grpc_address="127.0.0.1:50051", http_address="127.0.0.1:8000"
+    )

@@ -19,7 +19,7 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--admin-grpc-port", "--admin-http-port"])
 def test_port_in_use(
     flag: str,
     taken: int,
@@ -28,8 +28,8 @@ def test_port_in_use(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    other = "--grpc-port" if flag == "--http-port" else "--http-port"
-    assert main(["up", flag, str(taken), other, "0"]) == 2
+    ports = {"--http-port": "0", "--grpc-port": "0", flag: str(taken)}
+    assert main(["up", *(word for pair in ports.items() for word in pair)]) == 2
     assert capsys.readouterr().err == (
         f"baton: error: cannot listen on 127.0.0.1:{taken} ({flag}): Address already in use\n"
     )

@@ -10,9 +10,16 @@ from pydantic import ValidationError
 
 from baton.cli import settings
 from baton.cli import worker as worker_command
-from baton.cli.local_cluster import cluster_config, router_config, state_config, worker_configs
+from baton.cli.local_cluster import (
+    cluster_config,
+    router_config,
+    state_config,
+    with_drawn_secrets,
+    worker_configs,
+)
 from baton.cli.main import main
 from baton.cli.own_redis import OwnRedis
+from baton.errors import BatonError
 from services.common.config import RouterConfig, StateConfig, UpConfig, WorkerConfig
 
 
@@ -30,6 +37,17 @@ def test_flags_over_environment_over_file(tmp_path: Path) -> None:
     )
     assert (config.engine.slots, config.engine.chunk_tokens, config.engine.block_tokens) == (3, 128, 8)
     assert (config.router.http_port, config.router.grpc_port) == (1234, 50051)
+
+
+def test_admin_ports_and_public_metrics() -> None:
+    flags = ("--admin-host", "10.0.0.7", "--admin-grpc-port", "7", "--admin-http-port", "8")
+    router = load(*flags, BATON_CLUSTER_SECRET="a secret of the environment").router
+    assert (router.admin_host, router.admin_ports, router.public_metrics) == ("10.0.0.7", (7, 8), None)
+    assert load("--public-metrics").router.public_metrics is True
+    assert load("--public-metrics", "false").router.public_metrics is False
+    assert load(BATON_PUBLIC_METRICS="true").router.public_metrics is True
+    with pytest.raises(BatonError, match=r"an admin port on 10\.0\.0\.7 needs a cluster secret: set BATON_"):
+        load("--admin-host", "10.0.0.7")
 
 
 @pytest.mark.parametrize("spelling", ["bf16", "bfloat16"])
@@ -149,7 +167,8 @@ def test_a_worker_by_itself_may_be_told_its_transport() -> None:
 
 
 def test_who_supervises(tmp_path: Path) -> None:
-    ours = cluster_config(load("--ray-address", "10.0.0.1:6379"), tmp_path, "abc")
+    there = load("--ray-address", "10.0.0.1:6379", BATON_CLUSTER_SECRET=SECRET)
+    ours = cluster_config(there, tmp_path, "abc")
     assert (ours.ray_address, ours.cluster_id) == ("10.0.0.1:6379", "abc")
     assert cluster_config(load(), tmp_path, "abc").ray_address == "local"
 
@@ -201,7 +220,7 @@ def test_what_is_secret_is_in_what_children_read_and_in_no_text(tmp_path: Path) 
 
 def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) -> None:
     for address, told in (("local", True), ("none", True), ("10.0.0.1:6379", False)):
-        config = load("--ray-address", address)
+        config = load("--ray-address", address, BATON_CLUSTER_SECRET=SECRET)
         own = OwnRedis()
         state = state_config(config, "abc", own)
         own._place.close()
@@ -219,6 +238,7 @@ def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) 
         (["worker", "--redis-url", f"redis://:{SECRET}@h/x", "--redis-namespace", "n"], "the URL of Redis"),
         (["worker", "--redis-url", URL, "--redis-namespace", "n", "--host", "0.0.0.0"], "--host 0.0.0.0"),
         (["worker", "--name", "two words"], "name is 'two words'"),
+        (["worker", "--name", ".."], "name is '..'"),  # it names a folder of the disk cache
     ],
 )
 def test_a_wrong_redis_is_one_line_without_the_secret(
@@ -269,3 +289,110 @@ def test_every_flag_names_a_setting() -> None:
             assert isinstance(value, dict)
             assert part in value, flag
             value = value[part]
+
+
+def test_the_clusters_secret_comes_from_file_or_environment_and_shows_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("a secret that a file holds\n")
+    assert load("--cluster-secret-file", str(file)).cluster_secret == "a secret that a file holds"
+    config = load(BATON_CLUSTER_SECRET="a secret of the environment")
+    assert config.cluster_secret == "a secret of the environment"
+    router, workers = router_config(config, tmp_path), worker_configs(config, tmp_path)
+    assert {config.cluster_secret, router.cluster_secret} == {"a secret of the environment"}
+    assert all(one.cluster_secret == "a secret of the environment" for one in workers)
+    assert not any("a secret" in repr(one) for one in (config, router, *workers))
+    with pytest.raises(BatonError, match="both set"):
+        load("--cluster-secret-file", str(file), BATON_CLUSTER_SECRET="a secret of the environment")
+    with pytest.raises(BatonError) as short:
+        load(BATON_CLUSTER_SECRET="short-one")
+    assert "short-one" not in short.value.message
+
+
+def test_fixed_ports_of_workers_count_up(tmp_path: Path) -> None:
+    ports = ("--transfer-port", "7000", "--frames-port", "7100", "--worker-metrics-port", "9000")
+    workers = worker_configs(load("--prefill", "2", "--decode", "3", *ports), tmp_path)
+    decode = [worker.transfer for worker in workers if worker.role == "decode"]
+    assert [transfer.transfer_port for transfer in decode] == [7000, 7001, 7002]
+    assert [transfer.frames_port for transfer in decode] == [7100, 7101, 7102]
+    assert [worker.metrics_port for worker in workers] == [9000, 9001, 9002, 9003, 9004]
+    free = worker_configs(load("--prefill", "2", "--decode", "3"), tmp_path)
+    assert {(worker.transfer.transfer_port, worker.transfer.frames_port) for worker in free} == {(0, 0)}
+    assert {worker.metrics_port for worker in free} == {0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--transfer-port", "7000", "--frames-port", "7001"), "both need port 7001"),
+        (("--transfer-port", "65535"), "too few ports"),
+        (("--frames-port", "9002", "--worker-metrics-port", "9000"), "both need port 9002"),
+    ],
+)
+def test_fixed_ports_that_meet_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(BatonError, match=message):
+        load("--prefill", "1", "--decode", "2", *flags)
+
+
+SECRETS = "prefix_secret: sixteen-or-more-0\nredis_url: redis://:pass@there:1/0\n"
+
+
+def test_secrets_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "secrets.yaml"
+    file.write_text(SECRETS)
+    same = {"BATON_PREFIX_SECRET": "sixteen-or-more-0"}
+    for config in (load("--secrets-file", str(file)), load(BATON_SECRETS_FILE=str(file), **same)):
+        assert config.prefix_secret == "sixteen-or-more-0"
+        assert config.state.redis_url == "redis://:pass@there:1/0"
+    assert cluster_config(config, tmp_path, "c").secrets_file == file
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (SECRETS, ("--prefix-secret", "another-secret-00"), "prefix_secret in secrets_file"),
+        (SECRETS, ("--redis-url", "redis://there:1/0"), "redis_url in secrets_file"),
+        ("prefix_secret: short\n", (), "prefix_secret (--prefix-secret): string should have at least 16"),
+        ("redis_url: 'http://:pass@there'\n", (), "pass"),
+        ("colour: red\n", (), "unknown key colour"),
+        (None, (), "cannot read secrets_file"),
+    ],
+)
+def test_a_bad_secrets_file_is_one_line(
+    text: str | None,
+    flags: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "secrets.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["up", "--secrets-file", str(file), *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("baton: error: ")
+    assert said.count("\n") == 1
+    assert (message in said) is (message != "pass"), said
+
+
+def test_a_secrets_file_is_named_for_every_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "--secrets-file", "here.yaml"]) == 2
+    assert "secrets_file must be an absolute path" in capsys.readouterr().err
+
+
+def test_no_secret_is_drawn_for_machines_that_could_not_be_told() -> None:
+    assert with_drawn_secrets(load()).prefix_secret
+    given = {"BATON_CLUSTER_SECRET": SECRET}
+    assert with_drawn_secrets(load("--ray-address", "there:6379", **given)).prefix_secret is None
+    given |= {"BATON_PREFIX_SECRET": "sixteen-or-more-0"}
+    both = with_drawn_secrets(load("--ray-address", "there:6379", **given))
+    assert (both.prefix_secret, both.cluster_secret) == ("sixteen-or-more-0", SECRET)
+
+
+def test_machines_of_a_ray_that_is_joined_need_a_cluster_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BATON_CLUSTER_SECRET", raising=False)
+    assert main(["up", "--ray-address", "there:6379"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("baton: error: --ray-address there:6379 needs a cluster secret")
+    assert said.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from unittest.mock import AsyncMock
 
 import pytest
 from rich.console import Console
@@ -11,13 +12,13 @@ from baton.cli import status as command
 from baton.cli.figures import bytes_text, duration, short_count
 from baton.cli.slow_worker import slow_worker
 from baton.cli.top_view import TopView, slot_map, sparkline
-from baton.v1 import router_pb2, worker_pb2
+from baton.v1 import admin_pb2, worker_pb2
 from tests.cli.statuses import decode, prefill, status
 
 WIDTHS = [80, 100, 160]
 
 
-def lines(width: int, answer: router_pb2.GetStatusResponse, *, top: bool) -> list[str]:
+def lines(width: int, answer: admin_pb2.AdminServiceGetStatusResponse, *, top: bool) -> list[str]:
     console = Console(width=width, record=True, file=open("/dev/null", "w"), highlight=False)  # noqa: SIM115
     with console.file:
         if top:
@@ -83,13 +84,13 @@ def test_a_lone_decoder_that_stutters() -> None:
 
 def test_a_worker_that_is_away_is_no_measure() -> None:
     late = decode("late", step_ms=40)
-    late.state = router_pb2.WORKER_STATE_SILENT
+    late.state = admin_pb2.WORKER_STATE_SILENT
     assert slow_worker([decode("a"), late]) is None
 
 
 @pytest.mark.parametrize("top", [False, True], ids=["status", "top"])
 def test_trouble_is_told(top: bool) -> None:
-    silent = router_pb2.WorkerStatus(state=router_pb2.WORKER_STATE_SILENT)
+    silent = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_SILENT)
     silent.worker.address = "10.0.0.1:5000"
     silent.worker.error = "10.0.0.1:5000: connection refused"
     broken = decode("decode-0")
@@ -97,13 +98,13 @@ def test_trouble_is_told(top: bool) -> None:
     text = " ".join(" ".join(lines(80, status(silent, broken, serving=False), top=top)).split())
     assert "cannot serve" in text
     assert "connection refused" in text
-    assert "its books do not agree: block 3" in text
+    assert "its integrity check failed: block 3" in text
 
 
 def test_the_store_is_told_of() -> None:
     answer = status(decode("d"))
     assert "Redis: none" in "\n".join(lines(100, answer, top=False))
-    store = answer.router.store
+    store = answer.store
     store.address, store.namespace, store.embedded, store.restarts = "127.0.0.1:7000", "ours", True, 2
     store.registered_workers, store.journal_open = 4, 3
     text = "\n".join(lines(160, answer, top=False))
@@ -119,7 +120,7 @@ def test_the_store_is_told_of() -> None:
 
 
 def test_nobody_is_there_yet() -> None:
-    starting = router_pb2.WorkerStatus(state=router_pb2.WORKER_STATE_STARTING)
+    starting = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_STARTING)
     starting.worker.address = "10.0.0.1:5000"
     for top in (False, True):
         text = "\n".join(lines(80, status(starting, serving=False), top=top))
@@ -179,13 +180,12 @@ def test_a_window_that_no_router_remembers(text: str) -> None:
 def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     broken = decode("decode-0")
     broken.worker.audit.integrity_error = "block 3 has 2 references, its owners hold 1"
-    arguments = argparse.Namespace(address="x:1", window=10, json=True)
+    arguments = argparse.Namespace(address="x:1", admin=None, window=10, json=True)
     for answer, code in (
         (status(decode("d")), 0),
         (status(decode("d"), serving=False), 1),
         (status(broken), 1),
-        (None, 1),
     ):
-        monkeypatch.setattr(command, "fetch", lambda address, window_s, answer=answer: answer)
+        monkeypatch.setattr(command, "fetch", AsyncMock(return_value=answer))
         assert command.run(arguments) == code
     assert capsys.readouterr().out.count('"router"') == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,7 +105,9 @@ def test_a_signal_drains_the_router_first_and_leaves_no_process(
 ) -> None:
     up = start(worker=["grandchild"], prefill=2, decode=1)
     line = up.ready_line()
-    assert line.startswith("READY http=127.0.0.1:1 grpc=127.0.0.1:")
+    assert re.fullmatch(r"READY http=127\.0\.0\.1:1 grpc=127\.0\.0\.1:\d+ admin=127\.0\.0\.1:\d+\n?", line), (
+        line
+    )
     assert len(up.pids()) == 7  # three workers, their grandchildren, the router
     (os.killpg if to_group else os.kill)(up.process.pid, number)
     code, out, _ = up.finish()
@@ -144,12 +147,66 @@ def test_a_second_signal_stops_at_once(start: Start) -> None:
     wait_gone(up.pids())
 
 
-def test_a_routers_death_stops_everything_and_is_named(start: Start) -> None:
-    up = start(both=1, router=["dies"])
-    code, _, err = up.finish()
-    assert code == 1
-    assert "error: router (pid " in err
-    assert "was killed by SIGKILL" in err
+def wait_until(up: Up, what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert up.process.poll() is None, f"it ended with code {up.process.returncode}: {up.events()}"
+        assert time.monotonic() < deadline, up.events()
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("traits", [["dies-once"], ["dies-once", "refuses-second"]], ids=" ".join)
+def test_a_router_that_dies_is_started_again_at_the_same_place(start: Start, traits: list[str]) -> None:
+    up = start(both=1, router=traits)
+    found = re.search(r"grpc=127\.0\.0\.1:(\d+) ", up.ready_line())
+    assert found is not None
+    port = found[1]
+    wait_until(up, lambda: bool(up.order(f"at-{port}")))
+    (again,) = [pid for event, _, pid in up.events() if event == f"at-{port}"]
+    wait_until(up, lambda: ["hears", again] in [[event, pid] for event, _, pid in up.events()])
+    up.process.terminate()
+    code, out, err = up.finish()
+    assert (code, out) == (0, ""), "READY is one line"
+    assert up.order("started").count("both-0") == 1
+    assert up.order("started").count("router") == len(traits) + 1
+    assert err.count("starting the router again") == len(traits)
+    wait_gone(up.pids())
+
+
+def test_a_router_that_keeps_dying_ends_it_and_is_named(start: Start) -> None:
+    up = start(both=1, router=["dies"], router_restarts=2)
+    assert up.ready_line().startswith("READY ")
+    code, out, err = up.finish()
+    assert (code, out) == (1, "")
+    assert up.order("started").count("router") == 3
+    said = [line for line in err.splitlines() if line.startswith("baton: ")]
+    assert said[-2].startswith("baton: error: router (pid ")
+    assert said[-2].endswith("was killed by SIGKILL; stopping")
+    wait_gone(up.pids())
+
+
+@pytest.mark.parametrize("traits", [["dies"], ["dies-once", "silent-second"]], ids=" ".join)
+def test_a_signal_while_the_router_is_started_again(start: Start, traits: list[str]) -> None:
+    up = start(both=1, router=traits)
+    assert up.ready_line().startswith("READY ")
+    wait_until(up, lambda: up.order("started").count("router") >= 2)
+    up.process.terminate()
+    code, out, _ = up.finish()
+    assert (code, out) == (0, "")
+    wait_gone(up.pids())
+
+
+def test_a_router_that_was_away_hears_of_the_redis_that_was_started_again(start: Start) -> None:
+    up = start(both=1, router=["dies-once"])
+    assert up.ready_line().startswith("READY ")
+    os.kill(redis_of(up), signal.SIGKILL)
+    wait_until(
+        up, lambda: up.order("started").count("router") == 2 and "1" in up.order("store-restarts")[-1:]
+    )
+    os.kill(redis_of(up), signal.SIGKILL)
+    wait_until(up, lambda: up.order("store-restarts")[-1:] == ["2"])
+    up.process.terminate()
+    assert up.finish()[0] == 0
     wait_gone(up.pids())
 
 

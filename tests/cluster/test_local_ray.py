@@ -1,14 +1,43 @@
-"""The ports that a Ray of our own is told to use."""
+"""A Ray of our own: the ports that it is given, and that no other user reaches into its folder."""
 
 from __future__ import annotations
 
+import os
 import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from baton.cluster import local_ray
-from baton.cluster.local_ray import free_ports
+from baton.cluster.local_ray import LocalRay, free_ports
+from services.common.cluster_secrets import Secrets, read_secrets
+from services.common.process_tree import descendants
+
+# What Ray does to the folder that it is told to use, and where it says that it runs.
+PLAYED_RAY = """
+import os, sys, time
+os.makedirs(sys.argv[1], exist_ok=True)
+os.chmod(sys.argv[1], 0o777)
+print("Local node IP: 127.0.0.1", "Ray runtime started", sep="\\n", flush=True)
+time.sleep(600)
+"""
+# As another user, `nobody`: what it could put in place of each file named.
+REPLACE = """
+import os, sys
+os.setgroups(()), os.setgid(65534), os.setuid(65534)
+for path in sys.argv[1:]:
+    try:
+        os.rename(path, path + ".theirs")
+        print(path)
+    except OSError:
+        pass
+"""
 
 
 def test_ports_are_free_and_nobody_is_given_them() -> None:
@@ -35,3 +64,87 @@ def test_one_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
     assert free_ports(1) == [port]
     with socket.create_server(("", port)), pytest.raises(OSError, match="free"):
         free_ports(1)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> None:
+    def head(folder: Path, ports: Sequence[int], prestarted: int, gpus: int) -> tuple[str, ...]:
+        return sys.executable, "-c", PLAYED_RAY, str(folder)
+
+    monkeypatch.setattr(local_ray, "_head", head)
+
+
+@pytest.mark.usefixtures("played")
+async def test_no_other_user_can_replace_what_is_private() -> None:
+    ray = LocalRay.start({}, prestarted=1, gpus=0)
+    try:
+        await ray.address()
+        token = Path(ray.environment["RAY_AUTH_TOKEN_PATH"])
+        assert replaceable(token, ray.folder / "start.log", ray.folder / "r") == []
+        assert (mode(token), mode(ray.folder)) == (0o600, 0o700)
+        assert mode(ray.folder / "r") == 0o777, "it was not played"
+    finally:
+        await ray.stop()
+    assert not ray.folder.exists()
+
+
+@pytest.mark.usefixtures("played")
+async def test_secrets_are_in_a_private_file_and_in_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = Secrets(prefix_secret="canary-in-the-environment")
+    monkeypatch.setenv("BATON_PREFIX_SECRET", shared.prefix_secret)
+    ray = LocalRay.start({}, prestarted=1, gpus=0)
+    try:
+        await ray.address()
+        below = [pid for pid in descendants(os.getpid()) if PLAYED_RAY in command_line(pid)]
+        assert len(below) == 2, "warden and played Ray"
+        for pid in below:
+            assert shared.prefix_secret.encode() not in environment(pid)
+            assert b"RAY_AUTH_TOKEN_PATH" in environment(pid)
+        file = ray.keep(shared)
+        assert (mode(file), file.parent) == (0o600, ray.folder)
+        assert read_secrets(file) == shared
+    finally:
+        await ray.stop()
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def environment(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def replaceable(*paths: Path) -> list[str]:
+    """Those that another user can rename, and so replace."""
+    if os.geteuid() == 0:
+        command = [sys.executable, "-I", "-c", REPLACE, *map(str, paths)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+    return [str(path) for path in paths if not any(closed(folder) for folder in path.parents)]
+
+
+def closed(folder: Path) -> bool:
+    return mode(folder) & 0o077 == 0
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("length", [4, 20, 27, 28, 41, 60])
+def test_sockets_have_room_in_their_paths(
+    length: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray appends up to 65 bytes to its folder, and a socket's path has 107 at most."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        base = "/tmp" if length == 4 else root.ljust(length, "x")[: max(length, len(root))]
+        Path(base).mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        folder = local_ray._short_folder()
+        try:
+            assert len(os.fsencode(local_ray.ray_folder(folder))) + 65 <= 107
+            assert mode(folder) == 0o700
+        finally:
+            folder.rmdir()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from baton.cluster.reconcile import (
     HOME_PATIENCE,
+    LONGEST_REFUSED_PAUSE_S,
     MAX_STARTS,
     WINDOW_S,
     Action,
@@ -15,6 +16,7 @@ from baton.cluster.reconcile import (
     Seen,
     Start,
     plan,
+    refused_until,
     start_at,
 )
 from baton.cluster.report import Phase
@@ -51,8 +53,20 @@ def test_the_first_death_for_long_is_mended_at_once() -> None:
     assert due(Seen(Phase.MISSING, starts=(999.9,)), now=1000) == [Start("w")]
 
 
-def test_a_refused_configuration_is_not_tried_again() -> None:
-    assert due(Seen(Phase.ENDED, refused=True)) == []
+def test_a_worker_that_was_replaced_stays_down() -> None:
+    assert due(Seen(Phase.ENDED, replaced=True)) == []
+
+
+def test_a_refused_restart_is_tried_again_after_a_pause_that_doubles() -> None:
+    pauses = []
+    for refusals in range(1, 9):
+        at = refused_until(refusals, 100.0)
+        seen = Seen(Phase.ENDED, refusals=refusals, refused_at=100.0, starts=(99.0,))
+        assert due(seen, now=at - 0.01) == []
+        assert due(seen, now=at) == [Start("w")]
+        pauses.append(at - 100.0)
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    assert refused_until(10_000, 0.0) == LONGEST_REFUSED_PAUSE_S
 
 
 def test_nobody_wants_it_any_more() -> None:
@@ -79,7 +93,9 @@ PHASES = st.sampled_from(list(Phase))
             Seen,
             phase=PHASES,
             silent_s=st.floats(0, 100),
-            refused=st.booleans(),
+            replaced=st.booleans(),
+            refusals=st.integers(0, 40),
+            refused_at=st.floats(0, 1000),
             starts=st.lists(st.floats(0, 1000), max_size=9).map(lambda times: tuple(sorted(times))),
         ),
     ),

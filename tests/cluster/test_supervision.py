@@ -18,6 +18,7 @@ class PaperHomes:
 
     reports: dict[str, Report] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    refusing: set[str] = field(default_factory=set)
     killed: list[tuple[str, bool]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
 
@@ -33,6 +34,8 @@ class PaperHomes:
             address=f"{config.name}:{number}",
             incarnation=f"{number:032x}",
         )
+        if config.name in self.refusing:
+            self.end(config.name, kind="INVALID", how="refused")
 
     async def kill(self, name: str, *, home: bool) -> None:
         self.killed.append((name, home))
@@ -45,10 +48,10 @@ class PaperHomes:
     async def stop(self, name: str, within_s: float) -> None:
         self.stopped.append(name)
 
-    def end(self, name: str, kind: str = "UNAVAILABLE") -> None:
+    def end(self, name: str, kind: str = "UNAVAILABLE", how: str = "ended") -> None:
         ended = {
             "phase": Phase.ENDED,
-            "failure": Failure(kind=kind, message=f"{name} ended"),
+            "failure": Failure(kind=kind, message=f"{name} {how}"),
             "silent_s": 0.0,
         }
         self.reports[name] = self.reports[name].model_copy(update=ended)
@@ -127,15 +130,42 @@ async def test_a_silent_home_keeps_its_address_until_it_is_given_up() -> None:
     assert site.starts("decode-0") == 2
 
 
-async def test_a_refused_worker_stays_down() -> None:
+async def test_a_worker_that_was_replaced_stays_down() -> None:
     site = Site()
     await site.turns()
-    site.homes.end("decode-0", kind="INVALID")
-    await site.turns(100)
-    status = site.supervision.status()
+    site.homes.end("decode-0", kind="CONFLICT")
+    await site.turns(400)
     assert site.starts("decode-0") == 1
+
+
+async def test_a_refused_restart_is_tried_again_and_the_pauses_grow() -> None:
+    site = Site()
+    await site.turns()
+    site.homes.refusing.add("decode-0")
+    site.homes.end("decode-0")
+    await site.turns(4 * 60)
+    status = site.supervision.status()
     assert status.failure is not None
-    assert status.failure.message == "decode-0 ended"
+    assert status.failure.message == "decode-0 refused"
+    # Started again at once, then 2, 4, 8, 16 s after each refusal, 30 s after later ones.
+    assert site.starts("decode-0") == 6
+    site.homes.refusing.clear()
+    await site.turns(4 * 32)
+    assert site.supervision.status().serving, "what it was refused for is gone"
+    assert site.starts("decode-0") == 7
+
+
+async def test_pauses_start_anew_once_it_has_served() -> None:
+    site = Site()
+    await site.turns()
+    for starts in (3, 5):
+        site.homes.refusing.add("decode-0")
+        site.homes.end("decode-0")
+        await site.turns(4)
+        site.homes.refusing.clear()
+        await site.turns(12)
+        assert site.supervision.status().serving
+        assert site.starts("decode-0") == starts
 
 
 async def test_a_successor_adopts_what_runs() -> None:

@@ -1,0 +1,88 @@
+"""`baton pool`: which pools of workers a router knows, and which one serves its model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from baton.cli.admin_call import TIMEOUT_S, add_admin_flag, admin_call
+from baton.cli.status import console
+from baton.cli.status_view import plain_table
+from baton.v1 import admin_pb2
+
+_SHORT_DIGEST = 6  # bytes
+
+
+def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.ArgumentParser]) -> None:
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", dest="pool_command", parser_class=parser_class
+    )
+    listing = commands.add_parser("list", help="every pool, its parts, and which one is current")
+    listing.set_defaults(pool=None)
+    switching = commands.add_parser(
+        "switch", help="send new requests to another pool; those that run end in theirs"
+    )
+    switching.add_argument("pool", metavar="POOL", help="its id, as baton pool list shows it")
+    for one in (listing, switching):
+        add_admin_flag(one)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints all pools, after the switch where one was asked for.
+
+    Raises BatonError where the router does not answer, knows no such pool, or cannot serve from it.
+    """
+    if arguments.pool is None:
+        ask = admin_pb2.AdminServiceGetStatusRequest()
+        pools: Iterable[admin_pb2.PoolStatus] = admin_call(
+            arguments.admin,
+            lambda stub, metadata: stub.GetStatus(ask, timeout=TIMEOUT_S, metadata=metadata),
+        ).pools
+    else:
+        request = admin_pb2.SwitchPoolRequest(pool=arguments.pool)
+        pools = admin_call(
+            arguments.admin,
+            lambda stub, metadata: stub.SwitchPool(request, timeout=TIMEOUT_S, metadata=metadata),
+        ).pools
+    _show(pools)
+    return 0
+
+
+def _show(pools: Iterable[admin_pb2.PoolStatus]) -> None:
+    table = plain_table()
+    for heading in (
+        "pool",
+        "state",
+        "workers",
+        "requests",
+        "checkpoint",
+        "tokenizer",
+        "KV",
+        "numerics",
+        "model",
+    ):
+        table.add_column(
+            heading, no_wrap=True, justify="right" if heading in ("workers", "requests") else "left"
+        )
+    for one in pools:
+        parts = one.pool
+        table.add_row(
+            one.id,
+            _state(one),
+            str(one.workers),
+            str(one.running),
+            parts.checkpoint[:_SHORT_DIGEST].hex(),
+            parts.tokenizer[:_SHORT_DIGEST].hex(),
+            parts.kv_format,
+            parts.numerics,
+            parts.model,
+        )
+    console().print(table)
+
+
+def _state(one: admin_pb2.PoolStatus) -> str:
+    if one.current:
+        return "current" if one.ready else "current, not ready"
+    if not one.compatible:
+        return "other name or tokenizer"
+    return "ready" if one.ready else "not ready"

@@ -1,0 +1,77 @@
+"""How members of one cluster prove that they know its secret.
+
+    secret ─┬─ "rpc"   ─▶ the token that every internal RPC carries in its metadata
+            ├─ "admin" ─▶ the token of AdminService, where that is not on loopback alone
+            ├─ "link"  ─▶ the key that both ends of a KV link sign their hello with
+            │             (`kvtransfer/link_auth.py`)
+            ├─ "name"  ─▶ what is the same in the registry for all that share the secret
+            └─ "prefix" ─▶ what cached blocks are hashed with, unless a secret of its own is configured
+
+Each use has a key of its own, derived with HMAC-SHA256, so the secret itself is never sent. The token is a
+bearer token: it keeps strangers out, not somebody who reads the network, against whom only TLS helps.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+MIN_SECRET_LENGTH = 16
+
+# Environment variable with the secret. No flag has it: a process's arguments can be read by every user.
+SECRET_VARIABLE = "BATON_CLUSTER_SECRET"
+
+# Key of the metadata entry, and the one method that anybody may call: liveness probes know no secret.
+METADATA_KEY = "baton-cluster-token"
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+
+UNAUTHENTICATED = "the cluster's secret is missing or differs"
+
+
+def admin_metadata(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Metadata of a call to AdminService by an operator's program; empty where the variable is not set."""
+    secret = environment.get(SECRET_VARIABLE)
+    return RpcToken(secret, "admin").metadata if secret else ()
+
+
+def link_key(secret: str) -> bytes:
+    """The key of link hellos, 32 bytes."""
+    return _derived(secret, b"link")
+
+
+def secret_name(secret: str) -> str:
+    """Tells in public which secret it is, not what: 16 hex digits. Empty where there is none."""
+    return _derived(secret, b"name").hex()[:16] if secret else ""
+
+
+def prefix_secret(secret: str) -> str:
+    """The prefix secret of a cluster that configures none: all that share the cluster's secret name blocks
+    alike, whoever started them."""
+    return _derived(secret, b"prefix").hex()
+
+
+class RpcToken:
+    """The token of one cluster's internal RPCs, or of its AdminService."""
+
+    def __init__(self, secret: str, use: Literal["rpc", "admin"] = "rpc") -> None:
+        self._token = _derived(secret, use.encode()).hex()
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a call carries."""
+        return ((METADATA_KEY, self._token),)
+
+    def admits(self, method: str, metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
+        """Whether a call of `method` with this metadata may be answered. Compares in constant time."""
+        if method == HEALTH_METHOD:
+            return True
+        for key, value in metadata or ():
+            if key == METADATA_KEY:
+                found = value if isinstance(value, bytes) else value.encode()
+                return hmac.compare_digest(found, self._token.encode())
+        return False
+
+
+def _derived(secret: str, use: bytes) -> bytes:
+    return hmac.digest(secret.encode(), b"baton cluster: " + use, "sha256")
