@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,3 +54,27 @@ def test_whoever_differs_in_anything_shares_no_name() -> None:
 def test_names_outlive_processes() -> None:
     """A disk's files bear them: a change of the construction has to be meant."""
     assert hasher().hashes(range(8))[-1].hex() == "6fe0972eafa0fa8f1f15ca046c319457"
+
+
+def test_a_continued_chain_is_the_whole_one() -> None:
+    whole = hasher().hashes(range(20))
+    for known in range(len(whole) + 1):
+        assert hasher().hashes(range(20), whole[:known]) == whole
+
+
+def test_a_cache_is_hashed_from_every_field_of_its_identity() -> None:
+    """Router and worker compute these apart and must agree to the bit: with no adapter, and in this order."""
+    made = BlockHasher.of_cache(b"s", tenant="a", fingerprint=b"m", cache_dtype="float32", block_tokens=4)
+    assert (made.seed, made.block_tokens) == (hasher().seed, 4)
+    assert made.hashes(range(8)) == hasher().hashes(range(8))
+
+
+def test_hashes_of_one_version_are_found_by_the_next() -> None:
+    """They name files on disk and entries in Redis: a change of them is a new format."""
+    assert hasher().hashes(range(4))[0].hex() == "6542c3bcd6cfc5c66e87c1a551313caf"
+
+
+def test_a_block_has_a_token_at_least() -> None:
+    with pytest.raises(ValueError, match=r"^a block holds at least one token$"):
+        BlockHasher(b"", 0)
+    assert len(BlockHasher(b"", 1).hashes([7])) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.demo_training.evaluate import DEMO_MODEL
+from models.demo_training import evaluate
 
 
 def call(name: str, *flags: str, monkeypatch: pytest.MonkeyPatch) -> object:
@@ -30,6 +30,6 @@ def test_help_is_said_and_nothing_done(
 
 
 def test_the_curve_of_the_shipped_run_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = DEMO_MODEL.parent / "demo_training" / "shipped_run.json"
+    run = Path(evaluate.__file__).with_name("shipped_run.json")
     assert call("plot", str(run), str(tmp_path / "loss.png"), monkeypatch=monkeypatch) == 0
     assert (tmp_path / "loss.png").stat().st_size > 10_000

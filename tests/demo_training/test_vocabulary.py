@@ -63,7 +63,7 @@ def test_the_router_and_transformers_word_a_chat_alike() -> None:
         add_generation_prompt=True,
         template_variables=None,
     )
-    ours = ChatTemplate(info.chat_template, info.special_tokens).render(chat)
+    ours = "".join(ChatTemplate(info.chat_template, info.special_tokens).render(chat))
     messages = [{"role": role, "content": content} for role, content in turns]
     theirs = AutoTokenizer.from_pretrained(DEMO_MODEL).apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False

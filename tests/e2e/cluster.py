@@ -1,4 +1,4 @@
-"""A real cluster for tests: `baton up` as a child process, and clients of both its doors."""
+"""A real cluster for tests: `baton up` as a child process, and clients of its public and admin ports."""
 
 from __future__ import annotations
 
@@ -20,19 +20,30 @@ import grpc
 import grpc.aio
 import httpx
 
-from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, GenerateResponse, TokenIds
+from baton.v1.admin_pb2 import (
+    AdminServiceGetAuditRequest,
+    AdminServiceGetStatusRequest,
+    AdminServiceGetStatusResponse,
+    WorkerAudit,
+)
+from baton.v1.admin_pb2_grpc import AdminServiceStub
+from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import FinishReason, WorkerRole
 from baton.v1.worker_pb2 import Audit
 from bench.baton_up import first_gpu
+from services.common.internal_rpc import internal_channel
 from services.common.process_tree import descendants as descendants
 
 if TYPE_CHECKING:  # the class is in the stub file only
+    from baton.v1.admin_pb2_grpc import AdminServiceAsyncStub
     from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
 
 START_S = 90.0
 STOP_S = 35.0
 MODEL = "test-model"
+# Of every cluster and loose worker here, so that a test can call a worker itself.
+CLUSTER_SECRET = "the secret of a test's cluster"
 
 
 @dataclass(slots=True)
@@ -56,6 +67,7 @@ class Cluster:
     process: subprocess.Popen[str]
     grpc_address: str
     http_address: str
+    admin_address: str
     log: Path
 
     @property
@@ -64,7 +76,7 @@ class Cluster:
 
     @contextlib.asynccontextmanager
     async def stub(self) -> AsyncIterator[RouterServiceAsyncStub]:
-        """The gRPC door; one channel for all calls inside."""
+        """The public gRPC service; one channel for all calls inside."""
         async with grpc.aio.insecure_channel(self.grpc_address) as channel:
             yield RouterServiceStub(channel)
 
@@ -85,17 +97,32 @@ class Cluster:
         assert answer.last.usage.prompt_tokens == len(prompt)
         return answer
 
-    async def audits(self, stub: RouterServiceAsyncStub) -> dict[str, Audit]:
-        """Every worker's audit, by name."""
-        response = await stub.AuditCluster(AuditClusterRequest(), timeout=10)
-        assert all(not worker.error for worker in response.workers), response
-        return {worker.identity.name: worker.audit for worker in response.workers}
+    @contextlib.asynccontextmanager
+    async def admin(self) -> AsyncIterator[AdminServiceAsyncStub]:
+        """The admin gRPC service."""
+        async with grpc.aio.insecure_channel(self.admin_address) as channel:
+            yield AdminServiceStub(channel)
 
-    async def roles(self, stub: RouterServiceAsyncStub) -> dict[str, str]:
-        response = await stub.AuditCluster(AuditClusterRequest(), timeout=10)
+    async def status(self, **fields: Any) -> AdminServiceGetStatusResponse:
+        """The full status; `fields` are those of its request."""
+        async with self.admin() as admin:
+            return await admin.GetStatus(AdminServiceGetStatusRequest(**fields), timeout=10)
+
+    async def workers(self) -> list[WorkerAudit]:
+        """Every worker's identity, address and audit."""
+        async with self.admin() as admin:
+            return list((await admin.GetAudit(AdminServiceGetAuditRequest(), timeout=10)).workers)
+
+    async def audits(self) -> dict[str, Audit]:
+        """Every worker's audit, by name."""
+        workers = await self.workers()
+        assert all(not worker.error for worker in workers), workers
+        return {worker.identity.name: worker.audit for worker in workers}
+
+    async def roles(self) -> dict[str, str]:
         return {
             worker.identity.name: WorkerRole.Name(worker.identity.role).removeprefix("WORKER_ROLE_").lower()
-            for worker in response.workers
+            for worker in await self.workers()
         }
 
     def http(self) -> httpx.AsyncClient:
@@ -124,11 +151,17 @@ def leaks(audit: Audit) -> list[str]:
     return found
 
 
-async def assert_all_free(cluster: Cluster, stub: RouterServiceAsyncStub, within_s: float) -> None:
+def worker_channel(address: str) -> grpc.aio.Channel:
+    """A channel to a worker of a test's cluster, past its router. It sends no pings, so that it outlasts a
+    front that a test stops."""
+    return internal_channel(address, [], CLUSTER_SECRET)
+
+
+async def assert_all_free(cluster: Cluster, within_s: float) -> None:
     """Fails unless every worker holds nothing `within_s` seconds from now."""
     deadline = time.monotonic() + within_s
     while True:
-        found = {name: leaks(audit) for name, audit in (await cluster.audits(stub)).items()}
+        found = {name: leaks(audit) for name, audit in (await cluster.audits()).items()}
         if not any(found.values()):
             return
         assert time.monotonic() < deadline, f"still held after {within_s} s: {found}"
@@ -147,14 +180,15 @@ def baton_up(
     program: Sequence[str] = BATON,
     ray: str = WITHOUT_RAY,
     every_gpu: bool = False,
+    secret: str = CLUSTER_SECRET,
 ) -> Iterator[Cluster]:
     """Starts a cluster on free ports and stops it, checking that it ends well and leaves no process. Without
     Ray, unless a test is about that: it is supervised alike, and ready seconds earlier. It sees one GPU, or
     `every_gpu` there is."""
-    started = starting_up(model, *flags, config=config, program=program, ray=ray, every_gpu=every_gpu)
-    with started as (process, log):
-        http, rpc = _ready(process, log)
-        yield Cluster(process, rpc, http, log)
+    options: Any = {"ray": ray, "every_gpu": every_gpu, "secret": secret}
+    with starting_up(model, *flags, config=config, program=program, **options) as (process, log):
+        ready = _ready(process, log)
+        yield Cluster(process, ready["grpc"], ready["http"], ready["admin"], log)
 
 
 @contextlib.contextmanager
@@ -165,6 +199,7 @@ def starting_up(
     program: Sequence[str] = BATON,
     ray: str = WITHOUT_RAY,
     every_gpu: bool = False,
+    secret: str = CLUSTER_SECRET,
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """`baton_up` that does not wait for READY: the process, and the file that its logs go to."""
     with tempfile.TemporaryDirectory() as folder:
@@ -182,7 +217,12 @@ def starting_up(
                 stderr=stderr,
                 text=True,
                 start_new_session=True,
-                env={**os.environ, **({} if every_gpu else first_gpu()), "OMP_NUM_THREADS": "1"},
+                env={
+                    **os.environ,
+                    **({} if every_gpu else first_gpu()),
+                    "OMP_NUM_THREADS": "1",
+                    "BATON_CLUSTER_SECRET": secret,
+                },
             )
         try:
             yield process, log
@@ -205,13 +245,13 @@ def starting_up(
                 assert not left, f"processes left: {left}\n{log.read_text()[-4000:]}"
 
 
-def _ready(process: subprocess.Popen[str], log: Path) -> tuple[str, str]:
+def _ready(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
+    """The addresses of the READY line."""
     assert process.stdout is not None
     line = _read_line(process.stdout, START_S)
     if not line.startswith("READY "):
         raise AssertionError(f"no READY but {line!r}, exit code {process.poll()}\n{log.read_text()[-4000:]}")
-    fields = dict(part.split("=", 1) for part in line.split()[1:])
-    return fields["http"], fields["grpc"]
+    return dict(part.split("=", 1) for part in line.split()[1:])
 
 
 def _read_line(stream: IO[str], timeout_s: float) -> str:

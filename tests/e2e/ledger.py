@@ -22,13 +22,13 @@ import grpc.aio
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.state.connect import MAX_CONNECTIONS
-from baton.v1.router_pb2 import GetStatusRequest, GetStatusResponse, StoreStatus, WorkerState
+from baton.v1.admin_pb2 import AdminServiceGetStatusResponse, StoreStatus, WorkerState
 from baton.v1.worker_pb2 import Audit
 from tests.e2e.cluster import Cluster, descendants, leaks
 from tests.e2e.proc import tcp_table
 
 if TYPE_CHECKING:
-    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+    pass
 
 # Of the router's /metrics: 0 where no request runs.
 _ROUTER_COUNTS = (
@@ -81,32 +81,30 @@ class Ledger:
         return found
 
 
-async def read_ledger(cluster: Cluster, stub: RouterServiceAsyncStub) -> Ledger:
+async def read_ledger(cluster: Cluster) -> Ledger:
     """Raises AssertionError or AioRpcError while a worker does not answer."""
-    status = await stub.GetStatus(GetStatusRequest(check_integrity=True), timeout=10)
+    status = await cluster.status(check_integrity=True)
     assert all(not one.worker.error for one in status.workers), status.workers
     audits = {one.worker.identity.name: one.worker.audit for one in status.workers}
     held = [
         *(f"{name}: {leak}" for name, audit in audits.items() for leak in leaks(audit)),
         *_not_ready(status),
         *_dead_links(status),
-        *_journal(status.router.store),
-        *await _counters(cluster),
+        *_journal(status.store),
+        *await router_counters(cluster),
     ]
-    redis_port = int(status.router.store.address.rpartition(":")[2])
+    redis_port = int(status.store.address.rpartition(":")[2])
     redis = {inode for inode, (local, remote, _) in tcp_table().items() if redis_port in (local, remote)}
-    books = {name: _process_book(pid, redis) for name, pid in processes(cluster, audits).items()}
+    books = {name: process_book(pid, redis) for name, pid in processes(cluster, audits).items()}
     return Ledger(tuple(held), books)
 
 
-async def settles(
-    cluster: Cluster, stub: RouterServiceAsyncStub, before: Ledger | None, within_s: float
-) -> Ledger:
+async def settles(cluster: Cluster, before: Ledger | None, within_s: float) -> Ledger:
     """Waits until nothing is held and, where there is a `before`, all is as it was then."""
     deadline = time.monotonic() + within_s
     while True:
         try:
-            now = await read_ledger(cluster, stub)
+            now = await read_ledger(cluster)
             found = now.differences(before or now)
             if not found:
                 return now
@@ -136,7 +134,7 @@ def resident_kib(pid: int) -> int:
     return sum(map(int, re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE)))
 
 
-def _not_ready(status: GetStatusResponse) -> list[str]:
+def _not_ready(status: AdminServiceGetStatusResponse) -> list[str]:
     return [
         f"{one.worker.identity.name}: {WorkerState.Name(one.state)}"
         for one in status.workers
@@ -144,7 +142,7 @@ def _not_ready(status: GetStatusResponse) -> list[str]:
     ]
 
 
-def _dead_links(status: GetStatusResponse) -> list[str]:
+def _dead_links(status: AdminServiceGetStatusResponse) -> list[str]:
     living = {one.worker.identity.incarnation for one in status.workers}
     return [
         f"{one.worker.identity.name}: a link to {link.peer.name}, which is dead"
@@ -160,8 +158,8 @@ def _journal(store: StoreStatus) -> list[str]:
     return [f"router: {store.journal_open} open journal entries"] if store.journal_open else []
 
 
-async def _counters(cluster: Cluster) -> list[str]:
-    """Of the router's own, those that are not back at 0."""
+async def router_counters(cluster: Cluster) -> list[str]:
+    """The router's gauges of running work that are not back at 0."""
     async with cluster.http() as client:
         text = (await client.get("/metrics")).text
     return [
@@ -173,8 +171,8 @@ async def _counters(cluster: Cluster) -> list[str]:
     ]
 
 
-def _process_book(pid: int, redis: Collection[int]) -> ProcessBook:
-    """`redis`: inodes of sockets whose one end is Redis."""
+def process_book(pid: int, redis: Collection[int] = ()) -> ProcessBook:
+    """Open descriptors and threads of a process. `redis`: inodes of sockets whose one end is Redis."""
     kinds: Counter[str] = Counter()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

@@ -78,3 +78,17 @@ def _socket_inodes(pid: int) -> set[int]:
             if target.startswith("socket:["):
                 found.add(int(target[8:-1]))
     return found
+
+
+def occurrences(pid: int, needle: bytes) -> int:
+    """How often `needle` lies in the memory of a process, its environment and arguments included."""
+    found = 0
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            first, last = (int(part, 16) for part in line.split()[0].split("-"))
+            if "r" not in line.split()[1] or line.rstrip().endswith(("[vvar]", "[vsyscall]")):
+                continue
+            with contextlib.suppress(OSError):  # unmapped meanwhile, or of a device
+                memory.seek(first)
+                found += (memory.read(last - first) or b"").count(needle)
+    return found

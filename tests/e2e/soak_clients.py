@@ -58,6 +58,8 @@ class Heard:
     # Monotonic seconds.
     began: float = 0.0
     ended: float = 0.0
+    # The longest wait for a message, the first one included.
+    longest_gap_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -238,7 +240,10 @@ async def _listen(parts: AsyncIterator[Part], heard: Heard) -> str:
     goes_s = leave.after_s if leave is not None else PATIENCE_S
     try:
         async with asyncio.timeout(None if by_itself else goes_s):
+            last = time.monotonic()
             async for part in parts:
+                now = time.monotonic()
+                heard.longest_gap_s, last = max(heard.longest_gap_s, now - last), now
                 said = heard.choices[part.index]
                 assert not said.finish, "more of an output that has ended"
                 said.token_ids += part.token_ids

@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.v1.router_pb2 import GetStatusRequest, WorkerState, WorkerStatus
+from baton.v1.admin_pb2 import WorkerState, WorkerStatus
 from tests.e2e.cluster import Cluster, alive, eventually
 
 if TYPE_CHECKING:
-    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+    pass
 
 # From a kill until the worker serves again, where the others go on working on the same two cores.
 AGAIN_S = 60.0
@@ -35,7 +35,6 @@ class Faults:
     """A kill after every `every` requests that spares one worker of each role; in between, stops."""
 
     cluster: Cluster
-    stub: RouterServiceAsyncStub
     dice: random.Random
     every: int
     requests: int = 0
@@ -91,7 +90,7 @@ class Faults:
 
     async def _serving(self) -> list[WorkerStatus]:
         """The workers that are ready and answer."""
-        status = await self.stub.GetStatus(GetStatusRequest(), timeout=10)
+        status = await self.cluster.status()
         ready = WorkerState.WORKER_STATE_READY
         return [one for one in status.workers if one.state == ready and not one.worker.error]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli.main import main
+from tests.e2e.cluster import CLUSTER_SECRET
 from tests.support.checkpoints import FAMILIES
 
 UP, DEMO, WORKER = ("up",), ("demo",), ("worker", "--role", "both")
@@ -36,7 +38,10 @@ def taken() -> Iterator[str]:
 def baton(*arguments: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
     command = [sys.executable, "-m", "baton.cli.main", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, "BATON_CLUSTER_SECRET": CLUSTER_SECRET}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, env=environment
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -153,6 +158,19 @@ def test_a_worker_by_itself_says_it_in_its_protocols_line(model: Path, tmp_path:
     assert error["kind"] == "invalid"
     assert str(folder) in error["message"]
     assert "Traceback" not in err
+
+
+def test_a_worker_by_itself_needs_its_clusters_secret(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("BATON_CLUSTER_SECRET", raising=False)
+    assert "BATON_CLUSTER_SECRET" in refused_at_once(*WORKER, "--model", str(model))
+    short = tmp_path / "short"
+    short.write_text("too short\n")
+    for path in (short, tmp_path / "none"):
+        said = refused_at_once(*WORKER, "--model", str(model), "--cluster-secret-file", str(path))
+        assert str(path) in said
+        assert "too short\n" not in said
 
 
 @pytest.mark.parametrize("command", [UP, DEMO], ids=lambda command: command[0])

@@ -41,17 +41,17 @@ def cluster(model: Path) -> Iterator[Cluster]:
 async def unharmed(cluster: Cluster, model: Path) -> AsyncIterator[RouterServiceAsyncStub]:
     """Checks afterwards that no worker ran a prompt, that all is free, and that a good request works."""
     async with cluster.stub() as stub, cluster.http() as client:
-        before = {name: audit.prompts_run for name, audit in (await cluster.audits(stub)).items()}
+        before = {name: audit.prompts_run for name, audit in (await cluster.audits()).items()}
         yield stub
-        await assert_all_free(cluster, stub, within_s=2)
-        after = await cluster.audits(stub)
+        await assert_all_free(cluster, within_s=2)
+        after = await cluster.audits()
         assert {name: audit.prompts_run for name, audit in after.items()} == before
         prompt = [random.Random(1).randrange(VOCAB_SIZE) for _ in range(40)]
         answer = await cluster.generate(stub, prompt, temperature=0.0, max_tokens=12)
         greedy_matches(load_reference(model), prompt, answer.token_ids)
         again = await complete(client, prompt, temperature=0, max_tokens=12)
         assert again.only.token_ids == answer.token_ids
-        await assert_all_free(cluster, stub, within_s=2)
+        await assert_all_free(cluster, within_s=2)
 
 
 # What is wrong, where both doors can say it: the fields of gRPC, those of HTTP, and the param HTTP names.
@@ -90,7 +90,7 @@ HTTP_ONLY: list[tuple[dict[str, Any], str]] = [
     ({"seed": -1}, "seed"),
     ({"best_of": 2}, "best_of"),
     ({"unheard_of": 1}, "unheard_of"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream_options": {"include_usage": "yes"}}, "stream_options"),
 ]
 BROKEN_JSON = [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model": "test-model", "prompt": ', b"[" * 10**5]
 BROKEN_PROTOBUF = [b"\xff", b"\x0a\xff\xff\xff\x7fabc", b"\x1a\x03\x0a\x7f\x01", b"\x0a\x02\xff\xfe"]
@@ -174,4 +174,4 @@ async def test_the_longest_prompt_may_leave_one_token(cluster: Cluster, model: P
             greedy_matches(load_reference(model), prompt, answer.token_ids)
         most = await cluster.generate(stub, [5], max_tokens=2**32 - 1, ignore_eos=True)
         assert len(most.token_ids) == CONTEXT - 1
-        await assert_all_free(cluster, stub, within_s=2)
+        await assert_all_free(cluster, within_s=2)

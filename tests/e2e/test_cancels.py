@@ -28,7 +28,7 @@ from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 from tests.support.reference import greedy_matches, load_reference
 
 if TYPE_CHECKING:
-    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+    pass
 
 SLOTS = 4
 FLAGS = ("--dtype", "float64", "--slots", str(SLOTS), "--chunk-tokens", "16", "--block-tokens", "16")
@@ -82,7 +82,7 @@ async def run_wave(cluster: Cluster, dice: random.Random) -> Wave:
         ]
         runs = [victim.run(stub, cluster.url) for victim in victims]
         results = await asyncio.gather(*(later(work) for work in [*runs, *answers]))
-        await assert_all_free(cluster, stub, 1.0)
+        await assert_all_free(cluster, 1.0)
     return Wave(results[: len(victims)], list(zip(prompts, results[len(victims) :], strict=True)))
 
 
@@ -93,23 +93,23 @@ async def cut_a_crowd(cluster: Cluster, dice: random.Random) -> int:
     """
     async with cluster.stub() as stub:
         calls = []
-        for number in range(LAST * decoders(await cluster.audits(stub))):
+        for number in range(LAST * decoders(await cluster.audits())):
             length = dice.randint(900, 1200) if number % 3 == 2 else dice.randint(1, 40)
             ids = [dice.randrange(VOCAB_SIZE) for _ in range(length)]
             request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=ids), max_tokens=800, **GREEDY)
             calls.append(stub.Generate(request, timeout=60))
-        held = await until_full(cluster, stub)
+        held = await until_full(cluster)
         for call in calls:
             call.cancel()
-        await assert_all_free(cluster, stub, 1.0)
+        await assert_all_free(cluster, 1.0)
     return sum(audit.load.queued_prefills for audit in held)
 
 
-async def until_full(cluster: Cluster, stub: RouterServiceAsyncStub) -> list[Audit]:
+async def until_full(cluster: Cluster) -> list[Audit]:
     """Waits until no slot is free: the router's counters know of all of them. The audits that say so."""
     deadline = time.monotonic() + 10.0
     while True:
-        every = await cluster.audits(stub)
+        every = await cluster.audits()
         audits = [audit for name, audit in every.items() if decodes(name)]
         if not any(audit.load.free_slots for audit in audits):
             return list(every.values())
@@ -180,7 +180,7 @@ async def test_each_way_at_each_token_of_a_short_answer(pair: Cluster, model: Pa
         for step in range(6):
             for way in (Way.DEADLINE, Way.CLOSE_WHOLE):
                 await Victim(way, prompt, 60, 0.015 * step).run(stub, pair.url)
-        await assert_all_free(pair, stub, 1.0)
+        await assert_all_free(pair, 1.0)
         answer = await pair.generate(stub, prompt, max_tokens=6, **GREEDY)
     greedy_matches(load_reference(model), prompt, answer.token_ids)
 
@@ -193,7 +193,7 @@ async def test_a_small_cache_makes_requests_wait_their_turn(model: Path) -> None
         async with cluster.stub() as stub:
             runs = [cluster.generate(stub, prompt, max_tokens=60, **GREEDY) for prompt in prompts]
             answers = await asyncio.gather(*runs)
-            await assert_all_free(cluster, stub, 1.0)
+            await assert_all_free(cluster, 1.0)
     reference = load_reference(model)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert len(answer.token_ids) == 60
@@ -210,7 +210,7 @@ async def test_a_full_queue_refuses_and_a_long_wait_ends(model: Path) -> None:
         async with cluster.stub() as stub, cluster.http() as client:
             request = GenerateRequest(model=MODEL, token_ids=TokenIds(ids=[1, 2]), max_tokens=1900, **GREEDY)
             running = stub.Generate(request, timeout=60)
-            await until_full(cluster, stub)
+            await until_full(cluster)
             waiting = [stub.Generate(request, timeout=60) for _ in range(2)]
             await asyncio.sleep(0.2)
             with pytest.raises(grpc.aio.AioRpcError) as full:
@@ -225,7 +225,7 @@ async def test_a_full_queue_refuses_and_a_long_wait_ends(model: Path) -> None:
                 assert late.value.details() == "no slot became free within 0.6 s"
             refused(await client.post("/v1/completions", json=body), "no slot became free")
             running.cancel()
-            await assert_all_free(cluster, stub, 1.0)
+            await assert_all_free(cluster, 1.0)
             assert (await client.post("/v1/completions", json=body)).status_code == 200
 
 

@@ -148,7 +148,7 @@ def test_openai_chat(cluster: Cluster, truth: Truth) -> None:
 
 async def test_openai_async(cluster: Cluster, truth: Truth) -> None:
     chat = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
-    async with openai.AsyncOpenAI(**options(cluster)) as client, cluster.stub() as stub:
+    async with openai.AsyncOpenAI(**options(cluster)) as client:
         asked: dict[str, Any] = {"model": MODEL, "prompt": TEXT, "max_tokens": COUNT, "temperature": 0}
         wholes = await asyncio.gather(*(client.completions.create(**asked) for _ in range(4)))
         assert {whole.choices[0].text for whole in wholes} == {truth.text(truth.encode(TEXT))}
@@ -165,7 +165,7 @@ async def test_openai_async(cluster: Cluster, truth: Truth) -> None:
         assert "".join(parts) == text
         assert [model.id async for model in client.models.list()] == [MODEL]
         assert (await client.models.retrieve(MODEL)).id == MODEL
-        await assert_all_free(cluster, stub, within_s=2)
+        await assert_all_free(cluster, within_s=2)
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def without_cache(usage: Usage | None) -> Usage:
 
 
 async def test_batons_own_async_client(cluster: Cluster, truth: Truth) -> None:
-    async with await AsyncClient.connect(cluster.grpc_address) as client, cluster.stub() as stub:
+    async with await AsyncClient.connect(cluster.grpc_address) as client:
         asked: dict[str, Any] = {"max_tokens": COUNT, "temperature": 0}
         answers = await asyncio.gather(*(client.complete(TEXT, **asked) for _ in range(4)))
         assert {answer.text for answer in answers} == {truth.text(truth.encode(TEXT))}
@@ -302,7 +302,7 @@ async def test_batons_own_async_client(cluster: Cluster, truth: Truth) -> None:
         with pytest.raises(BatonError) as unknown:
             await AsyncClient(cluster.grpc_address, model="other").complete("a")
         assert unknown.value.kind is ErrorKind.NOT_FOUND
-        await assert_all_free(cluster, stub, within_s=2)
+        await assert_all_free(cluster, within_s=2)
 
 
 @pytest.mark.parametrize("number", range(3))

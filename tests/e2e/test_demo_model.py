@@ -130,9 +130,8 @@ async def prove_seen(served: Served, fault: Fault | None, size: Size) -> None:
     assert await failures(served) == before, "the checksum was to be off"
     right = share_right(answers)
     assert right >= 0.98 if fault is None else right <= 0.2
-    async with served.cluster.stub() as stub:
-        await assert_all_free(served.cluster, stub, 1.0)
-        audits = await served.cluster.audits(stub)
+    await assert_all_free(served.cluster, 1.0)
+    audits = await served.cluster.audits()
     links = [link for audit in audits.values() for link in audit.links]
     assert [link.transport for link in links] == 2 * [served.transport]
 
@@ -184,5 +183,4 @@ def share_right(answers: Sequence[tuple[Turn, Answer]]) -> float:
 
 async def failures(served: Served) -> int:
     """Pieces whose checksum was wrong, so far."""
-    async with served.cluster.stub() as stub:
-        return sum(audit.checksum_failures for audit in (await served.cluster.audits(stub)).values())
+    return sum(audit.checksum_failures for audit in (await served.cluster.audits()).values())

@@ -137,8 +137,8 @@ async def prove(case: Case, topology: Topology, cut: Cut, size: Size, folder: Pa
             answers = await ask_both_doors(
                 cluster, stub, client, asks, Tokenizer.from_file(str(folder / "tokenizer.json"))
             )
-            await assert_all_free(cluster, stub, within_s=5)
-            audits, roles = await cluster.audits(stub), await cluster.roles(stub)
+            await assert_all_free(cluster, within_s=5)
+            audits, roles = await cluster.audits(), await cluster.roles()
     reference = load_reference(folder)
     for ask, answer in zip(asks, answers, strict=True):
         greedy_matches(reference, ask.prompt, answer.token_ids)

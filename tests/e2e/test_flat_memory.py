@@ -63,8 +63,8 @@ def short_asks(dice: random.Random, count: int) -> Iterator[Ask]:
 async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
     """The memory of every process, by its place in the cluster."""
     dice = random.Random(23)
-    async with cluster.stub() as stub, Clients.of(cluster) as clients:
-        pids = processes(cluster, await cluster.audits(stub))
+    async with Clients.of(cluster) as clients:
+        pids = processes(cluster, await cluster.audits())
         await clients.all(list(short_asks(dice, size.warm_up)), AT_ONCE)
         samples: dict[str, list[Sample]] = {place: [] for place in pids}
         ended = 0
@@ -78,8 +78,8 @@ async def measure(cluster: Cluster, size: Size) -> dict[str, list[Sample]]:
             ended += 1
 
         await clients.all(list(short_asks(dice, size.requests + 1)), AT_ONCE, sample)
-        await assert_all_free(cluster, stub, 5.0)
-        assert processes(cluster, await cluster.audits(stub)) == pids, "some process was started again"
+        await assert_all_free(cluster, 5.0)
+        assert processes(cluster, await cluster.audits()) == pids, "some process was started again"
     return samples
 
 

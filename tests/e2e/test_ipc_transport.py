@@ -20,13 +20,13 @@ GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 async def test_the_same_tokens_through_shared_memory(cluster: Cluster, model: Path) -> None:
     prompts = [[(7 * at + 13 * length) % VOCAB_SIZE for at in range(length)] for length in LENGTHS]
     async with cluster.stub() as stub:
-        await assert_all_free(cluster, stub, 2.0)  # of those before, some left without taking all
-        before = await cluster.audits(stub)
+        await assert_all_free(cluster, 2.0)  # of those before, some left without taking all
+        before = await cluster.audits()
         answers = await asyncio.gather(
             *(cluster.generate(stub, prompt, max_tokens=12, **GREEDY) for prompt in prompts)
         )
-        await assert_all_free(cluster, stub, 1.0)
-        audits = await cluster.audits(stub)
+        await assert_all_free(cluster, 1.0)
+        audits = await cluster.audits()
     reference = load_reference(model)
     for prompt, answer in zip(prompts, answers, strict=True):
         greedy_matches(reference, prompt, answer.token_ids)

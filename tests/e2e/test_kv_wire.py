@@ -61,6 +61,5 @@ def test_scores_are_transformers_own_within_a_point(
 
 
 async def prefill_audit(cluster: Cluster) -> Audit:
-    async with cluster.stub() as stub:
-        await assert_all_free(cluster, stub, 1.0)
-        return (await cluster.audits(stub))["prefill-0"]
+    await assert_all_free(cluster, 1.0)
+    return (await cluster.audits())["prefill-0"]

@@ -17,7 +17,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.v1.router_pb2 import GetStatusRequest
 from tests.e2e.cluster import BATON, Answer, Cluster, baton_up
 from tests.support.checkpoints import FAMILIES
 
@@ -59,14 +58,14 @@ def samples(text: str) -> dict[str, float]:
 
 
 async def test_metrics_agree_with_audits_and_client(cluster: Cluster, answers: list[Answer]) -> None:
-    async with cluster.stub() as stub, httpx.AsyncClient(timeout=10) as client:
-        status = await stub.GetStatus(GetStatusRequest(window_s=60), timeout=10)
+    async with httpx.AsyncClient(timeout=10) as client:
+        status = await cluster.status(window_s=60)
         addresses = {worker.worker.identity.name: worker.metrics_address for worker in status.workers}
         texts = {
             name: (await client.get(f"http://{address}/metrics")).text for name, address in addresses.items()
         }
         router = samples((await client.get(f"{cluster.url}/metrics")).text)
-        audits = await cluster.audits(stub)
+        audits = await cluster.audits()
     tokens_in = sum(count for count, _ in PROMPTS)
     tokens_out = sum(len(answer.token_ids) for answer in answers)
     assert router["baton_router_requests_total"] == len(PROMPTS) == router["baton_router_ttft_seconds_count"]
@@ -117,18 +116,21 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
             [*BATON, *arguments], capture_output=True, text=True, timeout=30, env=environment
         )
 
-    told = baton("status", cluster.grpc_address, "--json")
+    told = baton("status", "--admin", cluster.admin_address, "--json")
     assert told.returncode == 0, told.stderr
     status = json.loads(told.stdout)
     assert status["router"]["serving"] is True
     assert {worker["state"] for worker in status["workers"]} == {"WORKER_STATE_READY"}
     assert status["workers"][1]["worker"]["audit"]["slotStates"] == ["SLOT_STATE_FREE"] * 4
     for command in (["status"], ["top", "--once"]):
-        shown = baton(*command, cluster.grpc_address)
-        assert shown.returncode == 0, shown.stderr
-        assert "decode-0" in shown.stdout
-        assert max(map(len, shown.stdout.splitlines())) <= 80
-        assert "\x1b" not in shown.stdout
+        for address in ([cluster.grpc_address], ["--admin", cluster.admin_address]):
+            shown = baton(*command, *address)
+            assert shown.returncode == 0, shown.stderr
+            # A public address alone gives totals: on loopback's default port this cluster has no admin.
+            assert ("decode-0" in shown.stdout) == ("--admin" in address)
+            assert "test-model serves" in shown.stdout
+            assert max(map(len, shown.stdout.splitlines())) <= 80
+            assert "\x1b" not in shown.stdout
         nobody = baton(*command, "127.0.0.1:1")
         assert nobody.returncode == 1
         assert nobody.stderr.count("\n") == 1
@@ -136,7 +138,7 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
 
 def test_top_on_a_terminal_ends_at_q(cluster: Cluster) -> None:
     ours, theirs = pty.openpty()
-    command = [*BATON, "top", cluster.grpc_address, "--interval", "0.1"]
+    command = [*BATON, "top", "--admin", cluster.admin_address, "--interval", "0.1"]
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
     top = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

@@ -66,7 +66,7 @@ async def answers_of(cluster: Cluster) -> list[Answer]:
                 for number in range(REQUESTS)
             )
         )
-        await assert_all_free(cluster, stub, 1.0)
+        await assert_all_free(cluster, 1.0)
     return answers
 
 
@@ -87,13 +87,12 @@ async def leave_early(cluster: Cluster) -> None:
                     return
 
         await asyncio.gather(*(one(number) for number in range(3 * REQUESTS)))
-        await assert_all_free(cluster, stub, 1.0)
+        await assert_all_free(cluster, 1.0)
 
 
 async def audit_of(cluster: Cluster) -> Audit:
     """The worker's that decodes."""
-    async with cluster.stub() as stub:
-        (audit,) = [audit for name, audit in (await cluster.audits(stub)).items() if "prefill" not in name]
+    (audit,) = [audit for name, audit in (await cluster.audits()).items() if "prefill" not in name]
     return audit
 
 

@@ -82,7 +82,7 @@ def doors(cluster: Cluster) -> Any:
     async def opened() -> AsyncIterator[Doors]:
         async with cluster.stub() as stub, cluster.http() as client:
             yield Doors(cluster, stub, client)
-            await assert_all_free(cluster, stub, within_s=2)
+            await assert_all_free(cluster, within_s=2)
 
     return opened
 
@@ -170,14 +170,14 @@ async def test_a_list_of_prompts_has_indexed_choices(
     prompts = [[draw.randrange(VOCAB_SIZE) for _ in range(draw.randint(1, 90))] for _ in range(20)]
     texts = ["one text", "and another, longer: naïve 接力"]
     fields: dict[str, Any] = {"temperature": 0.0, "max_tokens": 9, "ignore_eos": True}
-    async with cluster.stub() as stub, cluster.http() as client:
+    async with cluster.http() as client:
         for several in (prompts, texts):
             alone = [(await complete(client, prompt, **fields)).only for prompt in several]
             together = await complete(client, several, stream=stream, **fields)
             assert [together.choices[index] for index in range(len(several))] == alone
             assert together.usage["completion_tokens"] == 9 * len(several)
         assert together.usage["prompt_tokens"] == sum(len(tokenizer.encode(text).ids) for text in texts)
-        await assert_all_free(cluster, stub, within_s=2)
+        await assert_all_free(cluster, within_s=2)
 
 
 async def test_a_stream_is_not_one_lump(cluster: Cluster, known: Known) -> None:

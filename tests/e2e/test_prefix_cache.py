@@ -87,12 +87,12 @@ async def test_a_conversation_goes_on_where_it_was_and_finds_what_was_said(
                     turns.append((said, answer))
                     said = said + answer.token_ids
                     # Its slot's last word is on its way to the engine.
-                    await assert_all_free(cluster, stub, within_s=5)
+                    await assert_all_free(cluster, within_s=5)
                 return turns
 
             conversations = [await converse(), await converse()]
-            await assert_all_free(cluster, stub, within_s=5)
-            audits = await cluster.audits(stub)
+            await assert_all_free(cluster, within_s=5)
+            audits = await cluster.audits()
     reference = load_reference(tmp_path)
     block_bytes = sum(next(iter(audits.values())).block_bytes)
     stayed = 0
@@ -133,8 +133,8 @@ async def prove(setting: Setting, blocks: int, folder: Path) -> None:
     with baton_up(folder, *setting.flags, config=config) as cluster:
         async with cluster.stub() as stub:
             answers = [await one_round(cluster, stub, prompts) for _ in range(ROUNDS)]
-            await assert_all_free(cluster, stub, within_s=5)
-            audits = await cluster.audits(stub)
+            await assert_all_free(cluster, within_s=5)
+            audits = await cluster.audits()
     reference = load_reference(folder)
     for of_prompt in zip(prompts, *answers, strict=True):
         prompt, *told = of_prompt

@@ -19,9 +19,18 @@ import pytest
 
 from baton.errors import BatonError
 from baton.state import State
-from baton.v1.router_pb2 import GetStatusRequest, GetStatusResponse
 from services.common.process_tree import descendants
-from tests.e2e.cluster import BATON, MODEL, STOP_S, Cluster, alive, assert_all_free, baton_up, eventually
+from tests.e2e.cluster import (
+    BATON,
+    CLUSTER_SECRET,
+    MODEL,
+    STOP_S,
+    Cluster,
+    alive,
+    assert_all_free,
+    baton_up,
+    eventually,
+)
 from tests.e2e.redis_server import RedisServer, redis_server
 from tests.e2e.test_bad_commands import baton
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
@@ -113,16 +122,10 @@ async def under_load(cluster: Cluster, truth: list[list[int]], clients: int = 4)
             await asyncio.gather(*running)
 
 
-async def status_of(stub: RouterServiceAsyncStub) -> GetStatusResponse:
-    return await stub.GetStatus(GetStatusRequest(), timeout=10)
-
-
 @contextlib.asynccontextmanager
-async def state_of(
-    cluster: Cluster, stub: RouterServiceAsyncStub, redis: RedisServer
-) -> AsyncIterator[State]:
+async def state_of(cluster: Cluster, redis: RedisServer) -> AsyncIterator[State]:
     """What this cluster has in Redis, read past it."""
-    namespace = (await status_of(stub)).router.store.namespace
+    namespace = (await cluster.status()).store.namespace
     state = await State.open(redis.url, namespace=namespace)
     try:
         yield state
@@ -153,24 +156,24 @@ async def figure(address: str, name: str) -> float:
     return float(next(line for line in text.splitlines() if line.startswith(f"{name}{{")).split()[-1])
 
 
-async def nobody_hears_redis(cluster: Cluster, stub: RouterServiceAsyncStub) -> None:
+async def nobody_hears_redis(cluster: Cluster) -> None:
     """Waits until the router and every worker know that it is away."""
     deadline = time.monotonic() + 5.0
     while True:
-        status = await status_of(stub)
+        status = await cluster.status()
         seen = [await figure(worker.metrics_address, "baton_worker_registered") for worker in status.workers]
-        if status.router.store.HasField("away_s") and seen == [0.0] * len(WORKERS):
+        if status.store.HasField("away_s") and seen == [0.0] * len(WORKERS):
             return
-        assert time.monotonic() < deadline, (status.router.store, seen)
+        assert time.monotonic() < deadline, (status.store, seen)
         await asyncio.sleep(0.1)
 
 
-async def quiet(cluster: Cluster, stub: RouterServiceAsyncStub, state: State) -> None:
+async def quiet(cluster: Cluster, state: State) -> None:
     """The books: nothing is held, and the journal is empty and owed nothing."""
-    await assert_all_free(cluster, stub, 5)
+    await assert_all_free(cluster, 5)
     deadline = time.monotonic() + 5.0
     while True:
-        store = (await status_of(stub)).router.store
+        store = (await cluster.status()).store
         if store.HasField("journal_open") and not (store.journal_open or store.journal_pending):
             break
         assert time.monotonic() < deadline, store
@@ -208,23 +211,23 @@ async def test_no_request_notices(
     cluster: Cluster, redis: RedisServer, truth: list[list[int]], fault: str, away_s: float
 ) -> None:
     """Away for so long, and until all know it and a request has come and been served meanwhile."""
-    async with cluster.stub() as stub, state_of(cluster, stub, redis) as state:
+    async with state_of(cluster, redis) as state:
         await until_registered(state, WORKERS, WHOLE_S)
         async with under_load(cluster, truth) as load:
             await asyncio.sleep(1.0)
             gone = time.monotonic()
             redis.freeze() if fault == "frozen" else redis.kill()
-            await nobody_hears_redis(cluster, stub)
+            await nobody_hears_redis(cluster)
             await asyncio.sleep(max(0.0, gone + away_s - time.monotonic()))
             await eventually(lambda: load.within(gone, time.monotonic()) > 0, 20)
-            assert len((await status_of(stub)).workers) == len(WORKERS), "an absent registry removes nobody"
+            assert len((await cluster.status()).workers) == len(WORKERS), "an absent registry removes nobody"
             redis.thaw() if fault == "frozen" else await asyncio.to_thread(redis.start)
             back = time.monotonic()
             await until_registered(state, WORKERS, WHOLE_S)
             await asyncio.sleep(1.0)
         assert load.across(gone) > 0, "requests ran when it went"
         assert load.across(back) > 0, "requests ran when it came back"
-        await quiet(cluster, stub, state)
+        await quiet(cluster, state)
     no_secret_told(cluster, redis.password)
     log = cluster.log.read_text()
     assert "redis_is_away" in log
@@ -240,14 +243,14 @@ async def test_two_clusters_on_one_redis_do_not_meet(
         async with (
             cluster.stub() as ours,
             second.stub() as theirs,
-            state_of(cluster, ours, redis) as our_state,
-            state_of(second, theirs, redis) as their_state,
+            state_of(cluster, redis) as our_state,
+            state_of(second, redis) as their_state,
         ):
             await until_registered(our_state, WORKERS, WHOLE_S)
             await until_registered(their_state, ("both-0",), WHOLE_S)
             await asyncio.sleep(1.0)  # both routers look twice
-            assert sorted(await cluster.audits(ours)) == sorted(WORKERS)
-            assert sorted(await second.audits(theirs)) == ["both-0"]
+            assert sorted(await cluster.audits()) == sorted(WORKERS)
+            assert sorted(await second.audits()) == ["both-0"]
             for one, stub in ((cluster, ours), (second, theirs)):
                 await until_resumable(one, stub, truth)
             second.process.terminate()
@@ -263,7 +266,12 @@ def joining_worker(
     """`baton worker` by itself: nobody supervises it, only the registry tells of it."""
     command = [*BATON, "worker", "--role", "both", "--model", str(model), "--name", "guest"]
     command += ["--dtype", "float64", "--served-model-name", MODEL, "--redis-namespace", namespace]
-    environment = {**os.environ, "BATON_REDIS_URL": redis.url, "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "BATON_REDIS_URL": redis.url,
+        "BATON_CLUSTER_SECRET": CLUSTER_SECRET,
+        "OMP_NUM_THREADS": "1",
+    }
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment)
     try:
@@ -282,9 +290,9 @@ async def test_a_worker_that_nobody_supervises_is_found_and_serves(
     tmp_path: Path,
     number: signal.Signals,
 ) -> None:
-    async with cluster.stub() as stub, state_of(cluster, stub, redis) as state:
+    async with cluster.stub() as stub, state_of(cluster, redis) as state:
         log = tmp_path / "log"
-        with joining_worker(model, redis, (await status_of(stub)).router.store.namespace, log) as guest:
+        with joining_worker(model, redis, (await cluster.status()).store.namespace, log) as guest:
             await until_registered(state, (*WORKERS, "guest"), 60)
             async with under_load(cluster, truth, clients=12):
                 await until_it_decodes(cluster, stub, "guest", 20)
@@ -297,9 +305,9 @@ async def test_a_worker_that_nobody_supervises_is_found_and_serves(
             assert await asyncio.to_thread(guest.wait, STOP_S) == (0 if number is signal.SIGTERM else -number)
             await eventually(lambda: not any(alive(pid) for pid in left), 5)
             await until_registered(state, WORKERS, 8)  # a killed one's lease lapses
-            await until_watched(stub, len(WORKERS), 5)
+            await until_watched(cluster, len(WORKERS), 5)
         assert redis.password not in log.read_text()
-        await quiet(cluster, stub, state)
+        await quiet(cluster, state)
 
 
 async def until_it_decodes(
@@ -309,7 +317,7 @@ async def until_it_decodes(
     deadline = time.monotonic() + within_s
     while True:
         with contextlib.suppress(AssertionError):  # one of them does not answer yet
-            audits = await cluster.audits(stub)
+            audits = await cluster.audits()
             if name in audits and audits[name].handoffs_local:
                 assert sorted(audits) == sorted((*WORKERS, name))
                 return
@@ -328,10 +336,10 @@ async def until_resumable(cluster: Cluster, stub: RouterServiceAsyncStub, truth:
             resumable = answer.last.resumable
 
 
-async def until_watched(stub: RouterServiceAsyncStub, count: int, within_s: float) -> None:
+async def until_watched(cluster: Cluster, count: int, within_s: float) -> None:
     """Waits until the router watches so many workers."""
     deadline = time.monotonic() + within_s
-    while (found := len((await status_of(stub)).workers)) != count:
+    while (found := len((await cluster.status()).workers)) != count:
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.1)
 
@@ -345,7 +353,7 @@ async def test_its_own_redis_is_brought_back_and_filled_again(model: Path) -> No
             assert len(answer.token_ids) == 200
             deadline = time.monotonic() + 5
             while True:
-                store = (await status_of(stub)).router.store
+                store = (await cluster.status()).store
                 if store.restarts == 1 and store.registered_workers == 1 and store.HasField("journal_open"):
                     break
                 assert time.monotonic() < deadline, store
@@ -364,7 +372,10 @@ def own_redis(cluster: Cluster) -> int:
     return pid
 
 
-def test_a_refused_password_is_one_line(model: Path, redis: RedisServer) -> None:
+def test_a_refused_password_is_one_line(
+    model: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BATON_CLUSTER_SECRET", CLUSTER_SECRET)
     wrong = redis.url.replace(redis.password, "a-word-that-is-wrong")
     ports = ("--http-port", "0", "--grpc-port", "0", "--ray-address", "none")
     code, out, err = baton("up", "--model", str(model), *ports, "--redis-url", wrong)

@@ -37,7 +37,6 @@ def score(transport: str, kv_wire: str) -> float:
 
 async def links_of(cluster: Cluster) -> list[str]:
     """Of both ends, when all is free again."""
-    async with cluster.stub() as stub:
-        await assert_all_free(cluster, stub, 3.0)
-        audits = await cluster.audits(stub)
+    await assert_all_free(cluster, 3.0)
+    audits = await cluster.audits()
     return [link.transport for audit in audits.values() for link in audit.links]

@@ -66,13 +66,12 @@ def answered(cluster: Cluster, judge: Judge, asks: Sequence[Ask]) -> tuple[list[
 
     async def run() -> tuple[list[Answer], dict[str, Audit]]:
         order = random.Random(2).sample(range(len(asks)), len(asks))
-        async with cluster.stub() as stub:
-            await assert_all_free(cluster, stub, within_s=5)
-            before = await cluster.audits(stub)
-            mixed = await ask_both_doors(cluster, judge.texts, [asks[number] for number in order], AT_ONCE)
-            await assert_all_free(cluster, stub, within_s=5)
-            answers = dict(zip(order, mixed, strict=True))
-            after = await cluster.audits(stub)
+        await assert_all_free(cluster, within_s=5)
+        before = await cluster.audits()
+        mixed = await ask_both_doors(cluster, judge.texts, [asks[number] for number in order], AT_ONCE)
+        await assert_all_free(cluster, within_s=5)
+        answers = dict(zip(order, mixed, strict=True))
+        after = await cluster.audits()
         # One that was not ready at first had done nothing.
         done = {name: grown(before.get(name, Audit()), audit) for name, audit in after.items()}
         return [answers[number] for number in range(len(asks))], done

@@ -121,7 +121,7 @@ async def test_neither_neighbours_nor_workers_nor_cuts_change_what_a_seed_draws(
                     alone = tokens(await run(cluster, stub, asks, at_once=1))
                     expected = dict(zip(asks, alone, strict=True))
                 answers = await run(cluster, stub, repeated, at_once=48)
-                await assert_all_free(cluster, stub, within_s=5)
+                await assert_all_free(cluster, within_s=5)
         for ask, answer in zip(repeated, answers, strict=True):
             assert ask not in expected or answer.token_ids == expected[ask], (flags, ask)
         assert len({served_by(answer) for answer in answers}) == pairs

@@ -20,10 +20,10 @@ from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
-from baton.v1.router_pb2 import AuditClusterRequest, GenerateRequest, TokenIds
+from baton.v1.router_pb2 import GenerateRequest, TokenIds
 from baton.v1.types_pb2 import Attempt
 from baton.v1.worker_pb2 import Audit
-from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants
+from tests.e2e.cluster import MODEL, Cluster, assert_all_free, baton_up, descendants, worker_channel
 from tests.e2e.own_engine import program
 from tests.e2e.proc import maps_library, open_memory, tcp_sockets, writable_shared_maps
 from tests.e2e.tampered import TAMPER
@@ -67,8 +67,8 @@ async def serve(cluster: Cluster, lengths: Sequence[int] = LENGTHS) -> dict[str,
     async with cluster.stub() as stub:
         runs = [cluster.generate(stub, prompt(length), max_tokens=12, **GREEDY) for length in lengths]
         await asyncio.gather(*runs)
-        await assert_all_free(cluster, stub, 1.0)
-        return await cluster.audits(stub)
+        await assert_all_free(cluster, 1.0)
+        return await cluster.audits()
 
 
 def total(audits: dict[str, Audit], role: str, count: str) -> int:
@@ -146,8 +146,7 @@ async def test_prefill_speaks_with_decode_over_the_transfer_port_alone(cluster: 
 
 
 async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster: Cluster) -> None:
-    async with cluster.stub() as stub:
-        before = await cluster.audits(stub)
+    before = await cluster.audits()
     after = await serve(cluster)
     for audit in after.values():
         sizes = zip(audit.blocks_shipped, audit.block_bytes, strict=True)
@@ -178,28 +177,26 @@ async def test_decode_never_runs_a_prompt_and_prefill_never_decodes(cluster: Clu
 
 async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
     attempt = Attempt(request_id=b"r" * 16, number=1)
-    async with cluster.stub() as stub:
-        workers = (await stub.AuditCluster(AuditClusterRequest(), timeout=10)).workers
-        addresses = {worker.identity.name: worker.address for worker in workers}
-        async with grpc.aio.insecure_channel(addresses["decode-0"]) as channel:
-            call = PrefillServiceStub(channel).Prefill(PrefillRequest(attempt=attempt), timeout=5)
+    addresses = {worker.identity.name: worker.address for worker in await cluster.workers()}
+    async with worker_channel(addresses["decode-0"]) as channel:
+        call = PrefillServiceStub(channel).Prefill(PrefillRequest(attempt=attempt), timeout=5)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        reserve = ReserveRequest(
+            attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
+        )
+        for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_NAMES + 1)):
+            told = ReserveRequest(block_names=names)
+            told.MergeFrom(reserve)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call.read()
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-            reserve = ReserveRequest(
-                attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
-            )
-            for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_NAMES + 1)):
-                told = ReserveRequest(block_names=names)
-                told.MergeFrom(reserve)
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await DecodeServiceStub(channel).Reserve(told, timeout=5)
-                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        async with grpc.aio.insecure_channel(addresses["prefill-0"]) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await DecodeServiceStub(channel).Reserve(reserve, timeout=5)
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        await assert_all_free(cluster, stub, 1.0)
+                await DecodeServiceStub(channel).Reserve(told, timeout=5)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    async with worker_channel(addresses["prefill-0"]) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await DecodeServiceStub(channel).Reserve(reserve, timeout=5)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    await assert_all_free(cluster, 1.0)
 
 
 async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) -> None:
@@ -208,7 +205,7 @@ async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) ->
         call = stub.Generate(request, timeout=60)
         for _ in range(3):
             await call.read()
-        audits = [audit for name, audit in (await cluster.audits(stub)).items() if name.startswith("decode")]
+        audits = [audit for name, audit in (await cluster.audits()).items() if name.startswith("decode")]
         (held,) = [audit for audit in audits if audit.live_tickets]
         assert held.live_tickets == 1
         assert held.load.slots - held.load.free_slots == 1
@@ -217,7 +214,7 @@ async def test_the_audit_shows_what_a_running_request_holds(cluster: Cluster) ->
         assert held.links
         assert all(link.credited_pieces == link.window_pieces for link in held.links)
         call.cancel()
-        await assert_all_free(cluster, stub, 1.0)
+        await assert_all_free(cluster, 1.0)
 
 
 async def test_decode_reads_the_shipped_bytes(
@@ -232,7 +229,7 @@ async def test_decode_reads_the_shipped_bytes(
             for one in asked:
                 outputs.append((await cluster.generate(stub, one, max_tokens=24, **GREEDY)).token_ids)
                 drop.touch()
-            decode = (await cluster.audits(stub))["decode-0"]
+            decode = (await cluster.audits())["decode-0"]
     assert decode.blocks_received == 4 + 5
     assert decode.checksum_failures == decode.dropped_unknown == 0
     reference = load_reference(model)

@@ -196,11 +196,11 @@ async def test_half_a_worker_takes_the_other_along_and_is_started_again(
 ) -> None:
     said = len(lasting.log.read_text())
     async with lasting.stub() as stub:
-        audit = (await lasting.audits(stub))[name]
+        audit = (await lasting.audits())[name]
         os.kill(getattr(audit, part), signal.SIGKILL)
         await eventually(lambda: not (alive(audit.engine_pid) or alive(audit.front_pid)), 3)
         await serves_again(lasting, stub, PROMPT, within_s=10)
-        assert (await lasting.audits(stub))[name].front_pid != audit.front_pid
+        assert (await lasting.audits())[name].front_pid != audit.front_pid
     assert f"worker='{name}'" in next(
         line for line in lasting.log.read_text()[said:].splitlines() if "event='worker_ended'" in line
     )
@@ -217,11 +217,10 @@ async def test_a_killed_parent_takes_everyone_along(lasting: Cluster) -> None:
 
 async def all_decode(cluster: Cluster, count: int) -> None:
     """Waits until that many sequences are past their handoff."""
-    async with cluster.stub() as stub:
-        deadline = time.monotonic() + 10
-        while sum(audit.handoffs_committed for audit in (await cluster.audits(stub)).values()) < count:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.01)
+    deadline = time.monotonic() + 10
+    while sum(audit.handoffs_committed for audit in (await cluster.audits()).values()) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 async def _to_end(call: Any) -> None:

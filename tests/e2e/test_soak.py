@@ -28,7 +28,7 @@ from tests.e2e.soak_truth import Truth
 from tests.support.checkpoints import make_checkpoint
 
 if TYPE_CHECKING:
-    from baton.v1.router_pb2_grpc import RouterServiceAsyncStub
+    pass
 
 FLAGS = ("--dtype", "float64", "--slots", "4", "--chunk-tokens", "16", "--block-tokens", "16")
 TOPOLOGIES = {"2+2": ("--prefill", "2", "--decode", "2"), "both": ("--both", "2")}
@@ -100,29 +100,28 @@ class Soaked:
 
 async def soak(cluster: Cluster, size: Size, seed: int) -> Soaked:
     """Everything but the tokens is checked here."""
-    async with cluster.stub() as stub:
-        await acquaint(cluster, stub)
-        before = await settles(cluster, stub, None, QUIET_S)
-        faults = Faults(cluster, stub, random.Random(seed), size.every)
-        async with faults.at_work(), Clients.of(cluster) as clients:
-            heard = await clients.all(draw_asks(seed, size.requests), AT_ONCE, faults.request_ended)
-            for volley in range(MOST_VOLLEYS):
-                if struck(cluster, heard).keys() >= size.stages:
-                    break
-                leaving = [ask for ask in draw_asks(seed + 1 + volley, 5 * VOLLEY) if ask.leave is not None]
-                heard += await clients.all(leaving[:VOLLEY], AT_ONCE, faults.request_ended)
-        quiet_s = await as_before(cluster, stub, before)
+    await acquaint(cluster)
+    before = await settles(cluster, None, QUIET_S)
+    faults = Faults(cluster, random.Random(seed), size.every)
+    async with faults.at_work(), Clients.of(cluster) as clients:
+        heard = await clients.all(draw_asks(seed, size.requests), AT_ONCE, faults.request_ended)
+        for volley in range(MOST_VOLLEYS):
+            if struck(cluster, heard).keys() >= size.stages:
+                break
+            leaving = [ask for ask in draw_asks(seed + 1 + volley, 5 * VOLLEY) if ask.leave is not None]
+            heard += await clients.all(leaving[:VOLLEY], AT_ONCE, faults.request_ended)
+    quiet_s = await as_before(cluster, before)
     check_endings(heard, faults)
     return Soaked(heard, faults, struck(cluster, heard), quiet_s)
 
 
-async def acquaint(cluster: Cluster, stub: RouterServiceAsyncStub) -> None:
+async def acquaint(cluster: Cluster) -> None:
     """A crowd that stays, until every worker has met every other: links, channels and pools are there."""
     for round_ in range(20):
         async with Clients.of(cluster) as clients:
             asks = [ask for ask in draw_asks(round_, 4 * AT_ONCE) if ask.leave is None]
             await clients.all(asks[:AT_ONCE], AT_ONCE)
-        audits = await cluster.audits(stub)
+        audits = await cluster.audits()
         receivers = sum(name.startswith("decode") for name in audits)
         links = [len(audit.links) for name, audit in audits.items() if name.startswith("prefill")]
         if all(count == receivers for count in links):
@@ -130,19 +129,19 @@ async def acquaint(cluster: Cluster, stub: RouterServiceAsyncStub) -> None:
     raise AssertionError("some workers never met")
 
 
-async def as_before(cluster: Cluster, stub: RouterServiceAsyncStub, before: Ledger) -> float:
+async def as_before(cluster: Cluster, before: Ledger) -> float:
     """Checks the books; the seconds until nothing was held."""
     since = time.monotonic()
-    await settles(cluster, stub, None, QUIET_S)
+    await settles(cluster, None, QUIET_S)
     quiet_s = time.monotonic() - since
-    await acquaint(cluster, stub)
-    await settles(cluster, stub, before, QUIET_S)
+    await acquaint(cluster)
+    await settles(cluster, before, QUIET_S)
     return quiet_s
 
 
 async def tombstones_go(cluster: Cluster) -> None:
-    async with cluster.stub() as stub, asyncio.timeout(FORGOTTEN_S):
-        while any(one.tombstones for one in (await cluster.audits(stub)).values()):  # noqa: ASYNC110
+    async with asyncio.timeout(FORGOTTEN_S):
+        while any(one.tombstones for one in (await cluster.audits()).values()):  # noqa: ASYNC110
             await asyncio.sleep(0.5)
 
 

@@ -33,6 +33,7 @@ from baton.v1.prefill_pb2_grpc import PrefillServiceStub
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
 from baton.v1.worker_pb2 import DescribeRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
+from tests.e2e.cluster import worker_channel
 from tests.e2e.workers import Worker, lone_worker
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 
@@ -195,7 +196,7 @@ async def prove(folder: Path, size: Size) -> str:
         "kv_blocks": 1 + (size.longest // 16 + 3) * size.slots,
     }
     with lone_worker(folder, "both", engine=engine) as worker:
-        async with grpc.aio.insecure_channel(worker.address) as channel:
+        async with worker_channel(worker.address) as channel:
             client, ring = Client(channel), ring_of(worker, size.slots)
             turn = asyncio.Semaphore(size.slots)
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,14 +20,18 @@ from typing import IO, Any
 import grpc
 import grpc.aio
 
-from baton.v1.router_pb2 import GetStatusRequest, WorkerState
-from baton.v1.router_pb2_grpc import RouterServiceStub
+from baton.v1.admin_pb2 import AdminServiceGetStatusRequest, WorkerState
+from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from services.common.config import Role, RouterConfig, StrictModel, WorkerConfig
-from tests.e2e.cluster import MODEL, START_S, STOP_S, Cluster
+from services.common.config import Role, RouterConfig, WorkerConfig
+from services.common.strict_model import StrictModel
+from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Cluster, worker_channel
+from tests.e2e.wire_proxy import WireProxy, wire_proxies
 
 ENDS_S = 10.0
+WORKER = (sys.executable, "-m", "services.worker")
+ROUTER = (sys.executable, "-m", "services.router")
 
 
 @dataclass(slots=True)
@@ -37,10 +41,12 @@ class Worker:
     name: str
     front: subprocess.Popen[str]
     address: str
+    # What the router's connections to it pass through, where a test wants that.
+    proxy: WireProxy | None = None
 
     async def audit(self) -> Audit:
         """Its own word, past the router."""
-        async with grpc.aio.insecure_channel(self.address) as channel:
+        async with worker_channel(self.address) as channel:
             return (await WorkerServiceStub(channel).GetAudit(GetAuditRequest(), timeout=5)).audit
 
     async def until(self, what: Callable[[Audit], bool], within_s: float = 10.0) -> Audit:
@@ -54,39 +60,76 @@ class Worker:
 
 @dataclass(slots=True)
 class Loose:
-    """A router's doors and its workers by name."""
+    """A router's listeners and its workers by name. `restart` starts one again that has ended; where it is
+    proxied, the router reaches it at the same address."""
 
     cluster: Cluster
     workers: dict[str, Worker]
+    restart: Callable[[str], None]
 
 
 @contextlib.contextmanager
-def loose_workers(model: Path, *roles: Role, **sections: dict[str, Any]) -> Iterator[Loose]:
+def loose_workers(
+    model: Path,
+    *roles: Role,
+    proxied: bool = False,
+    router_program: Sequence[str] = ROUTER,
+    each: Mapping[str, dict[str, Any]] | None = None,
+    **sections: dict[str, Any],
+) -> Iterator[Loose]:
     """One worker a role named, and a router. `sections` are the workers' `engine` and `transfer` settings,
-    and the `router`'s. Those still alive are stopped at the end, and must end well."""
+    and the `router`'s; `each` has what is different for the worker of that name. Those still alive are
+    stopped at the end, and must end well. `proxied`: the router reaches each worker through a `WireProxy`."""
     with contextlib.ExitStack() as stack:
+        proxy_to = stack.enter_context(wire_proxies())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         log = folder / "log"
         stderr = stack.enter_context(log.open("w"))
 
-        def start(module: str, config: StrictModel) -> subprocess.Popen[str]:
-            process = _start(module, config, stderr)
+        def start(program: Sequence[str], config: StrictModel) -> subprocess.Popen[str]:
+            process = _start(program, config, stderr)
             stack.callback(_stop, process, log)
             return process
 
         router = sections.pop("router", {})
         fronts = {}
+        configs = {}
         for index, role in enumerate(roles):
             name = f"{role}-{roles[:index].count(role)}"
-            config = {"name": name, "role": role, "model": str(model), **sections}
-            fronts[name] = start("services.worker", WorkerConfig.model_validate(config))
+            config = {
+                "name": name,
+                "role": role,
+                "model": str(model),
+                "served_model_name": MODEL,
+                "cluster_secret": CLUSTER_SECRET,
+                **sections,
+                **(each or {}).get(name, {}),
+            }
+            configs[name] = WorkerConfig.model_validate(config)
+            fronts[name] = start(WORKER, configs[name])
+
+        def restart(name: str) -> None:
+            worker = workers[name]
+            assert worker.front.stdout is not None
+            worker.front.stdout.close()
+            worker.front = start(WORKER, configs[name])
+            worker.address = _ready(worker.front, log)["grpc"]
+            if worker.proxy is not None:
+                worker.proxy.retarget(worker.address)
+
         workers = {name: Worker(name, front, _ready(front, log)["grpc"]) for name, front in fronts.items()}
+        if proxied:
+            for worker in workers.values():
+                worker.proxy = proxy_to(worker.address)
         settings = {"http_port": 0, "grpc_port": 0, "model": str(model), "served_model_name": MODEL, **router}
-        addresses = tuple(worker.address for worker in workers.values())
-        door = start("services.router", RouterConfig.model_validate({**settings, "workers": addresses}))
+        settings = {"cluster_secret": CLUSTER_SECRET, **settings}
+        addresses = tuple(
+            worker.proxy.address if worker.proxy else worker.address for worker in workers.values()
+        )
+        door = start(router_program, RouterConfig.model_validate({**settings, "workers": addresses}))
         said = _ready(door, log)
-        _all_found(said["grpc"])
-        yield Loose(Cluster(door, said["grpc"], said["http"], log), workers)
+        _all_found(said["admin"])
+        yield Loose(Cluster(door, said["grpc"], said["http"], said["admin"], log), workers, restart)
 
 
 @contextlib.contextmanager
@@ -95,15 +138,21 @@ def lone_worker(model: Path, role: Role, **sections: dict[str, Any]) -> Iterator
     with contextlib.ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
         stderr = stack.enter_context(log.open("w"))
-        config = {"name": f"{role}-0", "role": role, "model": str(model), **sections}
-        front = _start("services.worker", WorkerConfig.model_validate(config), stderr)
+        config = {
+            "name": f"{role}-0",
+            "role": role,
+            "model": str(model),
+            "cluster_secret": CLUSTER_SECRET,
+            **sections,
+        }
+        front = _start(WORKER, WorkerConfig.model_validate(config), stderr)
         stack.callback(_stop, front, log)
         yield Worker(f"{role}-0", front, _ready(front, log)["grpc"])
 
 
-def _start(module: str, config: StrictModel, stderr: IO[str]) -> subprocess.Popen[str]:
+def _start(program: Sequence[str], config: StrictModel, stderr: IO[str]) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", module],
+        program,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -125,13 +174,16 @@ def _ready(process: subprocess.Popen[str], log: Path) -> dict[str, str]:
     return dict(json.loads(line)["ready"])
 
 
-def _all_found(router: str) -> None:
+_FOUND = (WorkerState.WORKER_STATE_READY, WorkerState.WORKER_STATE_OTHER_POOL)
+
+
+def _all_found(admin: str) -> None:
     """A router is ready when some pair serves; a test that counts on every worker waits for every one."""
     deadline = time.monotonic() + START_S
-    with grpc.insecure_channel(router) as channel:
+    with grpc.insecure_channel(admin) as channel:
         while True:
-            status = RouterServiceStub(channel).GetStatus(GetStatusRequest(), timeout=10)
-            if all(worker.state == WorkerState.WORKER_STATE_READY for worker in status.workers):
+            status = AdminServiceStub(channel).GetStatus(AdminServiceGetStatusRequest(), timeout=10)
+            if all(worker.state in _FOUND for worker in status.workers):
                 return
             assert time.monotonic() < deadline, status
             time.sleep(0.02)

@@ -1,0 +1,99 @@
+"""Runs commands as if `pip install baton-serve` were all that was ever installed.
+
+    python -m tests.packaging.base_only < '[["baton", "up"], …]'
+
+writes `[[exit code, stdout, stderr], …]` as JSON. Modules of packages that the base install does not bring
+cannot be imported here, and their metadata is not found.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import json
+import sys
+import tomllib
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+# In every venv.
+TOOLS = {"pip", "setuptools"}
+
+
+def base_packages() -> set[str]:
+    """The distributions of a base install: the project's dependencies, and theirs."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    waiting, found = [*project["dependencies"]], {canonicalize_name(project["name"])} | TOOLS
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in found and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            found.add(name)
+            waiting += importlib.metadata.requires(name) or ()
+    return found
+
+
+def take_away() -> None:
+    """Makes this process one of a base install."""
+    base = base_packages()
+    gone = {
+        module
+        for module, packages in importlib.metadata.packages_distributions().items()
+        if not any(canonicalize_name(package) in base for package in packages)
+    }
+    find, known = PathFinder.find_spec, importlib.metadata.distribution
+
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+        return None if name.partition(".")[0] in gone else find(name, path)
+
+    def distribution(distribution_name: str) -> importlib.metadata.Distribution:
+        if canonicalize_name(distribution_name) not in base:
+            raise importlib.metadata.PackageNotFoundError(distribution_name)
+        return known(distribution_name)
+
+    setattr(PathFinder, "find_spec", staticmethod(find_spec))  # noqa: B010 (mypy knows it as a method)
+    importlib.metadata.distribution = distribution
+    for name in list(sys.modules):
+        if name.partition(".")[0] in gone:
+            del sys.modules[name]
+
+
+def connect_quickly() -> None:
+    """Nobody answers where these commands are sent; a second of waiting for that is enough."""
+    from loadgen.targets import grpc_target
+
+    grpc_target.CONNECT_S = 0.2
+
+
+def run(program: str, arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of one command; 1 and a traceback for what it does not catch."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            if program == "baton":
+                from baton.cli.main import main as baton
+
+                code = baton(arguments)
+            else:
+                from loadgen.cli import main as loadgen
+
+                code = loadgen(arguments)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        except BaseException:
+            code = 1
+            traceback.print_exc()
+    return code, out.getvalue(), err.getvalue()
+
+
+if __name__ == "__main__":
+    take_away()
+    connect_quickly()
+    print(json.dumps([run(program, arguments) for program, *arguments in json.load(sys.stdin)]))

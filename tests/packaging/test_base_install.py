@@ -1,0 +1,103 @@
+"""`pip install baton-serve` and no more: each command works, or says in one line what else to install."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from baton.cli import extras
+from baton.errors import BatonError, ErrorKind
+from tests.packaging.base_only import base_packages
+
+NOWHERE = "127.0.0.1:1"
+# Each with its exit code and what its one line on stderr has; none for one that works.
+COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
+    ("baton", "--help"): (0, ""),
+    ("baton", "version"): (0, ""),
+    ("baton", "up", "--help"): (0, ""),
+    ("baton", "up"): (2, "pip install 'baton-serve[serve]'"),
+    ("baton", "up", "--ray-address", "none", "--model", "random"): (2, "pip install 'baton-serve[serve]'"),
+    ("baton", "up", "--redis-url", "redis://there"): (2, "pip install 'baton-serve[serve]'"),
+    ("baton", "demo"): (2, "pip install 'baton-serve[serve]'"),
+    ("baton", "worker", "--role", "both", "--model", "m"): (2, "pip install 'baton-serve[worker]'"),
+    ("baton", "status", NOWHERE): (1, f"no status from {NOWHERE}"),
+    ("baton", "top", "--once", NOWHERE): (1, f"no status from {NOWHERE}"),
+    ("baton", "drain", "--router", "--admin", NOWHERE): (1, NOWHERE),
+    ("baton", "pool", "list", "--admin", NOWHERE): (1, NOWHERE),
+    ("loadgen", "--help"): (0, ""),
+    ("loadgen", "run", f"grpc://{NOWHERE}"): (2, f"nobody answers at grpc://{NOWHERE}"),
+    ("loadgen", "run", f"http://{NOWHERE}"): (2, f"nobody answers at http://{NOWHERE}"),
+    ("loadgen", "run", f"http://{NOWHERE}", "--parquet"): (2, "pip install 'baton-serve[parquet]'"),
+    ("loadgen", "search", f"http://{NOWHERE}", "--goodput", "ttft:300"): (2, "nobody answers"),
+    ("loadgen", "sweep", f"http://{NOWHERE}", "--rates", "1"): (2, "nobody answers"),
+    ("loadgen", "compare", "a", "b"): (2, "a is no run"),
+    ("loadgen", "report", "a"): (2, "a is no run"),
+    ("loadgen", "trace", "a"): (2, "a: No such file"),
+}
+
+
+def test_each_command_works_or_says_what_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.packaging.base_only"],
+        input=json.dumps(list(COMMANDS)),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for command, (code, out, err) in zip(COMMANDS, json.loads(done.stdout), strict=True):
+        wanted, words = COMMANDS[command]
+        told = f"{' '.join(command)}: {err}"
+        assert code == wanted, told
+        assert words in err, told
+        assert err.count("\n") == (1 if words else 0), told
+        assert bool(out) is (wanted == 0), told
+
+
+def test_the_base_brings_neither_torch_nor_ray_nor_a_server() -> None:
+    base = base_packages()
+    assert {"grpcio", "httptools", "numpy", "pydantic", "rich", "typing-extensions"} <= base
+    assert base.isdisjoint({"cryptography", "jinja2", "ray", "redis", "tokenizers", "torch", "uvloop"})
+
+
+def installed_but(monkeypatch: pytest.MonkeyPatch, *missing: str) -> None:
+    def distribution(name: str) -> object:
+        if name in missing:
+            raise metadata.PackageNotFoundError(name)
+        return metadata.distribution(name)
+
+    monkeypatch.setattr(extras, "distribution", distribution)
+
+
+@pytest.mark.parametrize(
+    ("missing", "required", "words"),
+    [
+        ("jinja2", ("router", "worker"), "(jinja2): pip install 'baton-serve[serve]'"),
+        ("redis", ("worker",), "(redis): pip install 'baton-serve[worker]'"),
+        ("ray", ("cluster",), "(ray): pip install 'baton-serve[cluster]'"),
+    ],
+)
+def test_what_is_missing_is_named(
+    missing: str, required: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extras.require(*required)
+    installed_but(monkeypatch, missing)
+    with pytest.raises(BatonError) as raised:
+        extras.require(*required)
+    assert raised.value.kind is ErrorKind.INVALID
+    assert raised.value.message.endswith(words)
+
+
+def test_what_is_not_needed_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_but(monkeypatch, "ray", "torch")
+    extras.require("router")
+
+
+def test_a_checkout_that_was_never_installed_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "DISTRIBUTION", "no-such-distribution")
+    extras.require("router")
