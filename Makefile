@@ -2,7 +2,7 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove prove-gpu prove-gpus check lint types imports proto stubs
+.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -24,6 +24,11 @@ prove-gpu: setup ## all that needs one GPU, at full size
 
 prove-gpus: setup ## all that needs several GPUs of one host
 	pytest --durations=10 -v -s -m multigpu $(ARGS)
+
+mutate: setup ## mutants of what safety rests on, and which of them no test notices; about 20 minutes
+	pip install -q --disable-pip-version-check -c constraints.txt -e '.[mutation]'
+	mutmut run --max-children 2
+	mutmut results
 
 check: lint types imports proto ## style, types, import contracts, wire, generated code
 	@echo "check: all is well"
