@@ -251,11 +251,13 @@ async def frozen_engine_while_decoding(model: Path, loose: Loose, stub: RouterSe
 async def frozen_engine_while_prefilling(
     model: Path, loose: Loose, stub: RouterServiceAsyncStub, victim: Worker
 ) -> None:
-    streams, before = asked(4, 1500, seed="frozen engine"), await victim.audit()
-    runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams]
+    """Half of the requests come after the fault: those before it may have ended by then."""
+    streams, before = asked(8, 1500, seed="frozen engine"), await victim.audit()
+    runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:4]]
     audit = await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
     began_at = datetime.now(UTC)
     freeze(audit.engine_pid)
+    runs += [asyncio.create_task(stream.run(stub, 20)) for stream in streams[4:]]
     step_s = audit.recent_prefill.p99_ms / 1e3
     # The calls end with the front.
     after_s = await noticed_after_s(loose, victim, began_at, "attempt_failed")
