@@ -26,7 +26,7 @@ from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint
 
 FLAGS = ("--prefill", "1", "--decode", "1", "--dtype", "float32", "--slots", "32", "--block-tokens", "16")
 STREAMS = 16
-TOKENS = 200
+TOKENS = 100
 # Of the control run's ITL p99; and what a router's memory may grow by.
 MOST_SLOWER = 3.0
 MOST_MIB = 200.0
@@ -45,7 +45,7 @@ class Size:
 
 
 FULL = Size(seconds=600.0, every_s=0.25, largest=16 << 20)
-REDUCED = Size(seconds=6.0, every_s=0.15, largest=2 << 20)
+REDUCED = Size(seconds=4.0, every_s=0.1, largest=2 << 20)
 
 
 @dataclass

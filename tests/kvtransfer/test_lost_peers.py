@@ -175,7 +175,7 @@ class ReceivingSurvivor(Survivor):
     ("how", "over"),
     [
         pytest.param(signal.SIGKILL, "grpc", id="killed", marks=pytest.mark.slow),
-        pytest.param(signal.SIGSTOP, "grpc", id="frozen"),
+        pytest.param(signal.SIGSTOP, "grpc", id="frozen", marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, "ipc", id="killed-ipc", marks=pytest.mark.slow),
         pytest.param(signal.SIGSTOP, "ipc", id="frozen-ipc"),
         pytest.param(signal.SIGKILL, "ipc-played", id="killed-played", marks=pytest.mark.slow),

@@ -108,6 +108,8 @@ def test_what_a_run_reports_of_it(serve: Serve, door: str, tmp_path: Path) -> No
             leaking: "leak check: FAILED, still held: decode-0: 1 slots in use",
             UNUSED: f"leak check: not checked (no AdminService at {UNUSED}: UNAVAILABLE)",
         }
+        if door == "http":  # each run is a process of its own, and the check is the same
+            del cases[free], cases[UNUSED]
         for number, (admin, words) in enumerate(cases.items()):
             out = tmp_path / str(number)
             done = loadgen("run", getattr(served, door), "--admin", admin, *common, "--out", str(out))
@@ -115,6 +117,8 @@ def test_what_a_run_reports_of_it(serve: Serve, door: str, tmp_path: Path) -> No
             run = run_folder.load(out)
             assert f"- {words}" in run_markdown(run).splitlines()
             assert words in run_page(run)
+        if door == "http":
+            return
         # Nothing is said of an admin port: loopback's default one is not this server's.
         done = loadgen("run", getattr(served, door), *common, "--out", str(tmp_path / "none"))
         assert "leak check: not checked (" in done.out
