@@ -47,8 +47,7 @@ def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, 
         ("grpc.http2.ping_timeout_ms", answer_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 250),
-        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.max_ping_strikes", 0),  # however often a peer pings
     ]
 
 

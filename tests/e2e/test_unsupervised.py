@@ -115,7 +115,7 @@ async def settle(loose: Loose, before: dict[str, Counter[str]] | None) -> dict[s
 async def prove(loose: Loose, model: Path, size: Size) -> Strikes:
     strikes = Strikes(loose, random.Random(7))
     async with Clients.of(loose.cluster) as clients:
-        calm = await clients.all(asks_of(5, 4 * AT_ONCE), AT_ONCE)
+        calm = await clients.all(asks_of(5, 2 * AT_ONCE), AT_ONCE)
     prefill_s = max(one.longest_gap_s for one in calm)
     before = await settle(loose, None)
     heard = await run_beside_faults(strikes, size, seed=101)

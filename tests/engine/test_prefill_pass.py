@@ -75,10 +75,10 @@ def test_blocks_of_any_size_without_a_library(tmp_path: Path, block_tokens: int)
 
 def test_random_packings(tmp_path: Path) -> None:
     draw = random.Random(5)
-    both = BothPasses(tmp_path, lengths=(60, 45, 70, 33), most_rows=64, device=DEVICE)
+    both = BothPasses(tmp_path, lengths=(40, 25, 50, 33), most_rows=48, device=DEVICE)
     done = [0, 0, 0, 0]
     while any(done[n] < sequence.length for n, sequence in enumerate(both.sequences)):
-        chunks, room = [], 64
+        chunks, room = [], 48
         for number in draw.sample(range(4), 4):
             left = both.sequences[number].length - done[number]
             count = min(left, room, draw.choice((0, 1, 7, 8, 16, 23, 40)))

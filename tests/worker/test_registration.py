@@ -129,7 +129,7 @@ async def test_a_refused_password_ends_a_first_start_and_no_later_one(server: Em
     assert error.kind is ErrorKind.UNAUTHENTICATED
     assert "not-the-password" not in error.message
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(later.ousted(), 5)
+        await asyncio.wait_for(later.ousted(), 1)
     for worker in (first, later):
         await worker.leave()
 
@@ -138,7 +138,7 @@ async def test_an_absent_redis_holds_up_neither_start_nor_end() -> None:
     worker = registration("redis://127.0.0.1:1")
     enter(worker, Served())
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(worker.ousted(), 5)
+        await asyncio.wait_for(worker.ousted(), 1)
     assert not worker.registered
     assert worker.state.away
     async with asyncio.timeout(3):
