@@ -28,9 +28,9 @@ from services.common.config import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
 CPU_KV_BYTES = 512 * 10**6
 # What a process takes on a GPU before its first tensor and for libraries, kernels and graphs. Measured.
 _BASE_BYTES = 1_000 * 2**20
-# Tokens of a sequence by which a GPU's slots are counted, where the context is not shorter. An assumption, not
-# a measurement: where sequences are longer, blocks run out before slots do, sequences are paused or swapped,
-# and a reservation waits for blocks instead of a slot; where they are shorter, some blocks stay unused.
+# Tokens of a sequence by which a GPU's slots are counted, where the context is not shorter. An assumption,
+# not a measurement: where sequences are longer, blocks run out before slots do, sequences are swapped out or
+# preempted, and a reservation waits for blocks instead of a slot; where shorter, some blocks stay unused.
 TYPICAL_TOKENS = 1024
 # Numbers of slots to choose from on a GPU: batch sizes that have a graph and measured kernels.
 _SLOT_CHOICES = (256, 192, 128, 96, 64, 48, 32, 24, 16)
