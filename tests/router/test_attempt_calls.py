@@ -170,7 +170,7 @@ async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
         "GiveTicket": lambda: scene.calls.give(TICKET),
         "GetHandoff": scene.calls.went_on,
     }[method]
-    waiting = asyncio.ensure_future(begin())  # type: ignore[operator]
+    waiting = asyncio.ensure_future(begin())
     await settled()
     worker.lose("it is gone")
     await settled()

@@ -23,6 +23,7 @@ from tests.router.scripted_router import (
     ROOM_S,
     SAID,
     STOP,
+    TICKET,
     Asked,
     ScriptedRouter,
     a_pair,
@@ -59,6 +60,7 @@ async def test_everything_that_is_told_of_a_request(router: ScriptedRouter) -> N
             clock.ms = 30
             await router.promise(pair)
             prefill = await pair.prefill_peer.call("Prefill")
+            assert (prefill.request.ticket, prefill.request.ticket_follows) == (TICKET, False)
             clock.ms = 40
             prefill.tell(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[OWN, OWN]))
             prefill.tell(first_token=FirstToken(number=0, token_id=97, cached_tokens=2, logprobs=OWN))

@@ -206,6 +206,7 @@ async def test_nobody_waits_past_the_deadline(router: ScriptedRouter) -> None:
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of(deadline=deadline)) as outbox:
             await asyncio.sleep(0.05)
+            await settled()
             error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.DEADLINE, "the request's deadline passed")
     assert ended(logged) == line_of(outcome="deadline", stage="admitted", intake_ms=10.0, e2e_ms=10.0)
