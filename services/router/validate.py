@@ -208,30 +208,35 @@ def _penalty(name: str, value: float | None) -> float:
 
 
 def _above_zero(name: str, value: float | None) -> float:
-    narrow = _float32(name, value, default=1.0)
+    narrow = _finite(name, value, default=1.0)
     if not 0 < narrow <= 1:
         raise FieldError(f"{name} must be above 0 and at most 1", param=name)
     return narrow
 
 
 def _number(name: str, value: float | None, least: float, most: float, default: float) -> float:
-    narrow = _float32(name, value, default)
-    if not _float32(name, least, least) <= narrow <= most:
+    narrow = _finite(name, value, default)
+    if not _float32(least) <= narrow <= most:
         raise FieldError(f"{name} must be from {least:g} to {most:g}", param=name)
     return narrow
 
 
-def _float32(name: str, value: float | None, default: float) -> float:
-    """The number as the wire will carry it: finite in single precision."""
+def _finite(name: str, value: float | None, default: float) -> float:
+    """The number as the wire will carry it, where it is finite in single precision."""
     if value is None:
         return default
-    try:
-        narrow = float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        narrow = math.inf
+    narrow = _float32(value)
     if not math.isfinite(narrow):
         raise FieldError(f"{name} must be a finite number", param=name)
     return narrow
+
+
+def _float32(value: float) -> float:
+    """The nearest number of single precision; infinite where none is near."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.inf
 
 
 def _whole(name: str, value: int | None, least: int, most: int, default: int) -> int:
