@@ -147,7 +147,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": -1}, "seed", f"seed must be from 0 to {U64}"),
     ({"seed": 2**64}, "seed", f"seed must be from 0 to {U64}"),
     ({"logprobs": -1}, "logprobs", "logprobs must be from 0 to 20"),
-    ({"logprobs": 21, "names": {"logprobs": "top_logprobs"}}, "top_logprobs", "top_logprobs must be from 0 to 20"),
+    (
+        {"logprobs": 21, "names": {"logprobs": "top_logprobs"}},
+        "top_logprobs",
+        "top_logprobs must be from 0 to 20",
+    ),
     ({"logit_bias": ((1, -100.5),)}, "logit_bias", "logit_bias must be from -100 to 100"),
     ({"logit_bias": ((1, 100.5),)}, "logit_bias", "logit_bias must be from -100 to 100"),
     (
