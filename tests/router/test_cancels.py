@@ -26,6 +26,10 @@ REQUEST = bytes(range(16))
 ATTEMPT = Attempt(request_id=REQUEST, number=3)
 
 
+def failed(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), None, None)
+
+
 class Decode:
     """A worker's side: fails with these codes one after the other, then answers, but `hangs` does neither."""
 
@@ -38,7 +42,7 @@ class Decode:
         if self._hangs:
             await asyncio.Event().wait()
         if self._codes:
-            raise grpc.aio.AioRpcError(self._codes.pop(0), grpc.aio.Metadata(), grpc.aio.Metadata())
+            raise failed(self._codes.pop(0))
         return CancelResponse()
 
 

@@ -58,9 +58,10 @@ def test_a_claim_is_counted_until_its_parts_end() -> None:
 def test_a_release_ends_prefill_too() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
     prefilled = counting_changes(prefill)
-    for claims in (lambda: Claim(prefill, decode, 50, 60), lambda: PrefillClaim(prefill, 1)):
-        claims().release()
-        assert counters(prefill) == counters(decode) == (0, 0, 0)
+    Claim(prefill, decode, 50, 60).release()
+    assert counters(prefill) == counters(decode) == (0, 0, 0)
+    PrefillClaim(prefill, 1).release()
+    assert counters(prefill) == (0, 0, 0)
     assert prefilled == [PREFILL, PREFILL]
 
 
@@ -91,7 +92,12 @@ def test_what_is_claimed_is_what_is_left_to_compute_and_all_that_may_be_kept() -
 def test_what_is_cached_is_asked_once_a_worker() -> None:
     workers = workers_of(PREFILL, "prefill-1", DECODE, "decode-1")
     asked: list[str] = []
-    assert placement_of(workers).pick(50, 10, lambda worker: asked.append(worker.name) or 0) is not None
+
+    def cached(worker: Worker) -> int:
+        asked.append(worker.name)
+        return 0
+
+    assert placement_of(workers).pick(50, 10, cached) is not None
     assert asked == [worker.name for worker in workers]
 
 
@@ -175,20 +181,22 @@ async def test_workers_without_room_are_passed_over() -> None:
     workers = [away, refusing, barred, unmatched, good, prefill, later]
     placement = placement_of(workers, ahead=100)
     refusing.refused()
-    claims = []
+
+    def pick() -> Claim | None:
+        return placement.pick(50, 10, may_use=lambda worker: worker is not barred)
+
     for chosen in (prefill, later):
-        claim = placement.pick(50, 10, may_use=lambda worker: worker is not barred)
+        claim = pick()
         assert claim is not None
         assert (claim.prefill, claim.decode) == (chosen, good)
         claim.release()
         chosen.queued_tokens = 100  # as much as a prompt may have before it
-    assert placement.pick(50, 10, may_use=lambda worker: worker is not barred) is None
+    assert pick() is None
     later.queued_tokens = 99
-    claims = [placement.pick(50, 10, may_use=lambda worker: worker is not barred)]
-    assert claims[0] is not None
+    assert pick() is not None
     later.queued_tokens = 0
     assert good.free_slots == 0
-    assert placement.pick(50, 10, may_use=lambda worker: worker is not barred) is None
+    assert pick() is None
 
 
 async def test_a_prefill_worker_that_just_refused_is_left_alone() -> None:
