@@ -44,6 +44,10 @@ def bare_worker(
     return worker
 
 
+def workers_of(*names: str) -> list[Worker]:
+    return [bare_worker(name) for name in names]
+
+
 class Found(Directory):
     """The workers of a test."""
 
