@@ -30,7 +30,7 @@ Place = tuple[int, int, int, int]
 """Transfer, group, ordinal and offset of a piece."""
 
 
-class Wire:
+class FakeWire:
     """Keeps what its sender would hear. Of a device: says when pieces arrive and what their checksums are."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Wire:
         return self.checksums[piece]
 
 
-class Scatter:
+class FakeScatter:
     """Keeps what a device is told to do, in order; pieces end when the test says so."""
 
     under_way = False
@@ -102,17 +102,17 @@ class Scatter:
         ends, self.ends = self.ends, []
         return ends
 
-    def taken(self) -> list[tuple[object, ...]]:
+    def take_calls(self) -> list[tuple[object, ...]]:
         """The calls since the last time."""
         calls, self.calls = self.calls, []
         return calls
 
 
-class Line:
-    """One link of the receiver, with its wire and its device in view."""
+class LinkRig:
+    """A link of the receiver whose wire and device are made up."""
 
     def __init__(self, name: str, *, on_device: bool = False) -> None:
-        self.wire, self.scatter = Wire(), Scatter()
+        self.wire, self.scatter = FakeWire(), FakeScatter()
         self.window = np.zeros(WINDOW * PIECE_BYTES, dtype=np.uint8)
         window = self.window if on_device else None
         self.staging = Staging(WINDOW, PIECE_BYTES, window, between_devices=on_device)
@@ -120,7 +120,7 @@ class Line:
         scatter = cast(DeviceScatter, self.scatter) if on_device else None
         self.link = ReceivingLink(1, identity(name), "made-up", self.staging, self.wire, 0.0, cut, scatter)
 
-    def taken(self) -> list[ReceiverFrame]:
+    def take_told(self) -> list[ReceiverFrame]:
         """What the sender was told since the last time."""
         told, self.wire.told = self.wire.told, []
         return told
@@ -141,11 +141,11 @@ class ReceivingEnd:
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         self.scattered.append((transfer_id, group, ordinal, offset, bytes(data)))
 
-    def bind(self, line: Line, transfer: int, counts: list[int], held: list[int] | None = None) -> None:
+    def bind(self, rig: LinkRig, transfer: int, counts: list[int], held: list[int] | None = None) -> None:
         """Expects a transfer, whose ticket comes over this link."""
         self.arrivals.expect(transfer, counts, held or [])
-        self.handle(line, Record(transfer, self.record(transfer, counts, held).SerializeToString()))
-        assert line.link.transfers >= {transfer}
+        self.handle(rig, Record(transfer, self.record(transfer, counts, held).SerializeToString()))
+        assert rig.link.transfers >= {transfer}
 
     def ticket(self, transfer: int, counts: list[int], held: list[int] | None = None) -> TicketBody:
         return TicketBody(
@@ -164,20 +164,20 @@ class ReceivingEnd:
         signed = self.signer.sign(body)
         return CommitRecord(attempt=body.attempt, ticket_body=signed.body, ticket_signature=signed.signature)
 
-    def commit(self, line: Line, transfer: int, sent: list[int]) -> CommitRecord:
+    def commit(self, rig: LinkRig, transfer: int, sent: list[int]) -> CommitRecord:
         """Of so many blocks that were sent."""
         record = CommitRecord(attempt=self.ticket(transfer, []).attempt, block_counts=sent, first_token_id=7)
-        self.handle(line, Commit(transfer, record.SerializeToString()))
+        self.handle(rig, Commit(transfer, record.SerializeToString()))
         return record
 
-    def piece(self, line: Line, place: Place, data: bytes, staging: int = 0) -> Piece:
+    def piece(self, rig: LinkRig, place: Place, data: bytes, staging: int = 0) -> Piece:
         """With the right checksum."""
-        checksum = line.link.cut.checksum.of(memoryview(data), *place)
+        checksum = rig.link.cut.checksum.of(memoryview(data), *place)
         return Piece(*place, len(data), staging, checksum)
 
     def send(
         self,
-        line: Line,
+        rig: LinkRig,
         place: Place,
         data: bytes,
         staging: int = 0,
@@ -186,16 +186,16 @@ class ReceivingEnd:
     ) -> Piece:
         """A piece comes, whose checksum may be wrong. Over a link between devices it is announced, and its
         bytes lie in the window."""
-        whole = self.piece(line, place, data, staging)
+        whole = self.piece(rig, place, data, staging)
         piece = Piece(*place, len(data), staging, whole.checksum ^ wrong)
-        if line.link.scatter is None:
-            line.staging.land(piece, memoryview(data))
+        if rig.link.scatter is None:
+            rig.staging.land(piece, memoryview(data))
         else:
-            line.staging.take(piece)
+            rig.staging.take(piece)
             begins = staging * PIECE_BYTES
-            line.window[begins : begins + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        self.handle(line, piece)
+            rig.window[begins : begins + len(data)] = np.frombuffer(data, dtype=np.uint8)
+        self.handle(rig, piece)
         return piece
 
-    def handle(self, line: Line, frame: SenderFrame) -> None:
-        self.arrivals.handle(line.link, frame)
+    def handle(self, rig: LinkRig, frame: SenderFrame) -> None:
+        self.arrivals.handle(rig.link, frame)
