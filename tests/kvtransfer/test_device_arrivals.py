@@ -85,6 +85,7 @@ def test_a_commit_waits_for_the_last_of_its_pieces(end: ReceivingEnd, rig: LinkR
     finish(end, rig, Ended(second, 1, Outcome.RIGHT))
     assert end.take_events() == [Committed(1, record)]
     assert rig.link.transfers == set()
+    assert (end.counters.bytes_received, end.counters.blocks_received) == (8, [0, 2])
     assert not end.arrivals.said(rig.link)
 
 
@@ -166,6 +167,7 @@ def test_a_piece_of_no_expected_block_is_held_and_refused(end: ReceivingEnd, rig
     assert rig.scatter.take_calls() == [("hold", piece)]
     rig.wire.checksums[piece] = piece.checksum
     finish(end, rig, Ended(piece, 0, Outcome.HELD))
+    assert rig.scatter.take_calls() == [("land", 7)], "nothing of it is under way, so nothing is given up"
     text = f"transfer 1 has no such piece: {piece}"
     assert end.take_events() == [Arrived(1), Withdrawn(1, Reason.REFUSED, text)]
     assert rig.take_told() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
