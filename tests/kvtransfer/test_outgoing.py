@@ -269,9 +269,9 @@ def test_a_commit_counts_what_was_pushed_and_comes_once(outgoing: Outgoing) -> N
     assert CommitRecord.FromString(transfer.record) == CommitRecord(first_token_id=9, block_counts=[3, 0])
     assert list(given.block_counts) == [77], "the caller's own is left as it was"
     assert outgoing.wakes == 1
-    with pytest.raises(ValueError, match="^commit twice$"):
+    with pytest.raises(ValueError, match=r"^commit twice$"):
         transfer.commit(given)
-    with pytest.raises(ValueError, match="^push after commit$"):
+    with pytest.raises(ValueError, match=r"^push after commit$"):
         transfer.push(0, 3, [53])
     assert transfer.queued_blocks == 3
 
