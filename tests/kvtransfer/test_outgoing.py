@@ -143,7 +143,8 @@ def test_the_sender_is_woken_by_the_first_blocks_alone(outgoing: Outgoing) -> No
 def test_a_block_leaves_in_pieces_and_is_unpinned_with_the_last(outgoing: Outgoing) -> None:
     outgoing.transfer.push(0, 2, [50])
     outgoing.transfer.push(1, 1, [60])
-    transfer, done = outgoing.transfer, []
+    transfer = outgoing.transfer
+    done: list[PieceSource] = []
     for _ in range(4):
         assert transfer.next_group() == (0 if len(done) < 3 else 1)
         piece = transfer.next_piece(GEOMETRY)
@@ -256,6 +257,12 @@ def test_a_description_goes_ahead_with_the_ticket(outgoing: Outgoing) -> None:
         ticket_body=b"the body", ticket_signature=b"the signature",
     )  # fmt: skip
     assert outgoing.wakes == 1
+
+
+def test_a_description_cannot_follow_its_ticket(outgoing: Outgoing) -> None:
+    outgoing.transfer.ahead = None  # it is on the wire
+    with pytest.raises(AssertionError, match=r"^nothing of the transfer has been sent$"):
+        outgoing.transfer.describe(CommitRecord(attempt=ATTEMPT))
 
 
 def test_a_commit_counts_what_was_pushed_and_comes_once(outgoing: Outgoing) -> None:
