@@ -146,7 +146,7 @@ class Transfer:
             raise ValueError(f"some of {which} were pushed before")
         self._pushed[group].update(ordinals)
         idle = not self._queue  # else whoever ships the first goes on with them
-        self._queue.extend([_Pushed(group, *place, after) for place in zip(ordinals, blocks, strict=True)])
+        self._queue.extend(_Pushed(group, n, block, after) for n, block in enumerate(blocks, first))
         if idle and blocks:
             self._wake()
 
