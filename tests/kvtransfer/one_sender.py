@@ -5,9 +5,10 @@ from __future__ import annotations
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.frames import Piece, ReceiverFrame, SenderFrame, WithdrawReason, decode_from_sender, encode
 from kvtransfer.outgoing import Transfer, TransferState
+from kvtransfer.receiver import Receiver
 from kvtransfer.sender import Sender
 from tests.kvtransfer.memory_transport import Pipe
-from tests.kvtransfer.peers import FINGERPRINT, FakeClock, identity
+from tests.kvtransfer.peers import FINGERPRINT, FakeClock, identity, until
 from tests.kvtransfer.ways import SHAPE, Ways
 
 # More than a sender does in one poll, unless a test says otherwise.
@@ -28,9 +29,12 @@ class OneSender:
         )  # fmt: skip
         for link, ways in enumerate(self.ways):
             first = self.begin(1, link=link)
-            while self.sender.counters.links_opened == link:
-                ways.peers.receiver.poll(1)
+
+            def both(receiver: Receiver = ways.peers.receiver) -> None:
+                receiver.poll(1)
                 self.sender.poll(MANY)
+
+            until(lambda link=link: self.sender.counters.links_opened > link, both)  # type: ignore[misc]
             first.withdraw(WithdrawReason.FINISHED)
             self.told(link)
 

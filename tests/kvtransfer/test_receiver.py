@@ -30,7 +30,17 @@ from kvtransfer.receiver import Receiver
 from kvtransfer.receiving_links import MAX_LINKS
 from kvtransfer.ticket import TicketSigner
 from tests.kvtransfer.memory_transport import MemoryTransport, Pipe
-from tests.kvtransfer.peers import FINGERPRINT, SECRET, FakeClock, Peers, Shape, Store, identity, make_sender
+from tests.kvtransfer.peers import (
+    FINGERPRINT,
+    SECRET,
+    FakeClock,
+    Peers,
+    Shape,
+    Store,
+    identity,
+    make_sender,
+    until,
+)
 
 SHAPE = Shape(block_bytes=(10,), piece_bytes=4, window_pieces=8)
 # A frame that changes nothing but a counter: an answer for which nobody waited.
@@ -58,12 +68,10 @@ class OneReceiver:
             )
             opening = threading.Thread(target=transport.open, args=("", request, 2.0))
             opening.start()
-            while not transport._calls:
-                time.sleep(1e-4)
+            until(lambda: bool(transport._calls), lambda: time.sleep(1e-4))
             self.receiver.poll(1)  # takes it, as the last of the links
             opening.join()
-            while self.receiver.links[0].peer.name != "sender-0":
-                self.receiver.poll(1)
+            until(self._first_is_first, lambda: self.receiver.poll(1))
         self.tickets = Peers(
             SHAPE, self.receiver, make_sender(SHAPE, self.sink, self._wake, self.clock, []), "memory:1",
             self.sink, self.sink, lambda: None,
@@ -71,6 +79,10 @@ class OneReceiver:
 
     def _wake(self) -> None:
         self.wakes += 1
+
+    def _first_is_first(self) -> bool:
+        """Whether the next poll begins with the first link."""
+        return self.receiver.links[0].peer.name == "sender-0"
 
     def hears(self, *said: Words, link: int = 0) -> None:
         self.pipes[link].to_receiver.extend(encode(frame) for frame in said)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.errors import ErrorKind
+from tests.kvtransfer.peers import until
 from tests.kvtransfer.ways import LOST, Ways, logged
 
 FELL, RETURNED, ENDED = "link_fallback", "link_returned", "link_ended"
@@ -161,8 +162,8 @@ def test_a_link_that_is_needed_sooner_than_the_return_is_ready_takes_its_place(
     trying(ways)
     ways.cut(b)
     a.let_go.set()
-    while not a.pipes:  # the receiver has answered, and the sender has not looked yet
-        ways.peers.receiver.poll(4)
+    # The receiver answers, and the sender does not look yet.
+    until(lambda: bool(a.pipes), lambda: ways.peers.receiver.poll(4))
     assert ways.send(2) == "a"
     assert logged(caplog, RETURNED) == []
     assert a.asked[-1].beside is False
