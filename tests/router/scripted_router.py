@@ -171,8 +171,12 @@ class ScriptedRouter:
         monkeypatch.setattr(life, "_HEAD_START_S", 0)
         self.room, self.prefixes, self.journal = Room(), PrefixNames(), JournalBook()
         self.observations = Observations()
-        parts: Any = (self.room, Cancels(), max_attempts, self.observations, self.prefixes)
-        self.dispatcher = Dispatcher(*parts, Unread(10**6), self.journal)  # type: ignore[arg-type]
+        room: Any = self.room
+        prefixes: Any = self.prefixes
+        journal: Any = self.journal
+        self.dispatcher = Dispatcher(
+            room, Cancels(), max_attempts, self.observations, prefixes, Unread(10**6), journal
+        )
 
     @contextlib.asynccontextmanager
     async def running(self, request: Request) -> AsyncIterator[Outbox]:
