@@ -100,12 +100,13 @@ async def test_a_decode_worker_that_is_cut_off(model: Path, loose: Loose, fault:
 async def test_a_prefill_worker_that_is_cut_off(model: Path, loose: Loose, fault: Fault) -> None:
     """While it computes prompts: they are computed by the other.
 
-    An engine behind a frozen front goes on with what it holds, and may end it. So half of the requests come
-    after the fault: those among them that are sent to the victim can only be computed elsewhere.
+    An engine behind a frozen front goes on with what it holds, and may end it. So most of the requests come
+    after the fault, more than the other worker ends meanwhile: those among them that are sent to the victim
+    can only be computed elsewhere.
     """
     victim = loose.workers["prefill-0"]
     async with loose.cluster.stub() as stub:
-        streams = asked(8, 1500, seed=fault.name)
+        streams = asked(16, 1500, seed=fault.name)
         before = await victim.audit()
         runs = [asyncio.create_task(stream.run(stub, 20)) for stream in streams[:4]]
         await victim.until(lambda audit: audit.prompt_tokens_run > before.prompt_tokens_run)
