@@ -1,0 +1,165 @@
+"""Writes the chart's values.schema.json (draft-07) from schema/*.yaml, values.yaml and Baton's own settings.
+
+    python -m deploy.helm.build_schema            writes it
+    python -m deploy.helm.build_schema --check    exit code 1 where it is not what would be written
+
+The result refuses unknown keys everywhere but in parts that Kubernetes checks itself.
+Descriptions are the comments of values.yaml, or those of the settings that a key becomes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.helm.values_comments import CHART, read_values
+from services.common.config import EngineConfig, RouterSettings, TransferConfig
+from services.common.strict_model import StrictModel
+
+Schema = dict[str, Any]
+
+SOURCES = Path(__file__).parent / "schema"
+TARGET = CHART / "values.schema.json"
+WIDTH = 200
+
+# Settings that the chart makes itself, or that have no meaning in a pod.
+SET_BY_CHART: dict[type[StrictModel], set[str]] = {
+    EngineConfig: {"device_index", "kernel_cache"},
+    TransferConfig: {"transfer_port", "frames_port"},
+    RouterSettings: {
+        *("host", "http_port", "grpc_port", "public_metrics"),
+        *("admin_host", "admin_grpc_port", "admin_http_port", "request_timeout_s"),
+    },
+}
+_DROPPED = ("title", "default", "format")
+
+
+def build() -> str:
+    """The text of values.schema.json."""
+    types: dict[str, Any] = {}
+    for name in ("types", "roles", "parts"):
+        types |= yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
+    types["engine"] = _settings(EngineConfig)
+    types["transfer"] = _settings(TransferConfig)
+    types["routerSettings"] = _settings(RouterSettings)
+    expansion = _Expansion(types)
+    schema = expansion.expand(yaml.safe_load((SOURCES / "values.yaml").read_text(encoding="utf-8")))
+    for value in read_values():
+        if value.comment:
+            _describe(schema, value.path, value.comment)
+    of_pods = schema["properties"]["pod"]
+    for role in ("router", "workerGroup", "prefill", "decode", "redis", "supervisor"):
+        _describe_as(of_pods, schema["properties"][role])
+    _describe_as(of_pods, schema["properties"]["ray"]["properties"]["head"])
+    for role in ("prefill", "decode"):
+        _describe_as(schema["properties"]["workerGroup"], schema["properties"][role])
+    definitions = dict(sorted(expansion.definitions.items()))
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart baton"}
+    return _text(head | schema | {"definitions": definitions}) + "\n"
+
+
+class _Expansion:
+    """Replaces names of types: by references where they are objects or lists, else by the types themselves."""
+
+    def __init__(self, types: dict[str, Any]) -> None:
+        self._types = types
+        self.definitions: dict[str, Schema] = {}
+
+    def expand(self, source: Any) -> Schema:
+        if isinstance(source, str):
+            schema = self._whole(source)
+            if schema.get("type") not in ("object", "array"):
+                return schema
+            self.definitions[source] = schema
+            return {"$ref": f"#/definitions/{source}"}
+        schema = {}
+        for merged in source.get("merge", ()):
+            schema = _merged(schema, self._whole(merged))
+        own = {key: value for key, value in source.items() if key != "merge"}
+        for key in ("items", "additionalProperties", "propertyNames"):
+            if isinstance(own.get(key), str | dict):
+                own[key] = self.expand(own[key])
+        if "properties" in own:
+            own["properties"] = {name: self.expand(value) for name, value in own["properties"].items()}
+            own = {"type": "object", "additionalProperties": False} | own
+        return _merged(schema, own)
+
+    def _whole(self, name: str) -> Schema:
+        return self.expand(self._types[name])
+
+
+def _text(schema: Any, indent: int = 0) -> str:
+    """JSON, with what fits into a line on one."""
+    line = json.dumps(schema, ensure_ascii=False)
+    if not isinstance(schema, dict) or len(line) + indent <= WIDTH:
+        return line
+    inner = " " * (indent + 1)
+    lines = [f"{inner}{json.dumps(key)}: {_text(value, indent + 1)}" for key, value in schema.items()]
+    return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
+
+
+def _merged(first: Schema, second: Schema) -> Schema:
+    properties = first.get("properties", {}) | second.get("properties", {})
+    return first | second | ({"properties": properties} if properties else {})
+
+
+def _settings(model: type[StrictModel]) -> Schema:
+    """The schema of a section of Baton's configuration, less what the chart sets."""
+    source = model.model_json_schema()
+    schema = _plain(source, source.get("$defs", {}))
+    for name in SET_BY_CHART[model]:
+        del schema["properties"][name]
+    schema.pop("description", None)
+    return schema
+
+
+def _plain(source: Schema, definitions: dict[str, Schema]) -> Schema:
+    """Draft-07 without references; `X | None` becomes X, since a value that is not given is unset."""
+    if "$ref" in source:
+        name = source["$ref"].rpartition("/")[2]
+        return _plain(definitions[name] | {k: v for k, v in source.items() if k != "$ref"}, definitions)
+    if "anyOf" in source:
+        one = next(choice for choice in source["anyOf"] if choice.get("type") != "null")
+        return _plain(one | {k: v for k, v in source.items() if k != "anyOf"}, definitions)
+    plain = {key: value for key, value in source.items() if key not in (*_DROPPED, "$defs")}
+    if "properties" in plain:
+        plain["properties"] = {n: _plain(value, definitions) for n, value in plain["properties"].items()}
+    if isinstance(plain.get("items"), dict):
+        plain["items"] = _plain(plain["items"], definitions)
+    return plain
+
+
+def _describe(schema: Schema, path: tuple[str, ...], comment: str) -> None:
+    for key in path[:-1]:
+        schema = schema.get("properties", {}).get(key, {})
+    if path[-1] in schema.get("properties", {}):
+        described = schema["properties"][path[-1]]
+        schema["properties"][path[-1]] = {"description": comment} | described
+
+
+def _describe_as(source: Schema, target: Schema) -> None:
+    """Descriptions of keys that several roles have, stated once."""
+    for name, schema in target["properties"].items():
+        described = source["properties"].get(name, {}).get("description")
+        if described:
+            schema.setdefault("description", described)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes or checks the file; the exit code."""
+    text = build()
+    if "--check" not in arguments:
+        TARGET.write_text(text, encoding="utf-8")
+        return 0
+    if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
+        return 0
+    print(f"{TARGET} is out of date: python -m deploy.helm.build_schema", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
