@@ -108,5 +108,7 @@ transfer: 50100
 frames: 50140
 workerMetrics: 9400
 redis: 6379
-ray: 6380
+ray: 6379
+rayNode: 6390
+rayObjects: 6391
 {{- end -}}

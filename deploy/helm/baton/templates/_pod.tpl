@@ -1,6 +1,6 @@
 {{/* The pod template of every component. Those who include it bring what differs, as YAML text.
      (root, component, settings, image, command; of the container: env, ports, probes, preStop, mounts, resources;
-     of the pod: volumes, init, grace; config: whether it has a configuration file) */}}
+     of the pod: volumes, init, grace; config: component whose file it reads) */}}
 {{- define "baton.podTemplate" -}}
 {{- $root := .root -}}
 {{- $settings := .settings -}}
@@ -12,7 +12,7 @@ metadata:
     {{- end }}
   {{- $notes := deepCopy $settings.annotations }}
   {{- if .config }}
-  {{- $notes = set $notes "checksum/config" (include "baton.config" . | sha256sum) }}
+  {{- $notes = set $notes "checksum/config" (include "baton.config" (dict "root" $root "component" .config) | sha256sum) }}
   {{- end }}
   {{- with merge $notes $root.Values.commonAnnotations }}
   annotations:
@@ -48,7 +48,9 @@ spec:
       {{- end }}
       env:
         - {name: HOME, value: /tmp}
-        {{- .env | trim | nindent 8 }}
+        {{- with .env | trim }}
+        {{- . | nindent 8 }}
+        {{- end }}
         {{- with $settings.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -85,7 +87,7 @@ spec:
       emptyDir: {sizeLimit: {{ $settings.tmpSizeLimit }}}
     {{- if .config }}
     - name: config
-      configMap: {name: {{ include "baton.fullname" $root }}-{{ .component }}}
+      configMap: {name: {{ include "baton.fullname" $root }}-{{ .config }}}
     {{- end }}
     {{- .volumes | trim | nindent 4 }}
     {{- with $settings.extraVolumes }}

@@ -18,15 +18,16 @@
 {{- end }}
 {{- end -}}
 
-{{/* Names of the ports that serve metrics: (root, component). */}}
+{{/* Names of the ports that serve metrics: (root, component). Ray nodes have no admin port. */}}
 {{- define "baton.metricsPorts" -}}
-names:
-  - admin
-{{- if or (eq .component "workers") (and (include "baton.withRay" .root) (ne .component "router")) }}
-{{- range $index := until (include "baton.workersPerPod" . | int) }}
-  - metrics-{{ $index }}
-{{- end }}
-{{- end }}
+{{- $names := list -}}
+{{- if not (include "baton.withRay" .root) }}{{ $names = list "admin" }}{{ end -}}
+{{- if or (eq .component "workers") (include "baton.withRay" .root) -}}
+{{- range $index := until (include "baton.workersPerPod" . | int) -}}
+{{- $names = append $names (printf "metrics-%d" $index) -}}
+{{- end -}}
+{{- end -}}
+names: {{ toJson $names }}
 {{- end -}}
 
 {{/* CPU, memory, GPUs and RDMA devices: (root, settings). */}}
@@ -94,7 +95,7 @@ names:
 {{- include "baton.podTemplate" (merge $context (dict
     "image" (include "baton.image" (dict "root" .root "image" "worker"))
     "command" $command
-    "config" true
+    "config" .component
     "env" (include "baton.workerEnv" $context)
     "ports" (include "baton.workerPorts" $context)
     "probes" (include "baton.probes" (dict "startSeconds" $values.modelLoadTimeout))

@@ -1,0 +1,115 @@
+{{/* Pods of Ray: the same for Deployments and for a RayCluster, whose operator writes the commands itself. */}}
+
+{{/* Where Ray's control store listens. */}}
+{{- define "baton.rayAddress" -}}
+{{- $ports := include "baton.ports" . | fromYaml -}}
+{{- include "baton.fullname" . }}-{{ ternary "head-svc" "ray-head" .Values.kuberay.enabled }}:{{ $ports.ray }}
+{{- end -}}
+
+{{/* Parameters of `ray start`: (root, component, settings). */}}
+{{- define "baton.rayParameters" -}}
+{{- $ports := include "baton.ports" .root | fromYaml -}}
+object-store-memory: "134217728"
+disable-usage-stats: "true"
+node-manager-port: {{ $ports.rayNode | quote }}
+object-manager-port: {{ $ports.rayObjects | quote }}
+{{- if eq .component "ray-head" }}
+port: {{ $ports.ray | quote }}
+num-cpus: "0"
+num-gpus: "0"
+include-dashboard: "false"
+{{- else }}
+num-gpus: {{ .settings.gpu.count | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The command of a Ray node: (root, component, settings). */}}
+{{- define "baton.rayCommand" -}}
+{{- $command := list "ray" "start" "--block" "--node-ip-address=$(BATON_HOST)" -}}
+{{- if eq .component "ray-head" -}}
+{{- $command = append $command "--head" -}}
+{{- else -}}
+{{- $command = append $command (printf "--address=%s" (include "baton.rayAddress" .root)) -}}
+{{- end -}}
+{{- range $name, $value := include "baton.rayParameters" . | fromYaml -}}
+{{- $command = append $command (eq $value "true" | ternary (printf "--%s" $name) (printf "--%s=%s" $name $value)) -}}
+{{- end -}}
+{{- toJson $command -}}
+{{- end -}}
+
+{{- define "baton.rayEnv" -}}
+- {name: RAY_AUTH_MODE, value: token}
+- {name: RAY_AUTH_TOKEN_PATH, value: /run/baton/secrets/ray-token}
+- {name: RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES, value: "1"}
+- {name: RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO, value: "0"}
+- {name: RAY_TMPDIR, value: /tmp/ray}
+{{- if .Values.tls.internal.enabled }}
+- {name: RAY_USE_TLS, value: "1"}
+- {name: RAY_TLS_SERVER_CERT, value: /run/baton/tls/internal/tls.crt}
+- {name: RAY_TLS_SERVER_KEY, value: /run/baton/tls/internal/tls.key}
+- {name: RAY_TLS_CA_CERT, value: /run/baton/tls/internal/ca.crt}
+{{- end }}
+{{- end -}}
+
+{{/* Probes of a Ray node, which ends by itself where Ray does: (port). */}}
+{{- define "baton.rayProbes" -}}
+startupProbe:
+  tcpSocket: {port: {{ .port }}}
+  periodSeconds: 5
+  failureThreshold: 60
+livenessProbe:
+  tcpSocket: {port: {{ .port }}}
+  periodSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  tcpSocket: {port: {{ .port }}}
+  periodSeconds: 5
+{{- end -}}
+
+{{- define "baton.rayHeadPod" -}}
+{{- $ports := include "baton.ports" . | fromYaml -}}
+{{- $context := dict "root" . "component" "ray-head" -}}
+{{- $settings := include "baton.settings" $context | fromYaml -}}
+{{- $context = merge $context (dict "settings" $settings) -}}
+{{- $pod := dict
+    "image" (include "baton.image" (dict "root" . "image" "worker"))
+    "env" (printf "%s\n%s" (include "baton.env" .) (include "baton.rayEnv" .))
+    "ports" (printf "- {name: gcs-server, containerPort: %v}\n- {name: ray-node, containerPort: %v}" $ports.ray $ports.rayNode)
+    "probes" (include "baton.rayProbes" (dict "port" "gcs-server"))
+    "resources" (toYaml $settings.resources)
+    "security" $settings.containerSecurityContext
+    "mounts" (printf "%s\n- {name: shm, mountPath: /dev/shm}" (include "baton.secretMounts" $context))
+    "volumes" (printf "%s\n%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 512Mi}" (include "baton.secretsVolume" $context) (include "baton.tlsVolumes" $context))
+    "grace" 30 -}}
+{{- if not .Values.kuberay.enabled }}{{ $_ := set $pod "command" (include "baton.rayCommand" $context | fromJsonArray) }}{{ end -}}
+{{- include "baton.podTemplate" (merge $context $pod) -}}
+{{- end -}}
+
+{{/* A Ray node with GPUs, where Baton's workers run: (root, component: workers, prefill or decode). */}}
+{{- define "baton.rayWorkerPod" -}}
+{{- $values := .root.Values -}}
+{{- $ports := include "baton.ports" .root | fromYaml -}}
+{{- $settings := include "baton.settings" . | fromYaml -}}
+{{- $context := dict "root" .root "component" .component "settings" $settings -}}
+{{- $pod := dict
+    "image" (include "baton.image" (dict "root" .root "image" "worker"))
+    "config" "supervisor"
+    "env" (printf "%s\n%s" (include "baton.workerEnv" $context) (include "baton.rayEnv" .root))
+    "ports" (printf "- {name: ray-node, containerPort: %v}\n%s" $ports.rayNode (include "baton.rayMetricsPorts" $context))
+    "probes" (include "baton.rayProbes" (dict "port" "ray-node"))
+    "resources" (include "baton.workerResources" $context)
+    "security" (include "baton.workerSecurity" $context | fromYaml)
+    "mounts" (include "baton.workerMounts" $context)
+    "volumes" (include "baton.workerVolumes" $context)
+    "init" (include "baton.modelInit" (merge (dict "component" "supervisor") $context))
+    "grace" (add $values.lifecycle.longestGenerationSeconds $values.lifecycle.marginSeconds) -}}
+{{- if not $values.kuberay.enabled }}{{ $_ := set $pod "command" (include "baton.rayCommand" $context | fromJsonArray) }}{{ end -}}
+{{- include "baton.podTemplate" (merge $context $pod) -}}
+{{- end -}}
+
+{{- define "baton.rayMetricsPorts" -}}
+{{- $ports := include "baton.ports" .root | fromYaml -}}
+{{- range $index := until (include "baton.workersPerPod" . | int) }}
+- {name: metrics-{{ $index }}, containerPort: {{ add $ports.workerMetrics $index }}}
+{{- end }}
+{{- end -}}
