@@ -1,0 +1,83 @@
+{{/* Peers and rules of NetworkPolicies. */}}
+
+{{/* Pods of the cluster of any release, by component: (root, components). */}}
+{{- define "baton.peers" -}}
+- podSelector:
+    matchLabels:
+      {{- include "baton.clusterSelector" .root | nindent 6 }}
+    matchExpressions:
+      - {key: app.kubernetes.io/component, operator: In, values: {{ toJson .components }}}
+{{- end -}}
+
+{{/* The components that workers may run in, in any topology: another release of the cluster may have the other. */}}
+{{- define "baton.workerPeers" -}}
+{{- include "baton.peers" (dict "root" . "components" (list "workers" "prefill" "decode")) -}}
+{{- end -}}
+
+{{/* Monitoring's namespace, and nodes whose kubelet a network plugin does not let through by itself. */}}
+{{- define "baton.monitoringPeers" -}}
+- namespaceSelector:
+    matchLabels:
+      {{- toYaml .Values.networkPolicy.monitoringNamespace | nindent 6 }}
+{{- range .Values.networkPolicy.nodeCIDRs }}
+- ipBlock: {cidr: {{ . | quote }}}
+{{- end }}
+{{- end -}}
+
+{{/* The sixteen ports that begin with one: (first). */}}
+{{- define "baton.portRange" -}}
+- {port: {{ .first }}, endPort: {{ add .first 15 }}}
+{{- end -}}
+
+{{/* Ports of links between workers. NCCL takes some of its own choice. */}}
+{{- define "baton.linkPorts" -}}
+{{- $ports := include "baton.ports" . | fromYaml -}}
+{{- if eq (default "auto" .Values.transfer.transport) "nccl" -}}
+- {port: 1024, endPort: 65535}
+{{- else -}}
+{{ include "baton.portRange" (dict "first" $ports.transfer) }}
+{{ include "baton.portRange" (dict "first" $ports.frames) }}
+{{- end -}}
+{{- end -}}
+
+{{/* The rule that lets pods reach Redis. */}}
+{{- define "baton.toRedis" -}}
+{{- if include "baton.bundledRedis" . }}
+- to:
+    {{- include "baton.peers" (dict "root" . "components" (list "redis")) | nindent 4 }}
+  ports: [{port: {{ (include "baton.ports" . | fromYaml).redis }}}]
+{{- else }}
+- {{ with .Values.networkPolicy.redis }}to:
+    {{- toYaml . | nindent 4 }}
+  {{ end }}ports: [{port: {{ .Values.redis.port }}}]
+{{- end }}
+{{- end -}}
+
+{{/* The rule that lets pods load a model from a hub. */}}
+{{- define "baton.toHub" -}}
+{{- if eq .Values.model.source "hub" }}
+- to: [{ipBlock: {cidr: 0.0.0.0/0}}, {ipBlock: {cidr: "::/0"}}]
+  ports: [{port: 443}]
+{{- end }}
+{{- end -}}
+
+{{/* A NetworkPolicy: (root, component, ingress, egress: rules as YAML text). */}}
+{{- define "baton.networkPolicy" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  {{- include "baton.metadata" (merge (dict "name" (printf "%s-%s" (include "baton.fullname" .root) .component)) .) | nindent 2 }}
+spec:
+  podSelector:
+    matchLabels:
+      {{- include "baton.selector" . | nindent 6 }}
+  policyTypes: [Ingress, Egress]
+  {{- with default "" .ingress | trim }}
+  ingress:
+    {{- . | nindent 4 }}
+  {{- end }}
+  {{- with default "" .egress | trim }}
+  egress:
+    {{- . | nindent 4 }}
+  {{- end }}
+{{- end -}}
