@@ -1,0 +1,179 @@
+{{/* What the schema cannot say: values that do not fit each other. Each line of a list is one mistake. */}}
+
+{{- define "baton.modelMistakes" -}}
+{{- $model := .Values.model -}}
+{{- if and (ne $model.source "demo") (not $model.servedName) }}
+model.servedName is empty: clients need a name for a model that is not the demo model
+{{- end }}
+{{- if and (eq $model.source "pvc") (not $model.pvc.claimName) }}
+model.pvc.claimName is empty, and model.source is pvc
+{{- end }}
+{{- if and (eq $model.source "hostPath") (not $model.hostPath.path) }}
+model.hostPath.path is empty, and model.source is hostPath
+{{- end }}
+{{- if and (eq $model.source "hub") (not $model.hub.id) }}
+model.hub.id is empty, and model.source is hub
+{{- end }}
+{{- if and (eq $model.source "hub") (eq $model.hub.cache "pvc") (not $model.hub.claimName) }}
+model.hub.claimName is empty, and model.hub.cache is pvc
+{{- end }}
+{{- if and (eq $model.source "image") (not $model.image.reference) }}
+model.image.reference is empty, and model.source is image
+{{- end }}
+{{- if and (eq .Values.kernelCache.type "pvc") (not .Values.kernelCache.claimName) }}
+kernelCache.claimName is empty, and kernelCache.type is pvc
+{{- end }}
+{{- end -}}
+
+{{- define "baton.workerMistakes" -}}
+{{- $values := .Values -}}
+{{- $transport := default "auto" $values.transfer.transport -}}
+{{- if and (eq $values.topology "split") (eq $transport "ipc") }}
+transfer.transport is ipc, which ends at a pod: with topology split use auto, nccl or grpc
+{{- end }}
+{{- if and (eq $transport "nccl") (ne (default "native" $values.transfer.kv_wire) "native") }}
+transfer.kv_wire {{ $values.transfer.kv_wire }} goes through the host, transfer.transport nccl does not
+{{- end }}
+{{- range $component := (include "baton.workerComponents" . | fromYaml).components }}
+{{- $role := include "baton.settings" (dict "root" $ "component" $component) | fromYaml }}
+{{- $key := eq $component "workers" | ternary "workerGroup" $component }}
+{{- $gpus := $role.gpu.count | int }}
+{{- $workers := include "baton.workersPerPod" (dict "root" $ "component" $component) | int }}
+{{- $engine := merge (dict) $role.engine $values.engine }}
+{{- if and (gt $gpus 0) (eq (default "auto" $engine.device) "cpu") }}
+{{ $key }}.gpu.count is {{ $gpus }}, and engine.device is cpu
+{{- end }}
+{{- if and (eq $gpus 0) (eq $transport "nccl") }}
+{{ $key }}.gpu.count is 0, and transfer.transport nccl needs GPUs
+{{- end }}
+{{- if and (eq $component "workers") (gt $gpus 0) (lt $gpus $workers) (not $engine.gpu_workers) }}
+workerGroup.gpu.count is {{ $gpus }} for {{ $workers }} workers: give each one, or say by engine.gpu_workers how many share one
+{{- end }}
+{{- if gt $gpus $workers }}
+{{ $key }}.gpu.count is {{ $gpus }}, and {{ $workers }} worker{{ gt $workers 1 | ternary "s use" " uses" }} no more than {{ $workers }}
+{{- end }}
+{{- if and (gt $gpus 1) (contains "mig-" $role.gpu.resource) }}
+{{ $key }}.gpu.resource {{ $role.gpu.resource }}: a process sees one MIG instance, so {{ $key }}.gpu.count must be 1
+{{- end }}
+{{- with $role.autoscaling }}
+{{- if and .enabled (gt (.minReplicas | int) (.maxReplicas | int)) }}
+{{ $key }}.autoscaling.minReplicas is above maxReplicas
+{{- end }}
+{{- if and .enabled (include "baton.withRay" $) }}
+{{ $key }}.autoscaling.enabled: with Ray the supervisor's configuration has the number of workers
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $values.router.autoscaling }}
+{{- if and .enabled (gt (.minReplicas | int) (.maxReplicas | int)) }}
+router.autoscaling.minReplicas is above maxReplicas
+{{- end }}
+{{- end }}
+{{- if and $values.rdma.ipcLock (not $values.rdma.enabled) }}
+rdma.ipcLock is for rdma.enabled
+{{- end }}
+{{- end -}}
+
+{{- define "baton.accessMistakes" -}}
+{{- $values := .Values -}}
+{{- $tls := $values.tls -}}
+{{- if and $values.redis.existingSecret $values.redis.url }}
+redis.existingSecret and redis.url are both set
+{{- end }}
+{{- if and (not $values.redis.bundled.enabled) (not $values.redis.existingSecret) (not $values.redis.url) }}
+no Redis: set redis.existingSecret, redis.url or redis.bundled.enabled
+{{- end }}
+{{- if not $values.router.enabled }}
+{{- if include "baton.bundledRedis" . }}
+router.enabled is false: set redis.existingSecret or redis.url to the Redis of the release that runs the routers
+{{- end }}
+{{- if not (or $values.secrets.existingSecret $values.secrets.values.clusterSecret) }}
+router.enabled is false: set secrets.existingSecret to the secrets of the release that runs the routers
+{{- end }}
+{{- if not $values.cluster.name }}
+router.enabled is false: set cluster.name to that of the release that runs the routers
+{{- end }}
+{{- end }}
+{{- if and $values.auth.enabled (not $values.auth.existingSecret) }}
+auth.existingSecret is empty, and auth.enabled is true
+{{- end }}
+{{- range $name := list "public" "internal" }}
+{{- $one := index $tls $name }}
+{{- if and $one.enabled (eq (empty $one.existingSecret) (not $one.certManager)) }}
+tls.{{ $name }}.enabled needs one of tls.{{ $name }}.existingSecret and tls.{{ $name }}.certManager
+{{- end }}
+{{- end }}
+{{- if and $tls.public.enabled $tls.public.certManager (not $tls.public.issuerRef.name) }}
+tls.public.issuerRef.name is empty, and tls.public.certManager is true
+{{- end }}
+{{- if and $tls.public.clientCASecret (not $tls.public.enabled) }}
+tls.public.clientCASecret is for tls.public.enabled
+{{- end }}
+{{- if and $tls.public.clientCASecret $values.test.enabled $values.router.enabled (not $values.test.tlsSecret) }}
+test.tlsSecret is empty, and tls.public.clientCASecret asks clients for a certificate; or set test.enabled to false
+{{- end }}
+{{- if and $tls.internal.csiDriver (not $tls.internal.certManager) }}
+tls.internal.csiDriver is for tls.internal.certManager
+{{- end }}
+{{- $fault := $values.kuberay.gcsFaultTolerance }}
+{{- if and $values.kuberay.enabled $fault.enabled }}
+{{- if ne (empty $fault.redisAddress) (empty $fault.existingSecret) }}
+kuberay.gcsFaultTolerance needs both redisAddress and existingSecret, or neither
+{{- end }}
+{{- if and (not $fault.redisAddress) (not (include "baton.bundledRedis" .)) }}
+kuberay.gcsFaultTolerance.redisAddress is empty, and there is no bundled Valkey
+{{- end }}
+{{- if and (not $fault.redisAddress) (include "baton.bundledRedis" .) $tls.internal.enabled }}
+kuberay.gcsFaultTolerance.redisAddress is empty: Ray cannot use the bundled Valkey with tls.internal.enabled
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.outsideMistakes" -}}
+{{- $values := .Values -}}
+{{- if and $values.monitoring.serviceMonitor.enabled $values.monitoring.podMonitor.enabled }}
+monitoring.serviceMonitor.enabled and monitoring.podMonitor.enabled would count all twice
+{{- end }}
+{{- if and $values.ingress.enabled (not $values.ingress.hosts) }}
+ingress.hosts is empty, and ingress.enabled is true
+{{- end }}
+{{- if and $values.ingress.grpc.enabled (not $values.ingress.grpc.hosts) }}
+ingress.grpc.hosts is empty, and ingress.grpc.enabled is true
+{{- end }}
+{{- if and (or $values.gateway.httpRoute.enabled $values.gateway.grpcRoute.enabled) (not $values.gateway.parentRefs) }}
+gateway.parentRefs is empty, and a route is enabled
+{{- end }}
+{{- end -}}
+
+{{- define "baton.strictMistakes" -}}
+{{- $values := .Values -}}
+{{- $router := $values.router.enabled -}}
+{{- if $values.security.strict }}
+{{- if not $values.secrets.existingSecret }}
+security.strict: secrets.existingSecret is empty
+{{- end }}
+{{- if include "baton.bundledRedis" . }}
+security.strict: the bundled Valkey is for trials: set redis.existingSecret
+{{- else if not $values.redis.existingSecret }}
+security.strict: redis.existingSecret is empty, and redis.url has no password
+{{- end }}
+{{- if not $values.tls.internal.enabled }}
+security.strict: tls.internal.enabled is false
+{{- end }}
+{{- if and $router (not $values.tls.public.enabled) }}
+security.strict: tls.public.enabled is false
+{{- end }}
+{{- if and $router (not $values.auth.enabled) }}
+security.strict: auth.enabled is false
+{{- end }}
+{{- if not $values.networkPolicy.enabled }}
+security.strict: networkPolicy.enabled is false
+{{- end }}
+{{- if not $values.image.router.digest }}
+security.strict: image.router.digest is empty
+{{- end }}
+{{- if not $values.image.worker.digest }}
+security.strict: image.worker.digest is empty
+{{- end }}
+{{- end }}
+{{- end -}}
