@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from deploy.helm.values_comments import CHART, read_values
-from services.common.config import EngineConfig, RouterSettings, TransferConfig
+from services.common.config import DTYPE_SPELLINGS, EngineConfig, RouterSettings, TransferConfig
 from services.common.strict_model import StrictModel
 
 Schema = dict[str, Any]
@@ -44,6 +44,7 @@ def build() -> str:
     for name in ("types", "roles", "parts"):
         types |= yaml.safe_load((SOURCES / f"{name}.yaml").read_text(encoding="utf-8"))
     types["engine"] = _settings(EngineConfig)
+    types["engine"]["properties"]["dtype"]["enum"] += DTYPE_SPELLINGS
     types["transfer"] = _settings(TransferConfig)
     types["routerSettings"] = _settings(RouterSettings)
     expansion = _Expansion(types)
