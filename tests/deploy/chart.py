@@ -1,0 +1,134 @@
+"""Renders the chart with Helm 4's engine, as `helm template demo deploy/helm/baton --namespace llm` does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python import Chart, lint
+
+Object = dict[str, Any]
+Values = dict[str, Any]
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "baton"
+RELEASE, NAMESPACE = "demo", "llm"
+NOTES = "baton/templates/NOTES.txt"
+CASES = {file.stem.removesuffix("-values"): file for file in sorted((CHART / "ci").glob("*-values.yaml"))}
+
+POD_KINDS = ("Deployment", "Pod", "RayCluster")
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What one set of values gives: the text of each template, and the objects in them."""
+
+    texts: Mapping[str, str]
+    objects: tuple[Object, ...]
+
+    @property
+    def notes(self) -> str:
+        return self.texts[NOTES]
+
+    def of_kind(self, kind: str) -> dict[str, Object]:
+        """Objects of a kind by name."""
+        found = [made for made in self.objects if made["kind"] == kind]
+        named = {made["metadata"]["name"]: made for made in found}
+        assert len(named) == len(found), f"two {kind} of one name"
+        return named
+
+    def one(self, kind: str, name: str = "demo-baton") -> Object:
+        return self.of_kind(kind)[name]
+
+    def pods(self) -> dict[str, Object]:
+        """Pod specs by the name of what makes the pods; those of a RayCluster by group."""
+        return {name: template["spec"] for name, template in self.templates().items()}
+
+    def templates(self) -> dict[str, Object]:
+        """Pod templates (metadata and spec) by name."""
+        found: dict[str, Object] = {}
+        for made in self.objects:
+            name = made["metadata"]["name"]
+            if made["kind"] == "Deployment":
+                found[name] = made["spec"]["template"]
+            elif made["kind"] == "Pod":
+                found[name] = made
+            elif made["kind"] == "RayCluster":
+                groups = {"ray-head": made["spec"]["headGroupSpec"]}
+                groups |= {group["groupName"]: group for group in made["spec"]["workerGroupSpecs"]}
+                found |= {f"{name}-{group}": spec["template"] for group, spec in groups.items()}
+        return found
+
+    def container(self, name: str) -> Object:
+        """The main container of the pods that `name` makes."""
+        container: Object = self.pods()[name]["containers"][0]
+        return container
+
+    def config(self, component: str) -> Object:
+        """The configuration file of a component, parsed."""
+        data = self.one("ConfigMap", f"demo-baton-{component}")["data"]
+        parsed: Object = yaml.safe_load(data[f"{component}.yaml"])
+        return parsed
+
+
+def values_of(case: str) -> Values:
+    """The values of a file in ci/."""
+    values: Values = yaml.safe_load(CASES[case].read_text(encoding="utf-8")) or {}
+    return values
+
+
+@cache
+def case(name: str) -> Rendered:
+    """The chart with the values of a file in ci/."""
+    return render(values_of(name))
+
+
+def render(values: Values) -> Rendered:
+    """The chart with these values over its own. Raises HelmError where they are refused."""
+    with Chart.load(CHART) as chart:
+        chart.validate_schema(values)
+        texts = chart.render(values, name=RELEASE, namespace=NAMESPACE)
+    objects = [parsed for name in sorted(texts) if name != NOTES for parsed in objects_in(texts[name])]
+    return Rendered(texts, tuple(objects))
+
+
+def render_with(name: str, **changes: Any) -> Rendered:
+    """The chart with a file of ci/ and changes by dotted path, dots spelled as double underscores."""
+    values = copy.deepcopy(values_of(name))
+    for path, value in changes.items():
+        put(values, path.replace("__", "."), value)
+    return render(values)
+
+
+def put(values: Values, path: str, value: Any) -> None:
+    """Sets the value at a dotted path."""
+    *sections, key = path.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[key] = value
+
+
+def at(values: Object, path: str) -> Any:
+    """The value at a dotted path."""
+    found: Any = values
+    for key in path.split("."):
+        found = found[key]
+    return found
+
+
+def objects_in(text: str) -> Iterator[Object]:
+    """The objects in a rendered template."""
+    for parsed in yaml.safe_load_all(text):
+        if parsed:
+            yield parsed
+
+
+def findings(values: Values) -> list[str]:
+    """What `helm lint --strict` finds."""
+    report = lint(CHART, values, strict=True, namespace=NAMESPACE)
+    messages = [message["error"] for message in report["messages"]]
+    return [*messages, *report["errors"]]

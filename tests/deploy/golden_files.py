@@ -1,0 +1,91 @@
+"""What the chart rendered when its output was last looked at, a file for each of ci/.
+
+    python -m tests.deploy.golden_files        writes them
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.deploy.chart import CASES, Object, case
+
+FOLDER = Path(__file__).parent / "golden"
+
+_WIDTH = 120
+_COMMON = (
+    *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "part-of", "version", "managed-by")),
+    "helm.sh/chart",
+)
+
+
+def text_of(name: str) -> str:
+    """All objects that the chart renders with a file of ci/, and its notes. Labels that every object has are left
+    out, and files within ConfigMaps are shown parsed."""
+    parts = [_text(made) for made in sorted(case(name).objects, key=_place)]
+    notes = "\n".join(line.rstrip() for line in case(name).notes.strip().splitlines())
+    return "".join(parts) + "---\n" + notes + "\n"
+
+
+def _place(made: Object) -> tuple[str, str]:
+    return made["kind"], made["metadata"]["name"]
+
+
+def _text(made: Object) -> str:
+    shown = copy.deepcopy(made)
+    for metadata in _metadata(shown):
+        metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in _COMMON}
+    if shown["kind"] == "ConfigMap" and "data" in shown:
+        shown["data"] = {name: yaml.safe_load(text) for name, text in shown["data"].items()}
+    return f"---\n{_dump(shown)}\n"
+
+
+def _dump(part: object, indent: str = "") -> str:
+    """JSON, and so YAML, with what fits into a line on one."""
+    line = json.dumps(part, sort_keys=True, ensure_ascii=False)
+    if len(indent) + len(line) <= _WIDTH or not isinstance(part, dict | list):
+        return line
+    inner = indent + " "
+    if isinstance(part, list):
+        return "[\n" + ",\n".join(inner + _dump(one, inner) for one in part) + f"\n{indent}]"
+    lines = [f"{inner}{json.dumps(key)}: {_dump(one, inner)}" for key, one in sorted(part.items())]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _metadata(made: object) -> Iterator[Object]:
+    """Metadata with labels anywhere in an object."""
+    if isinstance(made, list):
+        for part in made:
+            yield from _metadata(part)
+    elif isinstance(made, dict):
+        for key, part in made.items():
+            if key == "metadata" and "labels" in part:
+                yield part
+            yield from _metadata(part)
+
+
+def difference(name: str) -> str:
+    """A diff of the golden file and what is rendered now; empty where they are equal."""
+    file = FOLDER / f"{name}.yaml"
+    golden = file.read_text(encoding="utf-8") if file.is_file() else ""
+    lines = difflib.unified_diff(golden.splitlines(), text_of(name).splitlines(), "golden", "now", lineterm="")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Writes all golden files and deletes those without a case."""
+    for file in FOLDER.glob("*.yaml"):
+        if file.stem not in CASES:
+            file.unlink()
+    FOLDER.mkdir(exist_ok=True)
+    for name in CASES:
+        (FOLDER / f"{name}.yaml").write_text(text_of(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
