@@ -1,30 +1,39 @@
 """What the chart rendered when its output was last looked at, a file for each of ci/.
 
     python -m tests.deploy.golden_files        writes them
+
+`default` and `split` are whole; each other file is what differs from the one of them with its topology.
 """
 
 from __future__ import annotations
 
 import copy
 import difflib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
-from tests.deploy.chart import CASES, Object, case
+from tests.deploy.chart import CASES, Object, case, values_of
 
 FOLDER = Path(__file__).parent / "golden"
 
-_WIDTH = 120
 _COMMON = (
     *(f"app.kubernetes.io/{name}" for name in ("name", "instance", "part-of", "version", "managed-by")),
     "helm.sh/chart",
 )
 
 
-def text_of(name: str) -> str:
+def golden_of(name: str) -> str:
+    """What the golden file of a case should hold."""
+    base = "split" if values_of(name).get("topology") == "split" else "default"
+    if name == base:
+        return _whole(name)
+    changes = difflib.unified_diff(_whole(base).splitlines(), _whole(name).splitlines(), base, name, lineterm="", n=2)
+    return "\n".join("@@" if line.startswith("@@") else line for line in changes) + "\n"
+
+
+def _whole(name: str) -> str:
     """All objects that the chart renders with a file of ci/, and its notes. Labels that every object has are left
     out, and files within ConfigMaps are shown parsed."""
     parts = [_text(made) for made in sorted(case(name).objects, key=_place)]
@@ -42,19 +51,7 @@ def _text(made: Object) -> str:
         metadata["labels"] = {key: value for key, value in metadata["labels"].items() if key not in _COMMON}
     if shown["kind"] == "ConfigMap" and "data" in shown:
         shown["data"] = {name: yaml.safe_load(text) for name, text in shown["data"].items()}
-    return f"---\n{_dump(shown)}\n"
-
-
-def _dump(part: object, indent: str = "") -> str:
-    """JSON, and so YAML, with what fits into a line on one."""
-    line = json.dumps(part, sort_keys=True, ensure_ascii=False)
-    if len(indent) + len(line) <= _WIDTH or not isinstance(part, dict | list):
-        return line
-    inner = indent + " "
-    if isinstance(part, list):
-        return "[\n" + ",\n".join(inner + _dump(one, inner) for one in part) + f"\n{indent}]"
-    lines = [f"{inner}{json.dumps(key)}: {_dump(one, inner)}" for key, one in sorted(part.items())]
-    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    return "---\n" + yaml.safe_dump(shown, default_flow_style=None, width=115)
 
 
 def _metadata(made: object) -> Iterator[Object]:
@@ -71,20 +68,20 @@ def _metadata(made: object) -> Iterator[Object]:
 
 def difference(name: str) -> str:
     """A diff of the golden file and what is rendered now; empty where they are equal."""
-    file = FOLDER / f"{name}.yaml"
+    file = FOLDER / f"{name}.txt"
     golden = file.read_text(encoding="utf-8") if file.is_file() else ""
-    lines = difflib.unified_diff(golden.splitlines(), text_of(name).splitlines(), "golden", "now", lineterm="")
+    lines = difflib.unified_diff(golden.splitlines(), golden_of(name).splitlines(), "golden", "now", lineterm="")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Writes all golden files and deletes those without a case."""
-    for file in FOLDER.glob("*.yaml"):
+    for file in FOLDER.glob("*.txt"):
         if file.stem not in CASES:
             file.unlink()
     FOLDER.mkdir(exist_ok=True)
     for name in CASES:
-        (FOLDER / f"{name}.yaml").write_text(text_of(name), encoding="utf-8")
+        (FOLDER / f"{name}.txt").write_text(golden_of(name), encoding="utf-8")
 
 
 if __name__ == "__main__":
