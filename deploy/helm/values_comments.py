@@ -1,10 +1,10 @@
 """Reads what values.yaml says of each of its keys.
 
-    name: ""  # Comment.            a comment behind a key is that key's
+name: ""  # Comment.            a comment behind a key is that key's
 
-    # Comment of several
-    # lines.                        so is one directly above it, with the same indentation
-    name: ""
+# Comment of several
+# lines.                        so is one directly above it, with the same indentation
+name: ""
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ def golden_of(name: str) -> str:
     base = "split" if values_of(name).get("topology") == "split" else "default"
     if name == base:
         return _whole(name)
-    changes = difflib.unified_diff(_whole(base).splitlines(), _whole(name).splitlines(), base, name, lineterm="", n=2)
+    changes = difflib.unified_diff(
+        _whole(base).splitlines(), _whole(name).splitlines(), base, name, lineterm="", n=2
+    )
     return "\n".join("@@" if line.startswith("@@") else line for line in changes) + "\n"
 
 
@@ -70,7 +72,9 @@ def difference(name: str) -> str:
     """A diff of the golden file and what is rendered now; empty where they are equal."""
     file = FOLDER / f"{name}.txt"
     golden = file.read_text(encoding="utf-8") if file.is_file() else ""
-    lines = difflib.unified_diff(golden.splitlines(), golden_of(name).splitlines(), "golden", "now", lineterm="")
+    lines = difflib.unified_diff(
+        golden.splitlines(), golden_of(name).splitlines(), "golden", "now", lineterm=""
+    )
     return "\n".join(lines)
 
 

@@ -35,7 +35,9 @@ def _validator(api_version: str, kind: str, version: str) -> Draft202012Validato
         schema = _strict(custom["kinds"][f"{api_version}/{kind}"], custom["types"])
         return Draft7Validator(schema)
     group = re.sub(r"^([^./]*)(?:[.][^/]*)?/", r"\1-", api_version)
-    return Draft202012Validator(_read(version, f"{kind.lower()}-{group}.json"), registry=_definitions(version))
+    return Draft202012Validator(
+        _read(version, f"{kind.lower()}-{group}.json"), registry=_definitions(version)
+    )
 
 
 @cache

@@ -69,8 +69,16 @@ def test_schema_is_draft_07_and_refuses_unknown_keys_everywhere() -> None:
     Draft7Validator.check_schema(schema)
     open_parts = [path for path, part in _parts(schema, "") if part.get("additionalProperties") is True]
     # Parts that the API server checks, the objects that are added, and what Helm itself adds.
-    assert set(open_parts) == {"/definitions/free", "/definitions/named/items", "/properties/extraObjects/items"}
-    assert [path for path, part in _parts(schema, "") if "properties" in part and "additionalProperties" not in part] == []
+    assert set(open_parts) == {
+        "/definitions/free",
+        "/definitions/named/items",
+        "/properties/extraObjects/items",
+    }
+    assert [
+        path
+        for path, part in _parts(schema, "")
+        if "properties" in part and "additionalProperties" not in part
+    ] == []
 
 
 def _parts(schema: object, path: str) -> list[tuple[str, Object]]:
@@ -90,7 +98,12 @@ def _ray_pods(objects: tuple[Object, ...]) -> list[Object]:
             groups = [made["spec"]["headGroupSpec"], *made["spec"]["workerGroupSpecs"]]
             templates = [group["template"] for group in groups]
             pods += [
-                {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "ray", **template["metadata"]}}
+                {
+                    "apiVersion": "v1",
+                    "kind": "Pod",
+                    **template,
+                    "metadata": {"name": "ray", **template["metadata"]},
+                }
                 for template in templates
             ]
     return pods

@@ -1,0 +1,92 @@
+"""Ray's pods, as Deployments or as a RayCluster of KubeRay's operator."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deploy.chart import case, render, render_with
+
+# Of the same values: what is in the pods must not differ by who makes them.
+PODS = ("ray-head", "workers")
+
+
+def test_ray_is_off_by_default() -> None:
+    names = set(render({}).of_kind("Deployment"))
+    assert names == {"demo-baton-router", "demo-baton-workers", "demo-baton-redis"}
+
+
+def test_one_install_needs_no_operator() -> None:
+    rendered = case("ray")
+    assert set(rendered.of_kind("Deployment")) == {
+        f"demo-baton-{name}" for name in ("router", "ray-head", "workers", "supervisor", "redis")
+    }
+    head, worker = rendered.container("demo-baton-ray-head"), rendered.container("demo-baton-workers")
+    assert head["command"][:3] == ["ray", "start", "--block"]
+    assert "--head" in head["command"]
+    assert "--num-cpus=0" in head["command"]
+    assert "--address=demo-baton-ray-head:6379" in worker["command"]
+    assert "--num-gpus=3" in worker["command"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "3"
+
+
+def test_supervisor_knows_how_many_workers_to_start() -> None:
+    rendered = case("ray")
+    assert rendered.container("demo-baton-supervisor")["command"] == [
+        *("baton", "supervise", "--config", "/etc/baton/supervisor.yaml")
+    ]
+    config = rendered.config("supervisor")
+    assert (config["prefill"], config["decode"]) == (2, 4)
+    assert config["supervision"] == {"ray_address": "demo-baton-ray-head:6379"}
+    split = case("kuberay").config("supervisor")
+    assert (split["prefill"], split["decode"]) == (2, 2)
+    assert split["supervision"] == {"ray_address": "demo-baton-head-svc:6379"}
+
+
+@pytest.mark.parametrize("pod", PODS)
+def test_kuberay_gets_the_same_pods(pod: str) -> None:
+    plain = render_with("ray", tls={}).templates()[f"demo-baton-{pod}"]
+    operated = render_with("ray", tls={}, ray={"enabled": False}, kuberay={"enabled": True})
+    template = operated.templates()[f"demo-baton-{pod}"]
+    assert "command" not in template["spec"]["containers"][0]
+    del plain["spec"]["containers"][0]["command"]
+    for one in (plain, template):
+        one["metadata"].pop("annotations", None)  # the address of the head differs
+    assert plain == template
+
+
+def test_raycluster_has_fault_tolerance() -> None:
+    cluster = case("kuberay").one("RayCluster")
+    options = cluster["spec"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == "redis://demo-baton-redis:6379"
+    reference = options["redisPassword"]["valueFrom"]["secretKeyRef"]
+    assert reference == {"name": "demo-baton-redis", "key": "redis-password"}
+    assert "redis-password" in case("kuberay").one("Secret", "demo-baton-redis")["stringData"]
+    own = render_with(
+        "kuberay", kuberay__gcsFaultTolerance={"redisAddress": "redis.data:6380", "existingSecret": "r"}
+    )
+    assert (
+        own.one("RayCluster")["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis://redis.data:6380"
+    )
+    without = render_with("kuberay", kuberay__gcsFaultTolerance={"enabled": False})
+    assert "gcsFaultToleranceOptions" not in without.one("RayCluster")["spec"]
+
+
+def test_raycluster_has_a_group_for_each_role() -> None:
+    spec = case("kuberay").one("RayCluster")["spec"]
+    assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert [(group["groupName"], group["replicas"]) for group in spec["workerGroupSpecs"]] == [
+        ("prefill", 2),
+        ("decode", 2),
+    ]
+    assert set(case("kuberay").of_kind("Deployment")) == {
+        f"demo-baton-{name}" for name in ("router", "supervisor", "redis")
+    }
+
+
+def test_no_secret_is_in_what_ray_is_told() -> None:
+    config = case("ray").config("supervisor")
+    assert config["cluster_secret_file"] == "/run/baton/secrets/cluster-secret"
+    files = case("ray").pods()["demo-baton-workers"]["volumes"]
+    (secrets,) = [volume for volume in files if volume["name"] == "secrets"]
+    keys = {item["key"] for source in secrets["projected"]["sources"] for item in source["secret"]["items"]}
+    assert keys == {"cluster-secret", "prefix-secret", "ray-token", "redis-url"}
