@@ -70,7 +70,7 @@ class _Expansion:
         self._types = types
         self.definitions: dict[str, Schema] = {}
 
-    def expand(self, source: Any) -> Schema:
+    def expand(self, source: str | Schema) -> Schema:
         if isinstance(source, str):
             schema = self._whole(source)
             if schema.get("type") not in ("object", "array"):
@@ -93,7 +93,7 @@ class _Expansion:
         return self.expand(self._types[name])
 
 
-def _text(schema: Any, indent: int = 0) -> str:
+def _text(schema: object, indent: int = 0) -> str:
     """JSON, with what fits into a line on one."""
     line = json.dumps(schema, ensure_ascii=False)
     if not isinstance(schema, dict) or len(line) + indent <= WIDTH:

@@ -33,8 +33,7 @@ class Value:
 
 
 def read_values(file: Path = CHART / "values.yaml") -> list[Value]:
-    """All keys in the order of the file. Keys of a mapping that has a comment for itself alone are left out
-    where they have none of their own (a default such as a security context)."""
+    """All keys in the order of the file."""
     text = file.read_text(encoding="utf-8")
     defaults = yaml.safe_load(text)
     return [Value(path, comment, _at(defaults, path)) for path, comment in _comments(text)]
@@ -56,7 +55,8 @@ def _comments(text: str) -> Iterator[tuple[tuple[str, ...], str]]:
             above = []
 
 
-def _at(values: Any, path: tuple[str, ...]) -> Any:
+def _at(values: dict[str, Any], path: tuple[str, ...]) -> Any:  # noqa: ANN401
+    found: Any = values
     for key in path:
-        values = values[key]
-    return values
+        found = found[key]
+    return found
