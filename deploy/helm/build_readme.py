@@ -1,7 +1,7 @@
 """Writes the chart's README.md: README.intro.md and a table of all values.
 
-    python -m deploy.helm.build_readme            writes it
-    python -m deploy.helm.build_readme --check    exit code 1 where it is not what would be written
+python -m deploy.helm.build_readme            writes it
+python -m deploy.helm.build_readme --check    exit code 1 where it is not what would be written
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def _rows(values: list[Value]) -> Iterator[tuple[str, str, str]]:
 
 def _has_parts(value: Value, values: list[Value]) -> bool:
     depth = len(value.path)
-    return any(len(other.path) > depth and other.path[:depth] == value.path and other.comment for other in values)
+    return any(
+        len(other.path) > depth and other.path[:depth] == value.path and other.comment for other in values
+    )
 
 
 def _shown(default: Any) -> str:  # noqa: ANN401

@@ -64,7 +64,7 @@ def build() -> str:
 
 
 class _Expansion:
-    """Replaces names of types: by references where they are objects or lists, else by the types themselves."""
+    """Replaces names of types: by references where they are objects or lists, else by the types."""
 
     def __init__(self, types: dict[str, Any]) -> None:
         self._types = types

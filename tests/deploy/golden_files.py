@@ -36,8 +36,8 @@ def golden_of(name: str) -> str:
 
 
 def _whole(name: str) -> str:
-    """All objects that the chart renders with a file of ci/, and its notes. Labels that every object has are left
-    out, and files within ConfigMaps are shown parsed."""
+    """All objects that the chart renders with a file of ci/, and its notes. Labels that every object has are
+    left out, and files within ConfigMaps are shown parsed."""
     parts = [_text(made) for made in sorted(case(name).objects, key=_place)]
     notes = "\n".join(line.rstrip() for line in case(name).notes.strip().splitlines())
     return "".join(parts) + "---\n" + notes + "\n"

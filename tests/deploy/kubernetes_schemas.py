@@ -52,7 +52,7 @@ def _read(version: str, file: str) -> Any:
 
 
 def _strict(schema: Any, types: dict[str, Any]) -> Any:
-    """A schema with names of types replaced, whose objects refuse unknown keys and need those that end in `!`."""
+    """A schema with names of types replaced, whose objects refuse unknown keys and need those with `!`."""
     if isinstance(schema, str):
         return _strict(types[schema], types)
     if isinstance(schema, list):
