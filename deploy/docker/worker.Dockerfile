@@ -1,0 +1,54 @@
+# Image of workers, of the supervisor and of Ray: torch with CUDA, NCCL and Triton from their wheels; the driver comes
+# from the node. From the repository's root:
+#   docker build -f deploy/docker/worker.Dockerfile --build-arg PYTHON_DIGEST=sha256:… --build-arg VERSION=0.1.0 .
+# PYTHON_DIGEST has no default: a build names the base that it was checked with. A folder of kernels that were compiled
+# beforehand is taken from KERNELS (a folder of the build context, such as one that a worker filled on the same GPUs).
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG PYTHON_DIGEST
+
+FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST} AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTECODE=1
+RUN python -m venv /opt/baton
+WORKDIR /src
+# What is locked first: torch and CUDA are gigabytes, and change seldom.
+COPY deploy/docker/requirements-worker.txt deploy/docker/requirements-build.txt ./
+RUN /opt/baton/bin/pip install --require-hashes --only-binary :all: -r requirements-worker.txt
+COPY pyproject.toml README.md ./
+COPY baton baton
+COPY kvtransfer kvtransfer
+COPY services services
+COPY loadgen loadgen
+RUN python -m venv /tmp/build \
+    && /tmp/build/bin/pip install --require-hashes --only-binary :all: -r requirements-build.txt \
+    && /tmp/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
+    && /opt/baton/bin/pip install --no-deps --no-index /tmp/wheel/*.whl \
+    && /opt/baton/bin/pip check \
+    && /opt/baton/bin/baton version
+ARG KERNELS=deploy/docker/kernels
+COPY ${KERNELS} /opt/kernels
+
+FROM ${PYTHON_IMAGE}@${PYTHON_DIGEST}
+ARG VERSION=0.0.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="baton-worker" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+# Triton compiles a C stub for each kernel; verbs are for NCCL over RDMA. Debian deletes old versions of its packages,
+# so a build that named them would soon fail.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev libibverbs1 ibverbs-providers librdmacm1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 baton \
+    && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home --shell /usr/sbin/nologin baton
+COPY --from=build /opt/baton /opt/baton
+# A worker copies them into the kernel cache of its configuration where that has none.
+COPY --from=build --chown=10001:10001 /opt/kernels /opt/kernels
+ENV PATH=/opt/baton/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility BATON_KERNELS=/opt/kernels
+USER 10001:10001
+WORKDIR /tmp
+EXPOSE 8001 50060 50100 50140 9400
+STOPSIGNAL SIGTERM
+ENTRYPOINT []
+CMD ["baton", "worker-group", "--prefill", "1", "--decode", "1", "--config", "/etc/baton/workers.yaml"]

@@ -1,0 +1,133 @@
+"""The Dockerfiles and what they install. Images are not built here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.deploy import tools
+from tests.deploy.chart import case
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "deploy" / "docker"
+IMAGES = {"router": ("router", "hub"), "worker": ("worker", "hub", "cluster")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def _lines(image: str) -> list[str]:
+    """Instructions of a Dockerfile, continued lines joined."""
+    text = (DOCKER / f"{image}.Dockerfile").read_text(encoding="utf-8")
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+def _locked(name: str) -> dict[str, str]:
+    """Versions by package of a file of locked requirements; each has a hash."""
+    versions = {}
+    for line in (DOCKER / f"requirements-{name}.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            found = re.fullmatch(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line)
+            assert found, line
+            versions[canonicalize_name(found[1])] = found[2]
+    return versions
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_bases_are_pinned_by_a_digest_that_each_build_names(image: str) -> None:
+    lines = _lines(image)
+    bases = [line for line in lines if line.startswith("FROM ")]
+    assert len(bases) == 2
+    assert all(base.split()[1] == "${PYTHON_IMAGE}@${PYTHON_DIGEST}" for base in bases)
+    assert "ARG PYTHON_DIGEST" in lines
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_image_runs_as_the_charts_user(image: str) -> None:
+    final = _lines(image)
+    final = final[max(index for index, line in enumerate(final) if line.startswith("FROM ")) :]
+    user = next(line for line in final if line.startswith("USER "))
+    security = case("default").pods()["demo-baton-router"]["securityContext"]
+    assert user == f"USER {security['runAsUser']}:{security['runAsGroup']}"
+    assert not [line for line in final[final.index(user) :] if line.startswith("RUN ")]
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_image_starts_what_the_chart_starts(image: str) -> None:
+    rendered = case("default").container(f"demo-baton-{'workers' if image == 'worker' else image}")
+    command = next(line for line in _lines(image) if line.startswith("CMD "))
+    assert re.findall(r'"([^"]*)"', command) == rendered["command"]
+    exposed = {int(port) for line in _lines(image) if line.startswith("EXPOSE ") for port in line.split()[1:]}
+    ports = {port["containerPort"] for port in rendered["ports"]}
+    assert ports & exposed
+    assert "ENTRYPOINT []" in _lines(image)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_everything_is_installed_by_hash(image: str) -> None:
+    installs = re.findall(r"pip install ([^&]*)", " ".join(_lines(image)))
+    assert len(installs) == 3
+    assert all("--require-hashes" in one or "--no-deps --no-index" in one for one in installs)
+
+
+@pytest.mark.parametrize("name", [*IMAGES, "build"])
+def test_locked_versions_are_those_of_the_constraints(name: str) -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    wanted = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
+    locked = _locked(name)
+    assert locked
+    assert {
+        package: version for package, version in locked.items() if wanted.get(package, version) != version
+    } == {}
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_all_that_the_project_asks_for_is_locked(image: str) -> None:
+    extras, waiting = {*IMAGES[image]}, [*IMAGES[image]]
+    asked = [Requirement(line) for line in PROJECT["dependencies"]]
+    while waiting:
+        for requirement in map(Requirement, PROJECT["optional-dependencies"][waiting.pop()]):
+            if requirement.name == PROJECT["name"]:
+                waiting += requirement.extras - extras
+                extras |= requirement.extras
+            else:
+                asked.append(requirement)
+    locked = _locked(image)
+    for requirement in asked:
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+
+
+def test_router_has_no_torch_and_worker_has_it_with_cuda() -> None:
+    router, worker = _locked("router"), _locked("worker")
+    assert not [name for name in router if re.match("torch|triton|ray|nvidia", name)]
+    assert "+" not in worker["torch"]
+    assert [name for name in worker if name.startswith("nvidia-nccl-")]
+    assert "triton" in worker
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_context_has_what_is_copied(image: str) -> None:
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    kept = [line.removeprefix("!") for line in ignored if line.startswith("!")]
+    assert "*" in ignored
+    copied = [
+        line.split()[1:-1] for line in _lines(image) if line.startswith("COPY ") and "--from" not in line
+    ]
+    for source in (part for parts in copied for part in parts):
+        path = source.replace("${KERNELS}", "deploy/docker/kernels")
+        assert (ROOT / path).exists()
+        assert any(Path(path).match(pattern) for pattern in kept), path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("image", IMAGES)
+def test_hadolint_finds_nothing(image: str) -> None:
+    command = [str(tools.hadolint()), "--no-color", str(DOCKER / f"{image}.Dockerfile")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "")
