@@ -60,6 +60,11 @@ def test_model_of_a_hub_is_loaded_by_an_init_container_into_a_shared_folder() ->
     assert router["model_source"]["files"] == "tokenizer"
 
 
+def test_routers_need_no_folder_of_their_node() -> None:
+    spec = case("model-hub").pods()["demo-baton-router"]
+    assert "emptyDir" in _volume(spec, "model")
+
+
 def test_only_the_init_container_has_the_hubs_token() -> None:
     spec = case("model-hub").pods()["demo-baton-workers"]
     assert _volume(spec, "hub")["secret"]["secretName"] == "hub"
@@ -72,7 +77,7 @@ def test_only_the_init_container_has_the_hubs_token() -> None:
     [
         ({"cache": "emptyDir", "sizeLimit": "9Gi"}, {"emptyDir": {"sizeLimit": "9Gi"}}),
         ({"cache": "pvc", "claimName": "shared"}, {"persistentVolumeClaim": {"claimName": "shared"}}),
-        ({"cache": "hostPath", "hostPath": "/c"}, {"hostPath": {"path": "/c", "type": "DirectoryOrCreate"}}),
+        ({"cache": "hostPath", "hostPath": "/c"}, {"hostPath": {"path": "/c", "type": "Directory"}}),
     ],
 )
 def test_where_a_hubs_model_is_kept(cache: Object, volume: Object) -> None:
@@ -107,7 +112,7 @@ def test_model_in_an_image_copied() -> None:
         (
             "model-hub",
             "demo-baton-workers",
-            {"hostPath": {"path": "/var/cache/baton/kernels", "type": "DirectoryOrCreate"}},
+            {"hostPath": {"path": "/var/cache/baton/kernels", "type": "Directory"}},
         ),
     ],
 )

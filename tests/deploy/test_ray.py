@@ -29,6 +29,15 @@ def test_one_install_needs_no_operator() -> None:
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == "3"
 
 
+@pytest.mark.parametrize("name", ["ray", "kuberay"])
+def test_ray_nodes_drain_their_workers_before_ray_ends_them(name: str) -> None:
+    for pod, spec in case(name).pods().items():
+        stop = spec["containers"][0].get("lifecycle")
+        if pod.rpartition("-")[2] in ("workers", "prefill", "decode"):
+            assert stop["preStop"]["exec"]["command"] == ["baton", "stop-workers", "--within", "600"]
+            assert spec["terminationGracePeriodSeconds"] > 600
+
+
 def test_supervisor_knows_how_many_workers_to_start() -> None:
     rendered = case("ray")
     assert rendered.container("demo-baton-supervisor")["command"] == [

@@ -50,6 +50,12 @@ def test_public_certificate_has_the_services_names() -> None:
     } <= {*names}
 
 
+def test_public_certificate_of_an_authority_outside_has_no_names_of_services() -> None:
+    rendered = case("production")
+    assert rendered.one("Certificate", "demo-baton-public")["spec"]["dnsNames"] == ["llm.example.com"]
+    assert rendered.config("test")["tls"]["server_name"] == "llm.example.com"
+
+
 def test_configurations_name_the_files() -> None:
     rendered = case("tls-own")
     router = rendered.config("router")["tls"]

@@ -114,6 +114,14 @@ REFUSED_BY_CHART: tuple[tuple[dict[str, Any], str], ...] = (
         {"tls.public.enabled": True, "tls.public.existingSecret": "t", "tls.public.clientCASecret": "c"},
         "test.tlsSecret is empty",
     ),
+    (
+        {
+            "tls.public.enabled": True,
+            "tls.public.existingSecret": "t",
+            "tls.public.serviceNames": False,
+        },
+        "tls.public.dnsNames is empty",
+    ),
     ({"tls.public.clientCASecret": "c", "test.enabled": False}, "tls.public.clientCASecret is for"),
     ({"kuberay.enabled": True, "redis.existingSecret": "r"}, "there is no bundled Valkey"),
     ({"kuberay.enabled": True, "kuberay.gcsFaultTolerance.redisAddress": "r:1"}, "or neither"),

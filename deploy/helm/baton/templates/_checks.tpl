@@ -106,6 +106,9 @@ tls.{{ $name }}.enabled needs one of tls.{{ $name }}.existingSecret and tls.{{ $
 {{- if and $tls.public.enabled $tls.public.certManager (not $tls.public.issuerRef.name) }}
 tls.public.issuerRef.name is empty, and tls.public.certManager is true
 {{- end }}
+{{- if and $tls.public.enabled (not $tls.public.serviceNames) (not $tls.public.dnsNames) }}
+tls.public.dnsNames is empty, and tls.public.serviceNames is false
+{{- end }}
 {{- if and $tls.public.clientCASecret (not $tls.public.enabled) }}
 tls.public.clientCASecret is for tls.public.enabled
 {{- end }}

@@ -40,8 +40,8 @@ demo
 - name: model
   {{- if eq $model.hub.cache "pvc" }}
   persistentVolumeClaim: {claimName: {{ $model.hub.claimName }}}
-  {{- else if eq $model.hub.cache "hostPath" }}
-  hostPath: {path: {{ $model.hub.hostPath | quote }}, type: DirectoryOrCreate}
+  {{- else if and (eq $model.hub.cache "hostPath") (ne .component "router") }}
+  hostPath: {path: {{ $model.hub.hostPath | quote }}, type: Directory}
   {{- else }}
   emptyDir: {sizeLimit: {{ $model.hub.sizeLimit }}}
   {{- end }}

@@ -31,6 +31,10 @@ spec:
   securityContext:
     {{- toYaml $settings.podSecurityContext | nindent 4 }}
   terminationGracePeriodSeconds: {{ .grace }}
+  {{- with $settings.resourceClaims }}
+  resourceClaims:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   {{- include "baton.placement" . | trim | nindent 2 }}
   {{- with printf "%s\n%s" (empty $settings.extraInitContainers | ternary "" (toYaml $settings.extraInitContainers)) (default "" .init) | trim }}
   initContainers:
@@ -64,7 +68,7 @@ spec:
       {{- with .preStop }}
       lifecycle:
         preStop:
-          exec: {command: [sleep, {{ . | quote }}]}
+          exec: {command: {{ toJson . }}}
       {{- end }}
       resources:
         {{- .resources | trim | nindent 8 }}

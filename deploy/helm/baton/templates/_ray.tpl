@@ -94,6 +94,7 @@ readinessProbe:
 {{- $pod := dict
     "image" (include "baton.image" (dict "root" .root "image" "worker"))
     "config" "supervisor"
+    "preStop" (list "baton" "stop-workers" "--within" (toString $values.lifecycle.longestGenerationSeconds))
     "env" (printf "%s\n%s" (include "baton.workerEnv" $context) (include "baton.rayEnv" .root))
     "ports" (printf "- {name: ray-node, containerPort: %v}\n%s" $ports.rayNode (include "baton.rayMetricsPorts" $context))
     "probes" (include "baton.rayProbes" (dict "port" "ray-node"))

@@ -76,7 +76,7 @@ names: {{ toJson $names }}
   {{- if eq $kernels.type "pvc" }}
   persistentVolumeClaim: {claimName: {{ $kernels.claimName }}}
   {{- else if eq $kernels.type "hostPath" }}
-  hostPath: {path: {{ $kernels.hostPath | quote }}, type: DirectoryOrCreate}
+  hostPath: {path: {{ $kernels.hostPath | quote }}, type: Directory}
   {{- else }}
   emptyDir: {sizeLimit: {{ $kernels.sizeLimit }}}
   {{- end }}
