@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import NormalizedName, canonicalize_name
 
 from tests.deploy import tools
 from tests.deploy.chart import case
@@ -27,7 +27,7 @@ def _lines(image: str) -> list[str]:
     return [line.strip() for line in text.replace("\\\n", " ").splitlines() if line.strip()]
 
 
-def _locked(name: str) -> dict[str, str]:
+def _locked(name: str) -> dict[NormalizedName, str]:
     """Versions by package of a file of locked requirements; each has a hash."""
     versions = {}
     for line in (DOCKER / f"requirements-{name}.txt").read_text(encoding="utf-8").splitlines():
