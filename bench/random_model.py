@@ -15,9 +15,9 @@ def random_decoder(model: Shape, dtype: str, tokens: int, block_tokens: int, dev
     no meaning, but of the right size."""
     import torch
 
-    from baton.engine.decoder import Decoder
-    from baton.engine.model_config import ModelConfig
-    from baton.engine.weights import weight_shapes
+    from baton.engine.model.config import ModelConfig
+    from baton.engine.model.reference import Decoder
+    from baton.engine.model.weights import weight_shapes
 
     kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)
     with tempfile.TemporaryDirectory() as folder:

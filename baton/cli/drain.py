@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from baton.cli.admin_call import TIMEOUT_S, add_admin_flag, admin_call
+from baton.cli.common.admin_call import TIMEOUT_S, add_admin_flag, admin_call
 from baton.v1 import admin_pb2
 
 

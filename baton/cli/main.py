@@ -14,10 +14,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
-from baton.cli import demo, drain, extras, pool, settings, status, top, worker
-from baton.cli.messages import give_up, say
-from baton.cli.model_folder import with_model
-from baton.cli.up import up
+from baton.cli import drain, pool, worker
+from baton.cli.common import extras
+from baton.cli.common.messages import give_up, say
+from baton.cli.demo import command as demo
+from baton.cli.status import command as status
+from baton.cli.status import top_command as top
+from baton.cli.up import settings
+from baton.cli.up.command import up
+from baton.cli.up.model_folder import with_model
 from baton.errors import BatonError, ErrorKind
 from services.common.child_process import ChildError
 from services.common.config import UpConfig

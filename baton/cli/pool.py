@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from baton.cli.admin_call import TIMEOUT_S, add_admin_flag, admin_call
-from baton.cli.status import console
-from baton.cli.status_view import plain_table
+from baton.cli.common.admin_call import TIMEOUT_S, add_admin_flag, admin_call
+from baton.cli.status.command import console
+from baton.cli.status.view import plain_table
 from baton.v1 import admin_pb2
 
 _SHORT_DIGEST = 6  # bytes

@@ -11,12 +11,13 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from baton.cli import extras, settings
-from baton.cli.local_cluster import ROLES
-from baton.cli.model_folder import require_weights
-from baton.cli.up import require_free
+from baton.cli.common import extras
+from baton.cli.up import settings
+from baton.cli.up.command import require_free
+from baton.cli.up.local_cluster import ROLES
+from baton.cli.up.model_folder import require_weights
 from baton.cluster_auth import SECRET_VARIABLE, prefix_secret
-from baton.engine.model_source import resolve_model
+from baton.engine.model.source import resolve_model
 from services.common.child import DETACHED
 from services.common.config import NO_STATE, StateConfig, StateSettings, UpConfig, WorkerConfig
 

@@ -6,7 +6,7 @@
       start.log
       r/               Ray's own folder, which Ray itself makes 0777
 
-Its processes live below a warden (`baton/cluster/warden.py`), which ends them all when we close its stdin or
+Its processes live below a warden (`baton/cluster/ray_reaper.py`), which ends them all when we close its stdin or
 die. Never `ray stop`: that would end every Ray of the machine.
 """
 
@@ -75,7 +75,7 @@ class LocalRay:
         head = _head(ray_folder(folder), ports, prestarted, gpus)
         with (folder / "start.log").open("wb") as log:
             warden = subprocess.Popen(
-                (sys.executable, "-m", "baton.cluster.warden", str(folder), *head),
+                (sys.executable, "-m", "baton.cluster.ray_reaper", str(folder), *head),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

@@ -8,7 +8,7 @@ from baton.cluster.gpus import gpus_here
 from baton.cluster.placement import gpu_workers, require_gpus
 from baton.cluster.report import ClusterStatus, Report
 from baton.cluster.supervision import Supervision
-from baton.cluster.worker_home import WorkerHome
+from baton.cluster.worker_process import WorkerHome
 from services.common.config import ClusterConfig, WorkerConfig
 
 

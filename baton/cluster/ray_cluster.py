@@ -54,7 +54,7 @@ class RayCluster:
         _log.info("ray_found", address=address, after_s=round(time.monotonic() - began, 2))
         log_door = ""
         if self._local:
-            from baton.cluster.log_door import lend_stderr
+            from baton.cluster.stderr_forwarding import lend_stderr
 
             log_door = str(self._local.folder / "stderr")
             lend_stderr(self._local.folder / "stderr")
@@ -97,7 +97,7 @@ class RayCluster:
         """How many GPUs there are."""
         import ray
 
-        from baton.cluster.ray_homes import hosts_of_ray
+        from baton.cluster.ray_worker_processes import hosts_of_ray
 
         # It has words about signals, which we set ourselves.
         logging.getLogger("ray").setLevel(logging.ERROR)

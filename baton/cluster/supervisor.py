@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from baton.cluster.log_door import borrow_stderr
-from baton.cluster.ray_homes import RayHomes
+from baton.cluster.ray_worker_processes import RayHomes
+from baton.cluster.stderr_forwarding import borrow_stderr
 from baton.cluster.supervision import Supervision
 from services.common.config import ClusterConfig
 from services.common.logs import configure_logs, get_log

@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 
-from baton.cluster.log_door import borrow_stderr
 from baton.cluster.ray_calls import find
+from baton.cluster.stderr_forwarding import borrow_stderr
 from baton.cluster.supervision import HomeSilentError
-from baton.cluster.worker_home import WorkerHome
+from baton.cluster.worker_process import WorkerHome
 from baton.errors import BatonError
 from services.common.cluster_secrets import find_secrets, with_secrets
 from services.common.config import ClusterConfig, WorkerConfig

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.cache import KVCache
-from baton.engine.decode import DecodeLoop
-from baton.engine.decoder import Decoder
-from baton.engine.plain_prefill import PlainPass
-from baton.engine.prefill import PromptPass
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.torch_decode import TorchDecodeLoop
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.reference import Decoder
+from baton.engine.prefill.loop import PromptPass
+from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.rings.layout import SharedRings
 
 if TYPE_CHECKING:
     # Imported where it is used: it brings Triton, which a CPU worker needs not.
-    from baton.engine.decode_pass import PassOptions
+    from baton.engine.decode.gpu_pass import PassOptions
 
 # Tokens of a part of a row's context in mode `exact`.
 _EXACT_PART = 512
@@ -55,7 +55,7 @@ def graph_loop(
 ) -> DecodeLoop:
     """The loop of graphs; on a CPU their kernels run in Triton's interpreter, for tests."""
     from baton.device.host_memory import HostMemory
-    from baton.engine.graph_decode import GraphDecodeLoop
+    from baton.engine.decode.graph_loop import GraphDecodeLoop
 
     return GraphDecodeLoop(
         decoder,
@@ -77,8 +77,8 @@ def prompt_pass(
     short steps are."""
     if decoder.device.type != "cuda" or decoder.dtype == torch.float64 or exact:
         return PlainPass(decoder, cache)
-    from baton.engine.prefill_pass import PrefillPass
-    from baton.engine.prompt_attention import library_rule
+    from baton.engine.prefill.attention import library_rule
+    from baton.engine.prefill.gpu_pass import PrefillPass
 
     made = PrefillPass(decoder, cache, most_rows, library_rule(decoder, most_rows))
     made.warm()
@@ -92,9 +92,9 @@ def prompt_pass(
 
 def pass_options(decoder: Decoder, *, exact: bool) -> PassOptions:
     """How the kernels are cut for this GPU and mode."""
-    from baton.engine.decode_pass import PassOptions
-    from baton.engine.kernels.split_plan import SplitPolicy
-    from baton.engine.product_table import ProductTable
+    from baton.engine.decode.gpu_pass import PassOptions
+    from baton.engine.forward.gemm_table import ProductTable
+    from baton.engine.kernels.reference.split_plan import SplitPolicy
 
     name = torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu"
     policy = SplitPolicy(fixed=_EXACT_PART) if exact else SplitPolicy()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from baton.engine.blocks import BlockTables
-from baton.engine.output_ring import Finish
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.rings.output_ring import Finish
 
 MAX_LOGIT_BIAS = 300
 

@@ -20,8 +20,8 @@ from bench.decode.case import Case
 from bench.decode.engine import DecodeEngine
 
 if TYPE_CHECKING:
-    from baton.engine.decoder import Layer
-    from baton.engine.graph_step import GraphStep
+    from baton.engine.decode.graph_step import GraphStep
+    from baton.engine.model.reference import Layer
 
 Launch = Callable[[], None]
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
@@ -33,11 +33,11 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
     For a loop that has drained and whose slots are still active. What they write are buffers of the pass, and
     the KV of a token that is written again by its own step.
     """
-    from baton.engine.decode_pass import buckets_up_to
-    from baton.engine.decoder import Linear
-    from baton.engine.graph_step import PICKED
-    from baton.engine.kernels.gpu.gemv import Norm
-    from baton.engine.kernels.gpu.row_ops import embed
+    from baton.engine.decode.gpu_pass import buckets_up_to
+    from baton.engine.decode.graph_step import PICKED
+    from baton.engine.kernels.gpu.gemm.gemv import Norm
+    from baton.engine.kernels.gpu.step.row_ops import embed
+    from baton.engine.model.reference import Linear
 
     step: GraphStep = engine.loop.step_state  # type: ignore[attr-defined]
     rows = min(bucket for bucket in buckets_up_to(engine.room.slots) if bucket >= case.batch)

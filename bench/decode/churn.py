@@ -2,7 +2,7 @@
 
 A turn is that of a worker's engine: reserve a slot and part of the blocks, scatter, commit, cancel, free what
 the front has read the end of, grow, enqueue a step. Tickets, slots, growth and admissions are
-`services.worker.decode_side`; of the link only its bytes are there. They are scattered
+`services.worker.engine.decode.reservations`; of the link only its bytes are there. They are scattered
 
 staged   from a window on the GPU by a link's own kernel: what a transport between GPUs of a host costs; or
 pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
@@ -24,12 +24,12 @@ from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps,
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
-from kvtransfer.ticket_book import AttemptKey
+from services.worker.engine.decode.ticket_book import AttemptKey
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
-    from services.worker.decode_side import DecodeSide
+    from services.worker.engine.decode.reservations import DecodeSide
 
 SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
     "staged": StagedScatter,
@@ -75,10 +75,10 @@ class Churn:
     """Owns what runs on an engine that runs nothing else; all calls from one thread."""
 
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
-        from baton.engine.host_blocks import HostBlocks
+        from baton.engine.memory.host_blocks import HostBlocks
         from baton.v1.types_pb2 import WorkerIdentity
-        from kvtransfer.ticket import TicketSigner
-        from services.worker.decode_side import DecodeSide
+        from kvtransfer.protocol.ticket import TicketSigner
+        from services.worker.engine.decode.reservations import DecodeSide
 
         self._engine = engine
         self._case = case

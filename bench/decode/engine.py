@@ -13,8 +13,8 @@ from bench.decode.front import Front
 from bench.random_model import random_decoder
 
 if TYPE_CHECKING:
-    from baton.engine.slots import Grant
-    from services.worker.loaded_model import LoadedModel
+    from baton.engine.decode.slots import Grant
+    from services.worker.engine.startup.model_loader import LoadedModel
 
 Key = tuple[int, int]
 DEADLINE_S = 120.0
@@ -49,9 +49,9 @@ class DecodeEngine:
         """
         from baton.device.shared_memory import SharedMemory
         from baton.engine.back_ends import decode_loop, graph_loop
-        from baton.engine.shared_rings import SharedRings
-        from baton.engine.slot_state import SlotState
-        from baton.engine.slots import SlotPool
+        from baton.engine.decode.slot_state import SlotState
+        from baton.engine.decode.slots import SlotPool
+        from baton.engine.rings.layout import SharedRings
 
         begun = time.perf_counter()
         self.decoder = random_decoder(case.model, case.dtype, room.tokens + 1, BLOCK_TOKENS, device)
@@ -92,8 +92,8 @@ class DecodeEngine:
 
     def admit(self, case: Case, index: int, output: int) -> Key:
         """One sequence of `context` tokens that ends after `output` more."""
+        from baton.engine.decode.slots import Grant
         from baton.engine.sequence import Limits, SamplingParams
-        from baton.engine.slots import Grant
 
         slot, generation = self.slots.grant()
         end = case.context + output
@@ -169,7 +169,7 @@ class DecodeEngine:
 
 def first_logprobs() -> Any:
     """What a sequence that asks for logprobs is admitted with."""
-    from baton.engine.logprob_records import Logprobs
+    from baton.engine.rings.logprob_records import Logprobs
 
     return Logprobs(-1.0, tuple((token, -1.0 - token) for token in range(5)))
 
@@ -182,10 +182,10 @@ def _allocated(device: str) -> int:
 
 def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
     """The decoder with a cache full of noise."""
-    from baton.engine.blocks import BlockPools
-    from baton.engine.cache import KVCache
-    from baton.engine.logprob_records import MAX_LOGPROBS
-    from services.worker.loaded_model import LoadedModel
+    from baton.engine.memory.blocks import BlockPools
+    from baton.engine.memory.kv_cache import KVCache
+    from baton.engine.rings.logprob_records import MAX_LOGPROBS
+    from services.worker.engine.startup.model_loader import LoadedModel
 
     blocks = [room.blocks()] * len(decoder.layout.groups)
     cache = KVCache(decoder.layout, blocks, decoder.device)

@@ -19,12 +19,12 @@ import sys
 import time
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import Finish, Record
-from baton.engine.shared_rings import SharedRings
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import Finish, Record
 from baton.parent_death import die_with_parent
 from baton.v1.types_pb2 import Attempt
 from baton.wakeups import batch_wakeups
-from services.decode.streams import Streams
+from services.decode.output_streams import Streams
 
 ENDED = struct.Struct("<HH")
 LENGTH = struct.Struct("<I")

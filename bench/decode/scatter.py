@@ -9,11 +9,11 @@ from services.common.config import TransferConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
-    from baton.engine.blocks import BlockTables
-    from baton.engine.host_blocks import Copy
+    from baton.engine.memory.blocks import BlockTables
+    from baton.engine.memory.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
-    from services.worker.decode_side import DecodeSide
+    from services.worker.engine.decode.reservations import DecodeSide
 
 # Sequences whose KV stands in pinned memory, taken in turn.
 _STANDING = 4
@@ -38,7 +38,7 @@ class Scatter(Protocol):
 
 
 def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
-    from kvtransfer.ticket_book import AttemptKey
+    from services.worker.engine.decode.ticket_book import AttemptKey
 
     return decode.blocks_of(body.transfer_id, AttemptKey.of(body.attempt), body.token_count)
 
@@ -59,10 +59,10 @@ class StagedScatter:
         self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
     ) -> None:
         from baton.device.cuda_link_device import CudaLinkDevice
-        from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-        from kvtransfer.device_scatter import DeviceScatter
-        from kvtransfer.piece_memory import PieceMemory
-        from kvtransfer.row_mover import warm
+        from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+        from kvtransfer.device.mover import warm
+        from kvtransfer.device.piece_memory import PieceMemory
+        from kvtransfer.device.scatter import DeviceScatter
 
         device = device or CudaLinkDevice(engine.decoder.device)
         blocks = DeviceBlocks(device, engine.model.cache.groups)
@@ -94,7 +94,7 @@ class StagedScatter:
         return total
 
     def step(self) -> None:
-        from kvtransfer.frames import Piece
+        from kvtransfer.protocol.frames import Piece
 
         for ended in self._scatter.ended(lambda piece: piece.checksum):
             self._left[ended.piece.transfer] -= 1
@@ -114,7 +114,7 @@ class PinnedScatter:
     """Copies on a stream of their own, a block each, few at a time."""
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
-        from baton.engine.host_blocks import HostBlocks
+        from baton.engine.memory.host_blocks import HostBlocks
 
         groups = engine.model.layout.groups
         counts = engine.model.pools.counts_for(context)
@@ -144,7 +144,7 @@ class PinnedScatter:
         return self._bytes
 
     def step(self) -> None:
-        from baton.engine.host_blocks import Saved
+        from baton.engine.memory.host_blocks import Saved
 
         while self._copies and self._copies[0][1].ended():
             self._left[self._copies.popleft()[0]] -= 1

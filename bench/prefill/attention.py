@@ -24,8 +24,8 @@ from bench.case_output import show
 from bench.shapes import SHAPES, torch_dtype
 
 if TYPE_CHECKING:
-    from baton.engine.kernels.gpu.prompt_items import PromptTuning
-    from baton.engine.prompt_plan import LibraryRule
+    from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+    from baton.engine.prefill.attention_plan import LibraryRule
 
 _RUNS = "0+1024,0+2048,0+8192,6144+512,4096+1024,7168+1024,16384+2048,16384+8192,7168+128"
 _BLOCK_TOKENS = 64
@@ -53,7 +53,7 @@ def main() -> None:
 
 def tunings() -> list[PromptTuning]:
     """What is tried."""
-    from baton.engine.kernels.gpu.prompt_items import PromptTuning
+    from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 
     return [
         PromptTuning(queries=128, tile=64, warps=8, stages=3),
@@ -74,8 +74,8 @@ class Bench:
     ) -> None:
         import torch
 
-        from baton.engine.cache import KVCache
-        from baton.engine.prompt_plan import LibraryRule
+        from baton.engine.memory.kv_cache import KVCache
+        from baton.engine.prefill.attention_plan import LibraryRule
         from baton.engine.sequence import Limits, SamplingParams, Sequence
         from bench.random_model import random_decoder
         from bench.shapes import Shape
@@ -115,10 +115,10 @@ class Bench:
         import torch
 
         from baton.device.upload import put_ints
-        from baton.engine.prefill_inputs import StepInputs
-        from baton.engine.prefill_scheduler import Chunk
-        from baton.engine.prompt_attention import PlannedRows, PromptAttention
-        from baton.engine.prompt_split import KeySplit
+        from baton.engine.prefill.attention import PlannedRows, PromptAttention
+        from baton.engine.prefill.key_split import KeySplit
+        from baton.engine.prefill.scheduler import Chunk
+        from baton.engine.prefill.step_inputs import StepInputs
 
         begun = time.perf_counter()
         attention = PromptAttention(self.decoder, self.cache, self.qkv, self.rows, rule, KeySplit())

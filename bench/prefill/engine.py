@@ -15,21 +15,21 @@ import torch
 from baton.block_hash import BlockHasher
 from baton.device.lane import lane_of
 from baton.engine.back_ends import prompt_pass
-from baton.engine.blocks import BlockPools
-from baton.engine.cache import KVCache
-from baton.engine.disk_blocks import DiskBlocks
-from baton.engine.host_prefixes import HostPrefixes
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import PrefillCost, half_context
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
-from baton.engine.prefix_cache import PrefixCache
+from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.prefill.cost import PrefillCost, half_context
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.prefix_cache.disk_store import DiskBlocks
+from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget
 from bench.random_model import random_decoder
 
 if TYPE_CHECKING:
-    from baton.engine.decoder import Decoder
+    from baton.engine.model.reference import Decoder
 
 # A prompt waits so long for its prefix's blocks to come from a disk, and a flush for what is to go there.
 DEADLINE_S = 120.0

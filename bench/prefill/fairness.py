@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from baton.device.lane import lane_of
-from baton.engine.blocks import BlockPools
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import LEAST_ROWS_GPU, PrefillCost, half_context
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.memory.blocks import BlockPools
+from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from bench.case_output import show
 from bench.prefill.case import Case
 from bench.prefill.engine import PrefillEngine

@@ -13,9 +13,9 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from baton.engine.prefill import ChunkResult, PrefillLoop
-from baton.engine.prefill_cost import PrefillCost
-from baton.engine.prefill_scheduler import Chunk
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.loop import ChunkResult, PrefillLoop
+from baton.engine.prefill.scheduler import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # How late the end of a step is seen at most, as in an engine.

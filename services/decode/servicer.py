@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from baton.block_hash import HASH_BYTES, MAX_RESERVE_NAMES
-from baton.engine.output_ring import RingReader
+from baton.engine.rings.output_ring import RingReader
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import (
     AttachRequest,
@@ -37,7 +37,7 @@ from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.errors import abort
 from services.common.histogram import Histogram
-from services.decode.streams import Streams
+from services.decode.output_streams import Streams
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

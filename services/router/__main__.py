@@ -17,7 +17,7 @@ from services.common.child import StopSignal, messages_from_parent, run_child, s
 from services.common.config import RouterConfig
 from services.common.logs import configure_logs, get_log
 from services.router.app import Router
-from services.router.descriptors import raise_descriptor_limit
+from services.router.http.descriptors import raise_descriptor_limit
 
 _log = get_log("router")
 

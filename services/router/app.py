@@ -14,34 +14,34 @@ from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
 from services.common.grpc_server import GrpcServer, public_options
 from services.common.logs import get_log
-from services.router.admin_http import admin_app
-from services.router.admin_service import ADMIN_SERVICE_NAME, AdminService
-from services.router.cancels import Cancels
-from services.router.descriptors import ADMIN_LIMITS, connection_budget
-from services.router.directory import Directory
-from services.router.discovery import Discovery
-from services.router.dispatch import Dispatcher
-from services.router.grpc_door import SERVICE_NAME, GrpcDoor
-from services.router.http_connections import Connections
-from services.router.http_door import HttpDoor
-from services.router.http_server import HttpServer
-from services.router.intake import Intake
-from services.router.metrics import RouterMetrics, metrics_route
-from services.router.model_info import ModelInfo
-from services.router.model_text import ModelText
-from services.router.observations import Observations
-from services.router.placement import Placement
-from services.router.pools import Pools
-from services.router.prefixes import Prefixes
-from services.router.service import Service
-from services.router.sizes import max_body_bytes as default_max_body_bytes
-from services.router.status import Status
-from services.router.store import Store
-from services.router.text_helpers import HelperSettings, TextProcesses
-from services.router.text_pool import TextPool
-from services.router.unread import Unread
-from services.router.waiting_room import WaitingRoom
-from services.router.window import Window
+from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
+from services.router.api.admin_http import admin_app
+from services.router.api.grpc_api import SERVICE_NAME, GrpcDoor
+from services.router.api.http_api import HttpDoor
+from services.router.http.connections import Connections
+from services.router.http.descriptors import ADMIN_LIMITS, connection_budget
+from services.router.http.server import HttpServer
+from services.router.lifecycle.admission import Intake
+from services.router.lifecycle.cancels import Cancels
+from services.router.lifecycle.dispatcher import Dispatcher
+from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.service import Service
+from services.router.lifecycle.unread import Unread
+from services.router.observability.metrics import RouterMetrics, metrics_route
+from services.router.observability.status import Status
+from services.router.observability.store import Store
+from services.router.observability.window import Window
+from services.router.request.sizes import max_body_bytes as default_max_body_bytes
+from services.router.text.model_info import ModelInfo
+from services.router.text.tokenizer import ModelText
+from services.router.tokenization.helper_processes import HelperSettings, TextProcesses
+from services.router.tokenization.tokenizer_pool import TextPool
+from services.router.workers.directory import Directory
+from services.router.workers.discovery import Discovery
+from services.router.workers.placement import Placement
+from services.router.workers.pools import Pools
+from services.router.workers.prefix_affinity import Prefixes
+from services.router.workers.waiting_queue import WaitingRoom
 
 if TYPE_CHECKING:
     from services.common.config import RouterConfig

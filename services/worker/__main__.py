@@ -8,7 +8,7 @@ import uvloop
 
 from services.common.child import run_child
 from services.common.config import WorkerConfig
-from services.worker.front import serve
+from services.worker.front.process import serve
 
 if __name__ == "__main__":
     sys.exit(run_child(WorkerConfig, serve, uvloop.new_event_loop))

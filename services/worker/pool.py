@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baton.v1.worker_pb2 import Pool
 from services.common.config import WorkerConfig
-from services.worker.loaded_model import LoadedModel
+from services.worker.engine.startup.model_loader import LoadedModel
 
 
 def pool_of(config: WorkerConfig, model: LoadedModel) -> Pool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.highest_rate import STEP, highest
+from bench.cluster.highest_rate import STEP, highest
 from bench.machine import spread_out
 
 

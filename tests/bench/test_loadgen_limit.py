@@ -1,4 +1,4 @@
-"""What `bench.loadgen limit` makes of runs: right, late on their way, wrong without a word, INVALID."""
+"""What `bench.cluster.loadgen_accuracy limit` makes of runs: right, late on their way, wrong without a word, INVALID."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench import loadgen
+from bench.cluster import loadgen_accuracy as loadgen
 from tests.loadgen.truth import Truth
 
 RIGHT = Truth(

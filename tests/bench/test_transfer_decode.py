@@ -1,4 +1,4 @@
-"""`bench.transfer --decode` on a CPU with a tiny model: transfers, books, and what is said of them."""
+"""`bench.transfer.__main__ --decode` on a CPU with a tiny model: transfers, books, and what is said of them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 import torch
 
-import bench.transfer_devices
+import bench.transfer.devices
 from baton.errors import BatonError
 from bench.decode.clocks import ClockReader
 from bench.decode.engine import DecodeEngine
 from bench.decode.step_lines import StepLines
-from bench.transfer_decode import ALONE, KINDS, PACED, SATURATING, Sending, Window, due, told
-from bench.transfer_decode_end import EXPECTED, DecodingEnd, Setting, engine_of
-from bench.transfer_sending import SendingEnd
-from kvtransfer.device_blocks import DeviceBlocks
+from bench.transfer.decode_end import EXPECTED, DecodingEnd, Setting, engine_of
+from bench.transfer.decode_windows import ALONE, KINDS, PACED, SATURATING, Sending, Window, due, told
+from bench.transfer.sending import SendingEnd
+from kvtransfer.device.blocks import DeviceBlocks
 from tests.bench.decode.test_clocks import Ring
 from tests.kvtransfer.device_rigs import FakeRig
 
@@ -38,7 +38,7 @@ STEPS = 12
 def test_as_a_program() -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "bench.transfer", "--transport", "grpc", "--decode", "2", "--shape", "tiny",
+            sys.executable, "-m", "bench.transfer.__main__", "--transport", "grpc", "--decode", "2", "--shape", "tiny",
             "--steps", str(STEPS), "--rounds", "2", "--output-len", "3", "--json",
         ],
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
@@ -127,7 +127,7 @@ class Between:
         rig = FakeRig(None)  # at once: two threads use it
         self.setting = Setting("tiny", "bf16", 2, 300, STEPS, "ipc", "cpu")
         monkeypatch.setattr(
-            bench.transfer_devices,
+            bench.transfer.devices,
             "gpu_blocks",
             lambda count, device, block_bytes: PlayedBlocks(rig, count, block_bytes),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli.model_folder import demo_folder, with_model
+from baton.cli.up.model_folder import demo_folder, with_model
 from baton.errors import BatonError
 from services.common.config import UpConfig
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.cli.own_redis import OwnRedis
+from baton.cli.up.embedded_redis import OwnRedis
 from baton.state import State
 from services.common.process_tree import descendants
 from tests.state.waiting import until

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from baton.cli.main import main
-from baton.cli.up import require_free_ports
+from baton.cli.up.command import require_free_ports
 from baton.errors import BatonError
 from services.common.config import UpConfig
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from baton.cli import settings
 from baton.cli import worker as worker_command
-from baton.cli.local_cluster import (
+from baton.cli.main import main
+from baton.cli.up import settings
+from baton.cli.up.embedded_redis import OwnRedis
+from baton.cli.up.local_cluster import (
     cluster_config,
     router_config,
     state_config,
     with_drawn_secrets,
     worker_configs,
 )
-from baton.cli.main import main
-from baton.cli.own_redis import OwnRedis
 from baton.errors import BatonError
 from services.common.config import RouterConfig, StateConfig, UpConfig, WorkerConfig
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from baton.cli import status_source
 from baton.cli.main import main
+from baton.cli.status import source as status_source
 from baton.v1 import router_pb2
 from tests.cli.statuses import decode, prefill, status
 

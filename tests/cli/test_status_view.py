@@ -8,10 +8,10 @@ from unittest.mock import AsyncMock
 import pytest
 from rich.console import Console
 
-from baton.cli import status as command
-from baton.cli.figures import bytes_text, duration, short_count
-from baton.cli.slow_worker import slow_worker
-from baton.cli.top_view import TopView, slot_map, sparkline
+from baton.cli.common.figures import bytes_text, duration, short_count
+from baton.cli.status import command
+from baton.cli.status.slow_worker import slow_worker
+from baton.cli.status.top_view import TopView, slot_map, sparkline
 from baton.v1 import admin_pb2, worker_pb2
 from tests.cli.statuses import decode, prefill, status
 

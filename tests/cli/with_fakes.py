@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from baton.cli.demo import demo
-from baton.cli.local_cluster import Programs
-from baton.cli.messages import say
-from baton.cli.up import up
+from baton.cli.common.messages import say
+from baton.cli.demo.command import demo
+from baton.cli.up.command import up
+from baton.cli.up.local_cluster import Programs
 from baton.errors import BatonError, ErrorKind
 from services.common.child_process import ChildError
 from services.common.config import UpConfig

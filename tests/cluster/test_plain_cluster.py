@@ -6,7 +6,7 @@ import pytest
 
 from baton.cluster import plain_cluster
 from baton.cluster.plain_cluster import LocalHomes, PlainCluster
-from baton.cluster.worker_home import WorkerHome
+from baton.cluster.worker_process import WorkerHome
 from baton.errors import BatonError
 from services.common.config import ClusterConfig, EngineConfig, WorkerConfig
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from baton.cluster import ray_homes
+from baton.cluster import ray_worker_processes as ray_homes
 from baton.cluster.placement import Host
-from baton.cluster.ray_homes import RayHomes
+from baton.cluster.ray_worker_processes import RayHomes
 from baton.cluster.report import Phase, Report
 from services.common.config import ClusterConfig, WorkerConfig
 

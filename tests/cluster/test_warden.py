@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def warden(folder: Path, life_s: float) -> subprocess.Popen[bytes]:
     wild = [sys.executable, str(folder / "wild.py"), "2", str(folder / "pids"), str(life_s)]
-    command = [sys.executable, "-m", "baton.cluster.warden", str(folder / "theirs"), *wild]
+    command = [sys.executable, "-m", "baton.cluster.ray_reaper", str(folder / "theirs"), *wild]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 

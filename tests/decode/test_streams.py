@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from baton.engine.logprob_records import Logprobs
-from baton.engine.output_ring import Finish, Record
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import FollowResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
-from services.decode import streams as streams_module
-from services.decode.streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, Streams
+from services.decode import output_streams as streams_module
+from services.decode.output_streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, Streams
 
 ROUTER, OTHER = b"r" * 16, b"o" * 16
 ATTEMPT = Attempt(request_id=b"q" * 16, number=1)

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 from models.demo_training.evaluate import DEMO_MODEL
 from models.demo_training.vocabulary import CONTEXT, SPECIAL_TOKENS, VOCAB_SIZE, write
 from models.demo_training.words import ADJECTIVES, FIELDS, NAMES, NOUNS
-from services.router.chat_template import ChatTemplate
-from services.router.model_info import ModelInfo
-from services.router.request import Chat, ChatTurn
+from services.router.request.request import Chat, ChatTurn
+from services.router.text.chat_template import ChatTemplate
+from services.router.text.model_info import ModelInfo
 
 TOKENIZER: Tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtransfer import ipc_control
+from kvtransfer.transports.ipc import control as ipc_control
 
 
 def install() -> None:

@@ -12,11 +12,11 @@ import importlib
 import os
 import sys
 
-from baton.cli.local_cluster import Programs
 from baton.cli.main import _parser
-from baton.cli.model_folder import with_model
-from baton.cli.settings import load
-from baton.cli.up import up
+from baton.cli.up.command import up
+from baton.cli.up.local_cluster import Programs
+from baton.cli.up.model_folder import with_model
+from baton.cli.up.settings import load
 
 
 def program(module: str) -> tuple[str, ...]:
@@ -32,15 +32,15 @@ def run_up(module: str) -> int:
 def run_worker(module: str) -> int:
     from services.common.child import run_child
     from services.common.config import WorkerConfig
-    from services.worker import engine_launch
-    from services.worker.front import serve
+    from services.worker.front import engine_handle as engine_launch
+    from services.worker.front.process import serve
 
     engine_launch.ENGINE_PROGRAM = (*program(module), "engine")
     return run_child(WorkerConfig, serve)
 
 
 def run_engine(module: str) -> int:
-    from services.worker.engine_process import main
+    from services.worker.engine.process import main
 
     importlib.import_module(module).install()
     return main()

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from baton.device import nccl_line
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.nccl_links import NcclLinks
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.transports.nccl.endpoint import NcclLinks
 from services.common.config import TransferConfig, WorkerConfig
-from services.worker import engine_process
-from services.worker.loaded_model import LoadedModel
+from services.worker.engine import process as engine_process
+from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.nccl_transport import WatchedLinks
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.worker.decode_side import DecodeSide
+from services.worker.engine.decode.reservations import DecodeSide
 
 TAMPER = "BATON_TEST_TAMPER"
 

@@ -23,9 +23,9 @@ import pytest
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import RingReader
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import RingReader
 from baton.engine.sequence import SamplingParams
-from baton.engine.shared_rings import SharedRings
 from baton.v1.decode_pb2 import FollowRequest, ReserveRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest

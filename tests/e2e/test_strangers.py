@@ -18,8 +18,8 @@ from baton.v1 import decode_pb2, prefill_pb2, transfer_pb2, worker_pb2
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from kvtransfer.link_auth import LinkAuth
-from kvtransfer.opening import open_request
+from kvtransfer.protocol.handshake import open_request
+from kvtransfer.protocol.link_auth import LinkAuth
 from tests.e2e.cluster import Cluster, assert_all_free, worker_channel
 from tests.e2e.workers import Loose, Worker, loose_workers
 

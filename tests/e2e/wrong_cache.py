@@ -17,12 +17,12 @@ import numpy as np
 
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.prefill_pb2 import PrefillRequest
-from kvtransfer import receiving_link
-from kvtransfer.checksum import PieceChecksum
-from kvtransfer.frames import Piece
-from kvtransfer.outgoing import Transfer
-from kvtransfer.staging import Staging
-from services.worker.prefill_side import PrefillSide
+from kvtransfer.link.staging import Staging
+from kvtransfer.protocol.checksum import PieceChecksum
+from kvtransfer.protocol.frames import Piece
+from kvtransfer.receiver import link as receiving_link
+from kvtransfer.sender.transfer import Transfer
+from services.worker.engine.prefill.requests import PrefillSide
 
 FAULTS = "BATON_TEST_FAULTS"
 _MAGIC = 0xFA017

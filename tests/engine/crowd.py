@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from baton.engine.blocks import OutOfBlocksError
-from baton.engine.host_blocks import HostBlocks
-from baton.engine.logprob_records import Logprobs
-from baton.engine.output_ring import Finish
+from baton.engine.decode.slots import Grant
+from baton.engine.memory.blocks import OutOfBlocksError
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.slots import Grant
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
-from services.worker.growth import Growth
-from services.worker.reservation import Key, Reservation
+from services.worker.engine.decode.block_growth import Growth
+from services.worker.engine.decode.reservation import Key, Reservation
 from tests.engine.local_engine import LocalEngine, Start
 
 RUN_S = 250.0

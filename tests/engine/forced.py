@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from baton.engine.back_ends import pass_options
-from baton.engine.cache import KVCache
-from baton.engine.decode_pass import DecodePass
-from baton.engine.decoder import Decoder
-from baton.engine.kernels.split_plan import split_items
-from baton.engine.model_config import ModelConfig
+from baton.engine.decode.gpu_pass import DecodePass
+from baton.engine.kernels.reference.split_plan import split_items
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder
 
 BLOCK_TOKENS = 64
 

@@ -13,22 +13,22 @@ import torch
 
 from baton.device.lane import lane_of
 from baton.device.shared_memory import SharedMemory
-from baton.engine.blocks import BlockPools, BlockTables, OutOfBlocksError
-from baton.engine.cache import KVCache
-from baton.engine.decode import DecodeLoop
-from baton.engine.decoder import Decoder
-from baton.engine.logprob_records import Logprobs
-from baton.engine.model_config import ModelConfig
-from baton.engine.output_ring import Finish
-from baton.engine.plain_prefill import PlainPass
-from baton.engine.prefill import ChunkResult, PrefillLoop
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.memory.blocks import BlockPools, BlockTables, OutOfBlocksError
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder
+from baton.engine.model.weights import load_weights, random_weights
+from baton.engine.prefill.loop import ChunkResult, PrefillLoop
+from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.slots import Grant, SlotPool
-from baton.engine.torch_decode import TorchDecodeLoop
-from baton.engine.weights import load_weights, random_weights
 
 WEIGHTS_SEED = 7
 # How long `run` may take: what hangs is found, and a GPU that others use as well is waited for.

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder, Rows
-from baton.engine.model_config import ModelConfig
-from baton.engine.weights import load_weights
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder, Rows
+from baton.engine.model.weights import load_weights
 
 # (sequence, first position, token ids)
 Piece = tuple[int, int, Sequence[int]]

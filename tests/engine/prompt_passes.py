@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder
-from baton.engine.kernels.gpu.prompt_items import PromptTuning
-from baton.engine.model_config import ModelConfig
-from baton.engine.plain_prefill import PlainPass
-from baton.engine.prefill_pass import PrefillPass
-from baton.engine.prefill_scheduler import Chunk
-from baton.engine.prompt_plan import LibraryRule
-from baton.engine.prompt_split import KeySplit
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder
+from baton.engine.model.weights import random_weights
+from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.gpu_pass import PrefillPass
+from baton.engine.prefill.key_split import KeySplit
+from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.scheduler import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
 # As the true one, in small: every way to cut a chunk within a few dozen tokens.

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import GENERATIONS, LAPS, MAX_SLOTS, MAX_VOCAB, Finish, Record, RingReader
-from baton.engine.shared_rings import SharedRings
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import GENERATIONS, LAPS, MAX_SLOTS, MAX_VOCAB, Finish, Record, RingReader
 
 _IDLE_S = 0.02
 _MOST_TOLD = 5

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.decode import DecodeLoop
-from baton.engine.graph_sampler import GraphSampler
-from baton.engine.kernels.gpu import step_kernels as kernels
-from baton.engine.logprob_records import LogprobRecords, Logprobs, logprob_bytes
-from baton.engine.sampling import filtered
+from baton.engine.decode.graph_sampler import GraphSampler
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant
+from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.logprob_records import LogprobRecords, Logprobs, logprob_bytes
+from baton.engine.sampling.reference import filtered
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.slots import Grant
 
 GENERATION = 3
 _ENDLESS = Limits(1000)

@@ -11,21 +11,21 @@ import torch
 
 from baton.device.host_memory import HostMemory
 from baton.device.shared_memory import SharedMemory
-from baton.engine.cache import KVCache
-from baton.engine.decode import DecodeLoop
-from baton.engine.decode_pass import PassOptions
-from baton.engine.decoder import Decoder
-from baton.engine.graph_decode import GraphDecodeLoop
-from baton.engine.kernels.split_plan import SplitPolicy
-from baton.engine.model_config import ModelConfig
-from baton.engine.output_ring import Finish
-from baton.engine.product_table import ProductTable
+from baton.engine.decode.gpu_pass import PassOptions
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slots import Grant, SlotPool
+from baton.engine.forward.gemm_table import ProductTable
+from baton.engine.kernels.reference.split_plan import SplitPolicy
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder
+from baton.engine.model.weights import random_weights
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.shared_rings import SharedRings
-from baton.engine.slot_state import SlotState
-from baton.engine.slots import Grant, SlotPool
-from baton.engine.torch_decode import TorchDecodeLoop
-from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
 BLOCK = 64

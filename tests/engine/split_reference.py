@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.cache_write import cache_write, token_rows
-from baton.engine.kernels.gpu.attention_items import Heads
-from baton.engine.kernels.paged_attention import paged_attention, plan_attention
-from baton.engine.kernels.rms_norm import rms_norm
-from baton.engine.kernels.rotary import apply_rope
+from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.kernels.reference.cache_write import cache_write, token_rows
+from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
+from baton.engine.kernels.reference.rms_norm import rms_norm
+from baton.engine.kernels.reference.rotary import apply_rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.engine.blocks import BlockPool, BlockPools, OutOfBlocksError
+from baton.engine.memory.blocks import BlockPool, BlockPools, OutOfBlocksError
 from baton.layout import CacheGroup, Layout, Plane
 
 

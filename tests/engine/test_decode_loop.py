@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from baton.engine.cache import KVCache
-from baton.engine.decode_pass import DecodePass, PassOptions, buckets_up_to
-from baton.engine.decoder import Decoder, Rows
-from baton.engine.kernels.split_plan import SplitPolicy, split_items
-from baton.engine.model_config import ModelConfig
-from baton.engine.product_table import ProductTable
-from baton.engine.weights import random_weights
+from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
+from baton.engine.forward.gemm_table import ProductTable
+from baton.engine.kernels.reference.split_plan import SplitPolicy, split_items
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder, Rows
+from baton.engine.model.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine import disk_blocks
-from baton.engine.disk_blocks import Came, DiskBlocks
+from baton.engine.prefix_cache import disk_store as disk_blocks
+from baton.engine.prefix_cache.disk_store import Came, DiskBlocks
 
 SIZE = 100
 KEY = b"k" * 16

@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import save_file
 from scipy import stats
 
-from baton.engine.mailbox import Feature
-from baton.engine.model_config import ModelConfig
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.weights import random_weights
+from baton.engine.rings.mailbox import Feature
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.weights import random_weights
 from tests.engine.crowd import Crowd, Request
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 from tests.support.naive_sampler import naive_distribution, naive_edited

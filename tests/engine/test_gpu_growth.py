@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.host_blocks import HostBlocks
-from baton.engine.output_ring import Finish
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine
 

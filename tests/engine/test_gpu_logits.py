@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from baton.engine.model_config import ModelConfig
-from baton.engine.weights import load_weights, random_weights
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.weights import load_weights, random_weights
 from bench.shapes import SHAPES
 from tests.engine.forced import decoded_logits, relative_rms
 from tests.support.checkpoints import FAMILIES, VOCAB_SIZE, Case

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.worker import growth
+from services.worker.engine.decode import block_growth as growth
 from tests.engine.crowd import Crowd
 from tests.engine.local_engine import LocalEngine
 from tests.engine.test_gpu_requests import Size, random_requests

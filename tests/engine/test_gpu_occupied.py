@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from baton.device.lane import GpuLane
-from baton.engine.graph_decode import GraphDecodeLoop
-from baton.engine.kernels.gpu.gemv import Epilogue
-from baton.engine.kernels.gpu.split_space import SplitSpace
-from baton.engine.kernels.gpu.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_scheduler import Chunk
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.kernels.gpu.gemm.gemv import Epilogue
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import Chunk
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from tests.engine.local_engine import LocalEngine
 from tests.engine.occupant import Occupant

@@ -20,19 +20,19 @@ from torch import Tensor
 
 from baton.device.lane import lane_of
 from baton.engine.back_ends import prompt_pass
-from baton.engine.blocks import BlockPools
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder
-from baton.engine.kernels.gpu.prompt_items import PromptTuning
-from baton.engine.model_config import ModelConfig
-from baton.engine.plain_prefill import PlainPass
-from baton.engine.prefill import PrefillLoop, PromptPass
-from baton.engine.prefill_pass import PrefillPass
-from baton.engine.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
-from baton.engine.prompt_attention import library_rule
-from baton.engine.prompt_plan import LibraryRule
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder
+from baton.engine.model.weights import random_weights
+from baton.engine.prefill.attention import library_rule
+from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.gpu_pass import PrefillPass
+from baton.engine.prefill.loop import PrefillLoop, PromptPass
+from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.weights import random_weights
 from tests.engine.forced import relative_rms
 from tests.engine.local_engine import CONFIG
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, SMALL_TUNING

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.prefill_scheduler import Chunk
-from baton.engine.prompt_plan import LibraryRule
+from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.scheduler import Chunk
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.test_gpu_prefill import BLOCK_TOKENS, SIZES, no_waiting
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.gpu.gemv import Epilogue, GemvTuning, Norm, gemv
-from baton.engine.kernels.gpu.row_ops import embed, norm_rows, swiglu_rows
-from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
-from baton.engine.kernels.gpu.split_space import SplitSpace
-from baton.engine.kernels.rms_norm import rms_norm
-from baton.engine.kernels.swiglu import swiglu
+from baton.engine.kernels.gpu.gemm.gemv import Epilogue, GemvTuning, Norm, gemv
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.gpu.step.row_ops import embed, norm_rows, swiglu_rows
+from baton.engine.kernels.reference.rms_norm import rms_norm
+from baton.engine.kernels.reference.swiglu import swiglu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
-from services.worker import growth
+from services.worker.engine.decode import block_growth as growth
 from tests.engine.crowd import Answer, Crowd, Request
 from tests.engine.local_engine import CONFIG, LocalEngine
 from tests.support.random_sampling import random_features, random_limits, random_params

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import Finish
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
-from baton.engine.shared_rings import SharedRings
 from tests.engine.local_engine import LocalEngine, Start
 from tests.engine.ring_checker import Checker, Found, numbered
 

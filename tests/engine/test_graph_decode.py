@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine
 

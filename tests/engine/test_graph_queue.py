@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import torch
 
+from baton.engine.decode.graph_loop import GraphDecodeLoop
+from baton.engine.decode.graph_step import StepGraphs
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
-from baton.engine.graph_decode import GraphDecodeLoop
-from baton.engine.graph_step import StepGraphs
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import CONFIG, LocalEngine
 

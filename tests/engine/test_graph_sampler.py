@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.mailbox import Feature
+from baton.engine.rings.mailbox import Feature
 from baton.engine.sequence import Limits, SamplingParams
 from tests.engine.sampled_batch import Request, SampledBatch
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import CONFIG, LocalEngine
 from tests.engine.sampled_batch import mask_bits

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from baton.engine.cache import KVCache
-from baton.engine.disk_blocks import DiskBlocks
-from baton.engine.host_prefixes import HostPrefixes
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.prefix_cache.disk_store import DiskBlocks
+from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.layout import CacheGroup, Layout, Plane
 
 # Two groups of unlike blocks: 2 * 4 * 8 and 3 * 4 * 8 floats.

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.cache import KVCache
-from baton.engine.kernels.cache_write import cache_write, token_rows
-from baton.engine.kernels.linear import linear
-from baton.engine.kernels.paged_attention import paged_attention, plan_attention
-from baton.engine.kernels.rms_norm import rms_norm
-from baton.engine.kernels.swiglu import swiglu
-from baton.engine.kernels.tiled_softmax import softmax_in_lanes, tiled_softmax
+from baton.engine.kernels.reference.cache_write import cache_write, token_rows
+from baton.engine.kernels.reference.linear import linear
+from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
+from baton.engine.kernels.reference.rms_norm import rms_norm
+from baton.engine.kernels.reference.swiglu import swiglu
+from baton.engine.kernels.reference.tiled_softmax import softmax_in_lanes, tiled_softmax
+from baton.engine.memory.kv_cache import KVCache
 from baton.layout import CacheGroup, Layout, Plane
 
 TOLERANCE = {torch.float64: 3e-7, torch.float32: 2e-5, torch.bfloat16: 3e-2}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.mailbox import (
+from baton.engine.rings.mailbox import (
     ENTRY,
     HEADER_BYTES,
     Entry,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from baton.engine.model_config import ModelConfig
-from baton.engine.model_source import resolve_model
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.source import resolve_model
 from baton.errors import BatonError, ErrorKind
 from tests.support.checkpoints import CONFIGS, END_ID, FAMILIES, Case
 
@@ -223,6 +223,6 @@ def test_a_folder_is_its_own_source_and_a_missing_one_is_told(tmp_path: Path) ->
 
 def test_reading_a_configuration_needs_no_torch() -> None:
     code = (
-        "import sys, baton.engine.model_config, baton.engine.model_source; sys.exit('torch' in sys.modules)"
+        "import sys, baton.engine.model.config, baton.engine.model.source; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

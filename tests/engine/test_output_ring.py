@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.logprob_records import LogprobBatch, Logprobs
-from baton.engine.output_ring import (
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.logprob_records import LogprobBatch, Logprobs
+from baton.engine.rings.output_ring import (
     RING_HEADER_BYTES,
     Finish,
     Record,
@@ -17,7 +18,6 @@ from baton.engine.output_ring import (
     RingWriter,
     ring_bytes,
 )
-from baton.engine.shared_rings import SharedRings
 
 
 def make_ring(capacity: int) -> tuple[RingWriter, RingReader]:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.philox import philox, random_words, seed_key
-from baton.engine.sampling import gumbel
+from baton.engine.kernels.reference.philox import philox, random_words, seed_key
+from baton.engine.sampling.reference import gumbel
 from tests.support.philox_noise import KNOWN_ANSWERS, draw_noise, philox_words
 
 

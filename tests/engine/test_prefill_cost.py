@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.model_config import ModelConfig
-from baton.engine.prefill_cost import Pace, PrefillCost, half_context
+from baton.engine.model.config import ModelConfig
+from baton.engine.prefill.cost import Pace, PrefillCost, half_context
 
 
 @given(start=st.integers(0, 200_000), count=st.integers(1, 20_000), half=st.floats(100, 1e6))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.attention_items import Heads
-from baton.engine.kernels.gpu.prompt_items import PromptTuning, item_lines
-from baton.engine.prefill_inputs import GroupPlan, InputLayout, StepInputs
-from baton.engine.prefill_scheduler import Chunk
-from baton.engine.prompt_attention import product_rows
-from baton.engine.prompt_plan import plan_attention
-from baton.engine.prompt_split import KeySplit
+from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning, item_lines
+from baton.engine.prefill.attention import product_rows
+from baton.engine.prefill.attention_plan import plan_attention
+from baton.engine.prefill.key_split import KeySplit
+from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step_inputs import GroupPlan, InputLayout, StepInputs
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 BLOCK_TOKENS = (4, 16)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from baton.device.lane import Moment
-from baton.engine.blocks import BlockPools
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import PrefillCost
-from baton.engine.prefill_scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.memory.blocks import BlockPools
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from baton.device.attention_library import AttentionLibrary
-from baton.engine.kernels.gpu.join_parts import join_parts
-from baton.engine.prompt_plan import AttentionPlan, CallShape, LibraryRule, plan_attention
-from baton.engine.prompt_split import KeySplit
+from baton.engine.kernels.gpu.attention.join_parts import join_parts
+from baton.engine.prefill.attention_plan import AttentionPlan, CallShape, LibraryRule, plan_attention
+from baton.engine.prefill.key_split import KeySplit
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -59,7 +59,7 @@ def test_few_rows_keys_are_shared_by_several_programs(
         counts.append(int((arguments[2][:, 2] > 0).sum()))
         join_parts(*arguments)
 
-    monkeypatch.setattr("baton.engine.prompt_attention.join_parts", joined)
+    monkeypatch.setattr("baton.engine.prefill.attention.join_parts", joined)
     both = BothPasses(tmp_path, rule=None, lengths=(80, 20, 100), device=DEVICE)
     both.check([(0, 0, 60), (2, 0, 61)])
     assert counts == []

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.engine.blocks import BlockPools
-from baton.engine.prefill_cost import PrefillCost
-from baton.engine.prefill_scheduler import (
+from baton.engine.memory.blocks import BlockPools
+from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.scheduler import (
     AGED_PASSES,
     AGED_SHARE,
     LEAST_UNITS,

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import baton.engine
-from baton.engine import product_table
-from baton.engine.kernels.gpu.gemv import GemvTuning
-from baton.engine.kernels.gpu.skinny_linear import SkinnyTuning
-from baton.engine.kernels.gpu.wide_product import WideTuning
-from baton.engine.product_table import EXACT, ProductTable, entry_of, file_stem
-from baton.engine.products import PRODUCTS, Choice, Library
+from baton.engine.forward import gemm_table as product_table
+from baton.engine.forward.gemm import PRODUCTS, Choice, Library
+from baton.engine.forward.gemm_table import EXACT, ProductTable, entry_of, file_stem
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
+from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 
 KEY = ("qkv", 32, 6144, 4096, "bfloat16")
 
@@ -55,7 +55,7 @@ def test_tiles_of_the_default_are_powers_of_two(rows: int) -> None:
 
 
 def test_every_table_of_the_repository_reads() -> None:
-    paths = list((Path(baton.engine.__file__).parent / "product_tables").glob("*.json"))
+    paths = list((Path(baton.engine.__file__).parent / "forward" / "gemm_tables").glob("*.json"))
     assert f"{file_stem('NVIDIA H100 80GB HBM3')}.json" in {path.name for path in paths}
     for path in paths:
         entries = json.loads(path.read_text())

@@ -8,9 +8,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from baton.engine.kernels.rotary import apply_rope
-from baton.engine.model_config import ModelConfig
-from baton.engine.rope import RopeTable
+from baton.engine.kernels.reference.rotary import apply_rope
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.rope import RopeTable
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 PARAMETERS: list[dict[str, Any]] = [

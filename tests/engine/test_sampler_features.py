@@ -21,13 +21,13 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from baton.engine.logit_edits import Bias, HeldStops, LogitEdits, Penalties
-from baton.engine.logprob_records import Logprobs
-from baton.engine.logprobs import likeliest, logprobs_of
-from baton.engine.prefill_sampling import draw_first, first_logprobs
-from baton.engine.sampling import Sampling, filtered, sample
+from baton.engine.prefill.first_token import draw_first, first_logprobs
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.sampling.logit_edits import Bias, HeldStops, LogitEdits, Penalties
+from baton.engine.sampling.logprobs import likeliest, logprobs_of
+from baton.engine.sampling.reference import Sampling, filtered, sample
+from baton.engine.sampling.slot_sampler import TokenCounts
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.slot_sampler import TokenCounts
 from tests.support.naive_sampler import naive_distribution, naive_edited, naive_logprobs, naive_token
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.engine.logprob_records import Logprobs
-from baton.engine.model_config import ModelConfig
-from baton.engine.output_ring import Finish
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.weights import random_weights
+from baton.engine.rings.logprob_records import Logprobs
+from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
-from baton.engine.weights import random_weights
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 from tests.support.naive_sampler import naive_logprobs, naive_token
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params

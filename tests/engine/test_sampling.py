@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from baton.engine.sampling import Sampling, filtered, sample
+from baton.engine.sampling.reference import Sampling, filtered, sample
 
 DRAWS = 20_000
 VOCAB = 37

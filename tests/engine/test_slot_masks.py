@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.slot_masks import SlotMasks
+from baton.engine.sampling.slot_masks import SlotMasks
 from tests.engine.sampled_batch import mask_bits
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.attention_items import Heads, Items
-from baton.engine.kernels.gpu.split_attention import split_attention
-from baton.engine.kernels.split_plan import TILE, SplitPolicy, split_items
+from baton.engine.kernels.gpu.attention.items import Heads, Items
+from baton.engine.kernels.gpu.attention.split_attention import split_attention
+from baton.engine.kernels.reference.split_plan import TILE, SplitPolicy, split_items
 from tests.engine.split_reference import AttentionCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

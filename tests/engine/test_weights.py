@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.engine.decoder import Decoder
-from baton.engine.model_config import ModelConfig
-from baton.engine.safetensors_file import stored_tensors
-from baton.engine.weight_reader import read_tensors
-from baton.engine.weights import (
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.reference import Decoder
+from baton.engine.model.safetensors_file import stored_tensors
+from baton.engine.model.weight_reader import read_tensors
+from baton.engine.model.weights import (
     JOINED,
     checkpoint_digest,
     joined,

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from baton.device.cuda_runtime import CudaError
 from baton.device.cuda_source import can_compile, compile_source
-from baton.engine.decoder import Linear
-from baton.engine.kernels.gpu.gemv import Epilogue
-from baton.engine.kernels.gpu.row_ops import norm_rows
-from baton.engine.kernels.gpu.split_space import SplitSpace
-from baton.engine.kernels.gpu.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
-from baton.engine.kernels.rms_norm import rms_norm
-from baton.engine.kernels.swiglu import swiglu
-from baton.engine.products import Scratch, run_product, space_needed
+from baton.engine.forward.gemm import Scratch, run_product, space_needed
+from baton.engine.kernels.gpu.gemm.gemv import Epilogue
+from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
+from baton.engine.kernels.gpu.step.row_ops import norm_rows
+from baton.engine.kernels.reference.rms_norm import rms_norm
+from baton.engine.kernels.reference.swiglu import swiglu
+from baton.engine.model.reference import Linear
 
 KIND = torch.bfloat16
 PLAIN, RESIDUAL, SWIGLU = Epilogue

@@ -11,9 +11,9 @@ import random
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.events import Committed
-from kvtransfer.frames import WithdrawReason
-from kvtransfer.outgoing import TransferState
+from kvtransfer.protocol.events import Committed
+from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.sender.transfer import TransferState
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import Shape
 

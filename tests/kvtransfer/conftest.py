@@ -11,10 +11,10 @@ import pytest
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import Piece, ReceiverFrame, Words
-from kvtransfer.ipc_connector import IpcConnector
-from kvtransfer.transport import Connector, Listener, SenderWire
-from kvtransfer.transports import connectors_of
+from kvtransfer.link.interfaces import Connector, Listener, SenderWire
+from kvtransfer.protocol.frames import Piece, ReceiverFrame, Words
+from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.registry import connectors_of
 from tests.kvtransfer.device_ends import Ends
 from tests.kvtransfer.device_rigs import rig_of
 from tests.kvtransfer.device_taps import Taps

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.ipc_device_wire import IpcDeviceWire
-from kvtransfer.sending_link import SendingLink
-from kvtransfer.transports import connectors_of
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.sender.link import SendingLink
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
+from kvtransfer.transports.registry import connectors_of
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.fake_device import FakeDevice
 from tests.kvtransfer.peers import Peers, Shape, Store, make_receiver, make_sender

@@ -96,7 +96,7 @@ class CudaRig:
     @staticmethod
     def _warm(device: LinkDevice) -> None:
         """As a worker has it before its first link, whose opening has a deadline."""
-        from kvtransfer.gpu.move_runs import prepared
+        from kvtransfer.device.kernels.move_runs import prepared
 
         for aligned, stores, head in product((False, True), repeat=3):
             prepared(device.tensors_on, aligned, stores, head)

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.device.link_device import Moment
-from kvtransfer.checksum import multipliers
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.frames import Piece, encode_piece_header
-from kvtransfer.ipc_device_wire import IpcDeviceWire
-from kvtransfer.nccl_sender import NcclSenderWire
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.checksum import multipliers
+from kvtransfer.protocol.frames import Piece, encode_piece_header
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
+from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.wrapped import WrappedConnector, WrappedWire
 

@@ -11,15 +11,15 @@ from typing import Protocol
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.byte_ring import RING_BYTES
-from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.frames import Piece
-from kvtransfer.grpc_connector import GrpcConnector
-from kvtransfer.ipc_connector import IpcConnector
-from kvtransfer.ipc_device_wire import IpcDeviceWire
-from kvtransfer.ipc_sender_wire import IpcSenderWire
-from kvtransfer.receiver import Receiver
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.frames import Piece
+from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.transports.grpc.connector import GrpcConnector
+from kvtransfer.transports.ipc.byte_ring import RING_BYTES
+from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
+from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
 from tests.kvtransfer.byte_proxy import ByteProxy
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.device_taps import Taps

@@ -11,7 +11,7 @@ import dataclasses
 import pytest
 
 from baton.errors import ErrorKind
-from kvtransfer.frames import Commit, Piece, Withdraw, WithdrawReason
+from kvtransfer.protocol.frames import Commit, Piece, Withdraw, WithdrawReason
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import ODD
 

@@ -14,7 +14,8 @@ from typing import cast
 
 from baton.device.link_device import Moment
 from baton.errors import BatonError
-from kvtransfer.frames import (
+from kvtransfer.link.interfaces import Connector, GatheringWire, SenderWire
+from kvtransfer.protocol.frames import (
     Commit,
     Credit,
     Piece,
@@ -25,7 +26,6 @@ from kvtransfer.frames import (
     WithdrawReason,
     Words,
 )
-from kvtransfer.transport import Connector, GatheringWire, SenderWire
 from tests.kvtransfer.trials import Fault, Trial
 from tests.kvtransfer.wrapped import WrappedConnector
 

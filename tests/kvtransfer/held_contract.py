@@ -8,8 +8,8 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
-from kvtransfer.events import Committed
-from kvtransfer.frames import WithdrawReason
+from kvtransfer.protocol.events import Committed
+from kvtransfer.protocol.frames import WithdrawReason
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import ODD
 

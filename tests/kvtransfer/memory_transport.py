@@ -11,7 +11,10 @@ from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import (
+from kvtransfer.link.frame_queue import ReceiverInbox, SenderInbox
+from kvtransfer.link.interfaces import OpenCall
+from kvtransfer.link.staging import Staging
+from kvtransfer.protocol.frames import (
     FrameError,
     Piece,
     ReceiverFrame,
@@ -20,9 +23,6 @@ from kvtransfer.frames import (
     encode,
     encode_piece_header,
 )
-from kvtransfer.inbox import ReceiverInbox, SenderInbox
-from kvtransfer.staging import Staging
-from kvtransfer.transport import OpenCall
 
 
 class Pipe:

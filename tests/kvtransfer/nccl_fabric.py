@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.frames import Piece
-from kvtransfer.nccl_sender import NcclSenderWire
-from kvtransfer.receiver import Receiver
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.frames import Piece
+from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.fabrics import PIECE_BYTES, WINDOW

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from baton.device.link_device import LinkDevice
 from baton.device.nccl_line import NcclLine
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.nccl_connector import NcclConnector
-from kvtransfer.nccl_links import TRANSPORT, Lines, NcclLinks
-from kvtransfer.nccl_receiver import NcclListener
-from kvtransfer.piece_memory import PieceMemory
-from kvtransfer.transport import Connector, Listener
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.device.piece_memory import PieceMemory
+from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.transports.nccl.connector import NcclConnector
+from kvtransfer.transports.nccl.endpoint import TRANSPORT, Lines, NcclLinks
+from kvtransfer.transports.nccl.receiver_wire import NcclListener
 from tests.device.nccl_double import NcclDouble
 from tests.kvtransfer.device_rigs import DeviceRig, FakeRig
 

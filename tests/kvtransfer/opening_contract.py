@@ -12,7 +12,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.types_pb2 import WorkerIdentity
-from kvtransfer.frames import WithdrawReason
+from kvtransfer.protocol.frames import WithdrawReason
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import identity
 
@@ -45,7 +45,7 @@ class OpeningContract:
         peers.check_ledger()
 
     def test_another_protocol(self, link_peers: LinkPeers, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("kvtransfer.opening.PROTOCOL_MIN", 7)
+        monkeypatch.setattr("kvtransfer.protocol.handshake.PROTOCOL_MIN", 7)
         peers = link_peers()
         transfer = peers.begin(1, [1])
         transfer.commit(peers.record(transfer))

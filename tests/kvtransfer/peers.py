@@ -13,8 +13,9 @@ from baton.errors import BatonError
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
-from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.events import (
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.protocol.events import (
     Acknowledged,
     Announced,
     Arrived,
@@ -24,14 +25,13 @@ from kvtransfer.events import (
     SenderEvent,
     Withdrawn,
 )
-from kvtransfer.ipc_connector import IpcConnector
-from kvtransfer.link_auth import LinkAuth
-from kvtransfer.nccl_links import NcclLinks
-from kvtransfer.outgoing import Transfer
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.ticket import TicketSigner
-from kvtransfer.transport import Connector, Listener
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.sender import Sender
+from kvtransfer.sender.transfer import Transfer
+from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.nccl.endpoint import NcclLinks
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.owned_blocks import NewArray

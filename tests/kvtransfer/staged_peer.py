@@ -21,13 +21,13 @@ from typing import TypeVar
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
-from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.events import Acknowledged, Committed, Failed
-from kvtransfer.outgoing import Transfer
-from kvtransfer.receiver import Receiver
-from kvtransfer.sender import Sender
-from kvtransfer.ticket import TicketSigner
-from kvtransfer.transports import connectors_of
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.protocol.events import Acknowledged, Committed, Failed
+from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.sender import Sender
+from kvtransfer.sender.transfer import Transfer
+from kvtransfer.transports.registry import connectors_of
 from tests.kvtransfer.device_rigs import DeviceRig, rig_of
 from tests.kvtransfer.nccl_transport import connector_for, listener_for
 from tests.kvtransfer.owned_blocks import Sink, Source

@@ -70,7 +70,7 @@ def each_took_effect(adversary: Adversary) -> None:
 )
 def test_in_memory(transfers: int, caplog: pytest.LogCaptureFixture) -> None:
     adversary = Adversary(MemoryFabric(), 11, EVERY)
-    with caplog.at_level(logging.INFO, "kvtransfer.sender"):
+    with caplog.at_level(logging.INFO, "kvtransfer.sender.sender"):
         adversary.run(transfers)
     print(adversary.books)
     # A lost credit would end its link some time later, and the books would be right again.

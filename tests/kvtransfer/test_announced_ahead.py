@@ -9,10 +9,10 @@ from typing import cast
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.events import Acknowledged, Announced, Arrived, Committed
-from kvtransfer.frames import WithdrawReason
-from kvtransfer.outgoing import Transfer
-from kvtransfer.transport import LandingWire
+from kvtransfer.link.interfaces import LandingWire
+from kvtransfer.protocol.events import Acknowledged, Announced, Arrived, Committed
+from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.device_ends import SHAPE, Ends, device_wire, link_of, sent, windows
 from tests.kvtransfer.fake_device import Pump
 from tests.kvtransfer.peers import Peers

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from baton.device.shared_memory import SharedMemory
-from kvtransfer.byte_ring import CAPACITY, RING_BYTES, RingReader, RingWriter
-from kvtransfer.frames import MAX_COMMIT_BYTES, FrameError
+from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, FrameError
+from kvtransfer.transports.ipc.byte_ring import CAPACITY, RING_BYTES, RingReader, RingWriter
 
 _HEADER = RING_BYTES - CAPACITY
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from kvtransfer.checksum import PieceChecksum, multipliers, place_sum, splitmix64
+from kvtransfer.protocol.checksum import PieceChecksum, multipliers, place_sum, splitmix64
 
 PLACE = (3, 1, 4, 4096)
 

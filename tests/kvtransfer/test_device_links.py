@@ -7,7 +7,7 @@ import time
 import pytest
 
 from baton.errors import ErrorKind
-from kvtransfer.ipc_control import Word
+from kvtransfer.transports.ipc.control import Word
 from tests.kvtransfer.device_ends import Ends, device_wire, sent, windows
 from tests.kvtransfer.fake_device import FakeDevice
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.eight_bit import EightBit, quantise, quantise_by_kernel, restore, restore_by_kernel
+from kvtransfer.device.quantise import EightBit, quantise, quantise_by_kernel, restore, restore_by_kernel
 from tests.kvtransfer.kernels import DEVICE, on_kernel
 
 KINDS = list(EightBit)

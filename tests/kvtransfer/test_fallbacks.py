@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from baton.v1.types_pb2 import WorkerIdentity
-from kvtransfer import fallbacks
-from kvtransfer.events import Acknowledged
-from kvtransfer.fallbacks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fallbacks
-from kvtransfer.frames import WithdrawReason
-from kvtransfer.ipc_control import address_of
-from kvtransfer.outgoing import Transfer
+from kvtransfer.protocol.events import Acknowledged
+from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.sender import fallbacks
+from kvtransfer.sender.fallbacks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fallbacks
+from kvtransfer.sender.transfer import Transfer
+from kvtransfer.transports.ipc.control import address_of
 from tests.kvtransfer.peers import Peers, Shape, make_peers
 
 KEY = ("address", b"incarnation")

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer import frame_door, frame_socket
-from kvtransfer.frame_door import SECRET_BYTES, FrameDoor, bring
-from kvtransfer.frame_socket import FrameSocket
-from kvtransfer.frames import FrameError
-from kvtransfer.link_auth import LinkAuth
+from kvtransfer.protocol.frames import FrameError
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.transports.nccl import frame_acceptor as frame_door
+from kvtransfer.transports.nccl import frame_socket
+from kvtransfer.transports.nccl.frame_acceptor import SECRET_BYTES, FrameDoor, bring
+from kvtransfer.transports.nccl.frame_socket import FrameSocket
 
 SECRET = LinkAuth().frames_secret(b"a link")
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer import frames
-from kvtransfer.frames import (
+from kvtransfer.link.staging import Owner
+from kvtransfer.protocol import frames
+from kvtransfer.protocol.frames import (
     HEADER_BYTES,
     Commit,
     Committed,
@@ -28,7 +29,6 @@ from kvtransfer.frames import (
     encode,
     encode_piece_header,
 )
-from kvtransfer.staging import Owner
 from tests.kvtransfer.peers import Shape
 from tests.kvtransfer.test_links import Memory
 

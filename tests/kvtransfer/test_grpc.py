@@ -16,10 +16,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse
-from kvtransfer.frames import Quiet, encode
-from kvtransfer.grpc_stream import LINK_ID_KEY, STREAM_METHOD, Outbox
-from kvtransfer.link_auth import LinkAuth
-from kvtransfer.opening import open_request
+from kvtransfer.protocol.frames import Quiet, encode
+from kvtransfer.protocol.handshake import open_request
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD, Outbox
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
 from tests.kvtransfer.tokens import with_token
 

@@ -16,23 +16,23 @@ import pytest
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse, SignedOpenLinkRequest
-from kvtransfer import ipc_control
-from kvtransfer.byte_ring import CAPACITY, RING_BYTES
-from kvtransfer.ipc_connector import IpcConnector
-from kvtransfer.ipc_control import (
+from kvtransfer.link.interfaces import OutOfReachError
+from kvtransfer.protocol.handshake import open_request
+from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.transports.ipc import control as ipc_control
+from kvtransfer.transports.ipc.byte_ring import CAPACITY, RING_BYTES
+from kvtransfer.transports.ipc.connector import IpcConnector
+from kvtransfer.transports.ipc.control import (
     VERSION,
     Word,
     receive_message,
     send_message,
     socket_name,
 )
-from kvtransfer.ipc_listener import IpcListener
-from kvtransfer.ipc_page import NONCE_BYTES, answer_to
-from kvtransfer.ipc_sender_wire import IpcSenderWire
-from kvtransfer.link_auth import LinkAuth
-from kvtransfer.opening import open_request
-from kvtransfer.transport import OutOfReachError
-from kvtransfer.transports import connectors_of
+from kvtransfer.transports.ipc.listener import IpcListener
+from kvtransfer.transports.ipc.probe_page import NONCE_BYTES, answer_to
+from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
+from kvtransfer.transports.registry import connectors_of
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
 
 REQUEST = open_request(identity("raw"), identity("receiver").incarnation, FINGERPRINT, 1)
@@ -325,8 +325,8 @@ def one_transfer() -> None:
 
 
 def test_a_machine_that_reorders_stores_has_no_such_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtransfer.ipc_listener.STORES_IN_ORDER", False)
-    monkeypatch.setattr("kvtransfer.ipc_connector.STORES_IN_ORDER", False)
+    monkeypatch.setattr("kvtransfer.transports.ipc.listener.STORES_IN_ORDER", False)
+    monkeypatch.setattr("kvtransfer.transports.ipc.connector.STORES_IN_ORDER", False)
     with pytest.raises(BatonError) as error:
         IpcListener(peer_timeout_s=1.0, max_links=1, wake=lambda: None)
     assert error.value.kind is ErrorKind.INVALID

@@ -9,10 +9,10 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.events import Arrived, Committed
-from kvtransfer.frames import Credit, FrameError, WithdrawReason, encode
-from kvtransfer.opening import open_request
-from kvtransfer.receiving_links import MAX_LINKS
+from kvtransfer.protocol.events import Arrived, Committed
+from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
+from kvtransfer.protocol.handshake import open_request
+from kvtransfer.receiver.link_table import MAX_LINKS
 from tests.kvtransfer.conftest import LinkPeers, TamperedConnector
 from tests.kvtransfer.memory_transport import MemorySenderWire, MemoryTransport
 from tests.kvtransfer.peers import FINGERPRINT, FakeClock, Peers, Shape, identity, make_peers, make_sender

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.checksum import PieceChecksum, place_sum
-from kvtransfer.move_plan import SUM_PARTS
-from kvtransfer.moving import move_rows
-from kvtransfer.piece_sums import PieceSums
+from kvtransfer.device.kernels.move_plan import SUM_PARTS
+from kvtransfer.device.piece_sums import PieceSums
+from kvtransfer.device.reference import move_rows
+from kvtransfer.protocol.checksum import PieceChecksum, place_sum
 from tests.kvtransfer.kernels import DEVICE, KERNEL
 
 BEGINS = -(1 << 61)
@@ -28,7 +28,7 @@ def moved(
         there = None if destination is None else destination.clone()
         move_rows(source, there, rows, longest, parts, aligned=aligned)
     else:
-        from kvtransfer.gpu.move_runs import move_piece
+        from kvtransfer.device.kernels.move_runs import move_piece
 
         there = None if destination is None else destination.to(DEVICE)
         if DEVICE == "cuda":
@@ -96,7 +96,7 @@ def test_as_many_rows_as_parts(how: str) -> None:
 @pytest.mark.parametrize("how", [KERNEL])
 def test_what_stands_before_a_piece_is_handed_over(how: str) -> None:
     """Behind the parts that were found, whatever the programs are."""
-    from kvtransfer.gpu.move_runs import move_piece
+    from kvtransfer.device.kernels.move_runs import move_piece
 
     words, begins = 3 * 4096, 2 * SUM_PARTS
     source = random_words(begins + words, 7)

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.checksum import PieceChecksum
-from kvtransfer.move_plan import Travels
-from kvtransfer.moving import (
+from kvtransfer.device.kernels.move_plan import Travels
+from kvtransfer.device.reference import (
     Conversion,
     Place,
     Run,
@@ -22,6 +21,7 @@ from kvtransfer.moving import (
     whole_pieces,
     words_of,
 )
+from kvtransfer.protocol.checksum import PieceChecksum
 from tests.kvtransfer.kernels import DEVICE, KERNEL
 
 BLOCKS, BLOCK_BYTES, PIECE_BYTES = 12, 20_000, 8192

@@ -14,14 +14,14 @@ from baton.device import nccl_line
 from baton.device.link_device import Moment
 from baton.device.nccl import Result
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.events import Acknowledged
-from kvtransfer.fallbacks import Fallbacks
-from kvtransfer.frames import FrameError, Piece, Quiet, encode, encode_piece_header
-from kvtransfer.grpc_connector import GrpcConnector
-from kvtransfer.grpc_listener import GrpcListener
-from kvtransfer.nccl_links import SENDER_RANK
-from kvtransfer.nccl_receiver import NcclReceiverWire
-from kvtransfer.nccl_sender import NcclSenderWire
+from kvtransfer.protocol.events import Acknowledged
+from kvtransfer.protocol.frames import FrameError, Piece, Quiet, encode, encode_piece_header
+from kvtransfer.sender.fallbacks import Fallbacks
+from kvtransfer.transports.grpc.connector import GrpcConnector
+from kvtransfer.transports.grpc.listener import GrpcListener
+from kvtransfer.transports.nccl.endpoint import SENDER_RANK
+from kvtransfer.transports.nccl.receiver_wire import NcclReceiverWire
+from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 from tests.device.nccl_double import DoubleStream
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.nccl_transport import NcclTransport

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from baton.layout import CacheGroup, Plane
-from kvtransfer.checksum import PieceChecksum
-from kvtransfer.move_plan import Travels
-from kvtransfer.moving import Place, Run, piece_checksums
-from kvtransfer.resplit import Common, Split
+from kvtransfer.device.kernels.move_plan import Travels
+from kvtransfer.device.reference import Place, Run, piece_checksums
+from kvtransfer.device.resplit import Common, Split
+from kvtransfer.protocol.checksum import PieceChecksum
 from tests.kvtransfer.kernels import KERNEL
 from tests.kvtransfer.test_moving import moved
 

@@ -11,13 +11,13 @@ import torch
 
 from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.events import Acknowledged
-from kvtransfer.ipc_control import address_of
-from kvtransfer.nccl_links import NcclLinks
-from kvtransfer.routes import routes
-from kvtransfer.transport import Connector, SenderWire
-from kvtransfer.transports import connectors_of, listeners_of
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.events import Acknowledged
+from kvtransfer.sender.routes import routes
+from kvtransfer.transports.ipc.control import address_of
+from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.registry import connectors_of, listeners_of
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.nccl_transport import WatchedLinks
@@ -35,8 +35,8 @@ def peers() -> Iterator[Peers]:
 @pytest.fixture(autouse=True)
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that fell stays where it is, unless a test is about its return."""
-    monkeypatch.setattr("kvtransfer.fallbacks.FIRST_PAUSE_S", 600.0)
-    monkeypatch.setattr("kvtransfer.fallbacks.LONGEST_PAUSE_S", 600.0)
+    monkeypatch.setattr("kvtransfer.sender.fallbacks.FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr("kvtransfer.sender.fallbacks.LONGEST_PAUSE_S", 600.0)
 
 
 def fallbacks(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
@@ -118,7 +118,7 @@ def links(device: LinkDevice | None = None) -> NcclLinks:
 
 def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
     """Ends that have NCCL too, as `auto` may one day; the sender is told to use `told`."""
-    monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
+    monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
     rig = FakeRig(None)
 
     def ways(wake: Callable[[], None], blocks: DeviceBlocks) -> tuple[Connector, ...]:
@@ -153,9 +153,9 @@ def test_each_link_that_breaks_is_followed_by_one_over_the_next_way(monkeypatch:
 
 def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = "127.0.0.1", 0, 4096, 1.0, 4, lambda: None
-    monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
+    monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
     started = listeners_of("auto", *bounds)
-    monkeypatch.setattr("kvtransfer.transports.STORES_IN_ORDER", False)
+    monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
     started += listeners_of("auto", *bounds, nccl=links())
     assert [listener.transport for listener in started] == ["ipc", "grpc", "nccl", "grpc"]
     for listener in started:
@@ -174,7 +174,7 @@ def test_nccl_is_not_taken_unless_told() -> None:
 def test_what_this_process_cannot_have_is_refused_at_once(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvtransfer.transports.STORES_IN_ORDER", False)
+    monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
     for start in (
         lambda: connectors_of(transport, lambda: None),
         lambda: listeners_of(transport, "127.0.0.1", 0, 4096, 1.0, 4, lambda: None),

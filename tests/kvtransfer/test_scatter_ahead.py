@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from baton.device.link_device import Moment
-from kvtransfer.checksum import PieceChecksum
-from kvtransfer.device_blocks import DeviceBlocks, DeviceSink
-from kvtransfer.device_scatter import DeviceScatter, Ended, Outcome
-from kvtransfer.frames import Piece
-from kvtransfer.move_plan import ROW_WORDS
-from kvtransfer.piece_memory import PieceMemory
+from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.device.kernels.move_plan import ROW_WORDS
+from kvtransfer.device.piece_memory import PieceMemory
+from kvtransfer.device.scatter import DeviceScatter, Ended, Outcome
+from kvtransfer.protocol.checksum import PieceChecksum
+from kvtransfer.protocol.frames import Piece
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 
 BLOCKS, BLOCK_BYTES, WINDOW = 8, 256, 2

@@ -5,9 +5,9 @@ import weakref
 import numpy as np
 import pytest
 
-from kvtransfer.frames import FrameError, Piece
-from kvtransfer.geometry import share_of
-from kvtransfer.staging import Owner, Staging
+from kvtransfer.link.staging import Owner, Staging
+from kvtransfer.protocol.frames import FrameError, Piece
+from kvtransfer.protocol.piece_geometry import share_of
 
 
 def piece(index: int, length: int = 8, transfer: int = 1) -> Piece:

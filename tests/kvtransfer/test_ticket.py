@@ -8,7 +8,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt
-from kvtransfer.ticket import MIN_SECRET_BYTES, TicketSigner, held_counts
+from kvtransfer.protocol.ticket import MIN_SECRET_BYTES, TicketSigner, held_counts
 
 BODY = TicketBody(attempt=Attempt(request_id=b"r" * 16, number=2), transfer_id=77, block_counts=[3, 1])
 

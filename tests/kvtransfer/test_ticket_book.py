@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt
-from kvtransfer.ticket_book import TOMBSTONE_S, AttemptKey, CommitOutcome, TicketBook
+from services.worker.engine.decode.ticket_book import TOMBSTONE_S, AttemptKey, CommitOutcome, TicketBook
 from tests.kvtransfer.peers import FakeClock
 
 RESERVED = TicketState.TICKET_STATE_RESERVED

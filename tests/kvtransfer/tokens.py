@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from kvtransfer.link_auth import LinkAuth
+from kvtransfer.protocol.link_auth import LinkAuth
 
 _Details = namedtuple(
     "_Details", ("method", "timeout", "metadata", "credentials", "wait_for_ready", "compression")

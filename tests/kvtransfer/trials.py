@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from kvtransfer.outgoing import Transfer
+from kvtransfer.sender.transfer import Transfer
 
 
 class Fault(Enum):

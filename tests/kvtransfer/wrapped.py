@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.frames import Piece, ReceiverFrame, Words
-from kvtransfer.transport import Connector, SenderWire
+from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.frames import Piece, ReceiverFrame, Words
 
 
 class WrappedWire:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.cli import extras
+from baton.cli.common import extras
 from baton.errors import BatonError, ErrorKind
 from tests.packaging.base_only import base_packages
 

@@ -20,8 +20,8 @@ from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from services.common.config import RouterConfig
-from services.router import directory
 from services.router.app import Router
+from services.router.workers import directory
 from tests.router.fake_model import VOCAB
 from tests.router.fake_workers import FakeCluster, FakeWorker
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from services.router.block_wait import BlockWait
-from services.router.worker import Worker
+from services.router.workers.block_wait import BlockWait
+from services.router.workers.worker import Worker
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 

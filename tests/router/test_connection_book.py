@@ -9,8 +9,8 @@ import pytest
 
 from baton.errors import BatonError
 from services.common.connection_limits import ConnectionLimits
-from services.router.descriptors import ConnectionBudget, connection_budget, raise_descriptor_limit
-from services.router.http_connections import RESERVE, Connections, client_address
+from services.router.http.connections import RESERVE, Connections, client_address
+from services.router.http.descriptors import ConnectionBudget, connection_budget, raise_descriptor_limit
 
 
 @dataclass(eq=False)

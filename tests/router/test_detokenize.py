@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.router.detokenize import Detokenizer
+from services.router.text.detokenizer import Detokenizer
 from tests.router.conftest import EOS, SPECIAL, byte_characters, byte_tokenizer
 from tests.router.fake_model import VOCAB
 

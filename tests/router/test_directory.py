@@ -6,7 +6,7 @@ import contextlib
 
 from baton.v1.decode_pb2 import CancelRequest
 from baton.v1.types_pb2 import Attempt, WorkerRole
-from services.router.directory import Directory
+from services.router.workers.directory import Directory
 from tests.router.conftest import until
 from tests.router.fake_workers import FakeCluster, FakeWorker
 

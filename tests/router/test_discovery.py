@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from baton.state import Member, new_incarnation
 from baton.v1.types_pb2 import WorkerRole
-from services.router.directory import Directory
-from services.router.discovery import Discovery
+from services.router.workers.directory import Directory
+from services.router.workers.discovery import Discovery
 from tests.router.conftest import until
 from tests.router.fake_workers import FakeCluster, FakeWorker
 

@@ -12,8 +12,9 @@ import grpc.aio
 import pytest
 
 from baton.v1.types_pb2 import FinishReason, WorkerRole
-from services.router import attempt_calls, silence
-from services.router.output_text import OutputText
+from services.router.lifecycle import attempt as attempt_calls
+from services.router.text.output_text import OutputText
+from services.router.workers import silence
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_workers import EXPOSED_NS, FakeWorker

@@ -6,7 +6,7 @@ import asyncio
 
 from baton.v1.router_pb2 import ListModelsRequest, Stage
 from baton.v1.types_pb2 import FinishReason
-from services.router.follow import AT_ONCE
+from services.router.workers.token_stream import AT_ONCE
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
 from tests.router.fake_model import expected
 from tests.router.fake_workers import BYTES_PER_TOKEN, EXPOSED_NS

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from services.router.http_door import HttpDoor
+from services.router.api.http_api import HttpDoor
 from tests.router.conftest import MODEL, SiteMaker, until
 from tests.router.fake_model import VOCAB
 from tests.router.http_client import complete, http

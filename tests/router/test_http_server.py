@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 
-from services.router.http_server import HttpServer
+from services.router.http.server import HttpServer
 
 
 def test_an_idle_connection_is_the_clients_to_close() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from services.router.chat_template import ChatTemplate
-from services.router.model_info import ModelInfo
-from services.router.request import Chat, ChatTurn
+from services.router.request.request import Chat, ChatTurn
+from services.router.text.chat_template import ChatTemplate
+from services.router.text.model_info import ModelInfo
 
 CONFIG = {"vocab_size": 10, "max_position_embeddings": 20}
 

@@ -13,11 +13,11 @@ from baton.errors import BatonError, ErrorKind
 from baton.state import Memory, State
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
 from baton.v1.worker_pb2 import DescribeResponse, Load
-from services.router.directory import Directory
-from services.router.placement import Placement
-from services.router.pools import Pools
-from services.router.prefixes import Prefixes
-from services.router.worker import Peer, Worker
+from services.router.workers.directory import Directory
+from services.router.workers.placement import Placement
+from services.router.workers.pools import Pools
+from services.router.workers.prefix_affinity import Prefixes
+from services.router.workers.worker import Peer, Worker
 from tests.router.conftest import SiteMaker, ids_request, until
 
 BLOCK, SECRET = 4, "a secret of sixteen"
@@ -236,7 +236,7 @@ async def test_decode_is_told_the_names_of_a_prompts_full_blocks(
         assert len(told) >= 3, "who has been sent a prompt gets what goes on with it"
         asked = {tuple(one.block_names) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
-        monkeypatch.setattr("services.router.attempt_calls.MAX_RESERVE_NAMES", 2)
+        monkeypatch.setattr("services.router.lifecycle.attempt.MAX_RESERVE_NAMES", 2)
         await here.generate(ids_request(prompts[0]))
         assert list(told[-1].block_names) == names_of(prompts[0])[:2]
         await here.quiet()

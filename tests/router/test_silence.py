@@ -10,8 +10,8 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeRequest
-from services.router import silence
-from services.router.silence import LOOK_S, Silence
+from services.router.workers import silence
+from services.router.workers.silence import LOOK_S, Silence
 from tests.router.conftest import SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 

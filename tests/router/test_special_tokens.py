@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from baton.errors import FieldError
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest
-from services.router.model_info import ModelInfo
-from services.router.model_text import ModelText
-from services.router.request import Chat, ChatTurn
+from services.router.request.request import Chat, ChatTurn
+from services.router.text.model_info import ModelInfo
+from services.router.text.tokenizer import ModelText
 from tests.router.conftest import EOS, MODEL, SPECIAL, SiteMaker
 from tests.router.http_client import http
 

@@ -21,8 +21,10 @@ from baton.client import AsyncClient
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
-from services.router import sizes, text_helpers, text_pool
-from services.router.text_helpers import HelperSettings, TextProcess
+from services.router.request import sizes
+from services.router.tokenization import helper_processes as text_helpers
+from services.router.tokenization import tokenizer_pool as text_pool
+from services.router.tokenization.helper_processes import HelperSettings, TextProcess
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
 from tests.router.test_process import config, fake_pair, ready, start

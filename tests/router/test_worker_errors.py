@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from baton.errors import ErrorKind
-from services.router.worker_error import WorkerError, for_client
+from services.router.workers.worker_error import WorkerError, for_client
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.http_client import complete, events, http

@@ -55,7 +55,7 @@ import logging, threading
 from services.common.logs import configure_logs
 
 configure_logs("info", process="engine", worker="decode-0")
-ours = logging.getLogger("kvtransfer.sender")
+ours = logging.getLogger("kvtransfer.sender.sender")
 ours.debug("unseen")
 threading.Thread(target=lambda: ours.warning("link_fallback", extra={"transport": "grpc"})).start()
 ours.info("no %s here", "placeholder")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from services.router import metrics as router_metrics
-from services.worker import metrics as worker_metrics
+from services.router.observability import metrics as router_metrics
+from services.worker.front import metrics as worker_metrics
 
 MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
 

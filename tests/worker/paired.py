@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.block_hash import BlockHasher
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.engine_pb2 import AuditCommand, GiveTicketCommand, ReservedEvent

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from baton.engine.blocks import BlockTables
-from baton.engine.slots import Grant
+from baton.engine.decode.slots import Grant
+from baton.engine.memory.blocks import BlockTables
 from baton.errors import BatonError
-from kvtransfer.events import ReceiverEvent
-from kvtransfer.ticket_book import AttemptKey
-from services.worker.reservation import Key
+from kvtransfer.protocol.events import ReceiverEvent
+from services.worker.engine.decode.reservation import Key
+from services.worker.engine.decode.ticket_book import AttemptKey
 
 if TYPE_CHECKING:
     from tests.worker.decode_driver import Driver

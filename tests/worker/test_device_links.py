@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.prefill import ChunkResult
+from baton.engine.prefill.loop import ChunkResult
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import PrefillResponse
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.events import SenderEvent
-from kvtransfer.outgoing import Transfer, TransferState
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.protocol.events import SenderEvent
+from kvtransfer.sender.transfer import Transfer, TransferState
 from services.common.config import EngineConfig
-from services.worker.loaded_model import LoadedModel
-from services.worker.memory_plan import link_bytes
-from services.worker.prefill_side import Job
+from services.worker.engine.prefill.requests import Job
+from services.worker.engine.startup.memory_plan import link_bytes
+from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.worker.paired import Pair
 from tests.worker.test_prefill_ahead import LateLane
@@ -36,7 +36,7 @@ def pump(monkeypatch: pytest.MonkeyPatch) -> Pump:
         device = FakeDevice(pump, f"fake:{next(names)}", ("fake:0", "fake:1"))
         return DeviceBlocks(device, model.cache.groups)
 
-    monkeypatch.setattr("services.worker.engine_process.device_blocks", device_blocks)
+    monkeypatch.setattr("services.worker.engine.process.device_blocks", device_blocks)
     return pump
 
 
@@ -125,7 +125,7 @@ def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(
 def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     tmp_path: Path, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.prefill_loop.lane_of", lambda device: LateLane())
+    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
     pair = Pair(tmp_path)
     pair.meanwhile = pump.some
     parts = pair.source.engine._parts

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from baton.engine.heartbeat import UNKNOWN_STEP_S
-from baton.engine.output_ring import Finish
+from baton.engine.rings.heartbeat import UNKNOWN_STEP_S
+from baton.engine.rings.output_ring import Finish
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody, TicketState
 from baton.v1.engine_pb2 import (
@@ -20,7 +20,7 @@ from baton.v1.engine_pb2 import (
     SlotEndedCommand,
 )
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
-from kvtransfer.ticket_book import RUNNING_GRACE_S
+from services.worker.engine.decode.ticket_book import RUNNING_GRACE_S
 from tests.worker.turned import Turned, prefill, reserve
 
 

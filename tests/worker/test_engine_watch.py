@@ -8,15 +8,15 @@ import time
 import pytest
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.heartbeat import HEARTBEAT_BYTES, Heartbeat
+from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
 from services.common.drain import Drain
-from services.worker import worker_servicer
-from services.worker.engine_watch import hang_of
-from services.worker.worker_servicer import WorkerServicer
+from services.worker.front import worker_servicer
+from services.worker.front.engine_watch import hang_of
+from services.worker.front.worker_servicer import WorkerServicer
 
 
 async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None:

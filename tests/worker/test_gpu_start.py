@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 
 from baton.errors import BatonError, ErrorKind
 from services.common.config import EngineConfig
-from services.worker.gpu_start import capture_told, tell_memory
-from services.worker.loaded_model import load
-from services.worker.memory_plan import link_bytes
+from services.worker.engine.startup.memory_plan import link_bytes
+from services.worker.engine.startup.model_loader import load
+from services.worker.engine.startup.startup_log import capture_told, tell_memory
 from tests.engine.local_engine import CONFIG
 
 GPU = torch.device("cuda", 0)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from baton.engine.blocks import BlockPools, BlockTables
-from baton.engine.cache import KVCache
-from baton.engine.host_blocks import HostBlocks
-from baton.engine.slots import Grant
+from baton.engine.decode.slots import Grant
+from baton.engine.memory.blocks import BlockPools, BlockTables
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.memory.kv_cache import KVCache
 from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
-from services.worker.growth import GROW_TOKENS, Growth
-from services.worker.output_lengths import OutputLengths
-from services.worker.reservation import Key, Reservation
+from services.worker.engine.decode.block_growth import GROW_TOKENS, Growth
+from services.worker.engine.decode.output_lengths import OutputLengths
+from services.worker.engine.decode.reservation import Key, Reservation
 
 BLOCK = 16
 PROMPT = 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import CancelCommand

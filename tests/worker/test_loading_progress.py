@@ -7,7 +7,7 @@ import io
 import structlog
 from structlog.testing import capture_logs
 
-from services.worker.loading_progress import LoadingProgress
+from services.worker.engine.startup.loading_progress import LoadingProgress
 
 
 class Terminal(io.StringIO):

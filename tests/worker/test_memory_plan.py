@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.model_config import ModelConfig
+from baton.engine.model.config import ModelConfig
 from baton.errors import BatonError, ErrorKind
 from services.common.config import EngineConfig, WorkerConfig
-from services.worker.memory_plan import CPU_KV_BYTES, Gpu, MemoryPlan, memory_plan, other_bytes
+from services.worker.engine.startup.memory_plan import CPU_KV_BYTES, Gpu, MemoryPlan, memory_plan, other_bytes
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],

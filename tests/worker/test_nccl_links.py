@@ -12,11 +12,11 @@ import torch
 
 from baton.device import nccl_line
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.device_blocks import DeviceBlocks
-from kvtransfer.nccl_links import NcclLinks
+from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.transports.nccl.endpoint import NcclLinks
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
-from services.worker.device_links import check_transport, nccl_links
-from services.worker.loaded_model import LoadedModel
+from services.worker.engine.startup.link_setup import check_transport, nccl_links
+from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.nccl_transport import WatchedLinks
 from tests.worker.paired import Pair
@@ -40,8 +40,8 @@ def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
         made.append(WatchedLinks(blocks.device))
         return made[-1]
 
-    monkeypatch.setattr("services.worker.engine_process.device_blocks", device)
-    monkeypatch.setattr("services.worker.engine_process.nccl_links", links)
+    monkeypatch.setattr("services.worker.engine.process.device_blocks", device)
+    monkeypatch.setattr("services.worker.engine.process.nccl_links", links)
     monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
     return made
 
@@ -53,7 +53,7 @@ def pair_over(folder: Path, transport: Transport) -> Pair:
 @pytest.fixture
 def ways(tmp_path: Path, made: list[WatchedLinks], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """NCCL first, and grpc for when it falls."""
-    monkeypatch.setattr("kvtransfer.transports.AUTO", ("nccl", "grpc"))
+    monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("nccl", "grpc"))
     pair = pair_over(tmp_path, "auto")
     yield pair
     for links in made:
@@ -126,8 +126,10 @@ def test_nccl_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     def no_library() -> None:
         raise RuntimeError("this machine has no libnccl.so.2")
 
-    monkeypatch.setattr("services.worker.device_links.device_of", lambda engine: torch.device("cuda", 0))
-    monkeypatch.setattr("services.worker.device_links.Nccl", no_library)
+    monkeypatch.setattr(
+        "services.worker.engine.startup.link_setup.device_of", lambda engine: torch.device("cuda", 0)
+    )
+    monkeypatch.setattr("services.worker.engine.startup.link_setup.Nccl", no_library)
     with pytest.raises(BatonError, match=r"transport nccl: this machine has no libnccl\.so\.2") as error:
         check_transport(worker("auto"))
     assert error.value.kind is ErrorKind.INVALID
@@ -138,5 +140,5 @@ def test_only_who_is_told_nccl_cannot_do_without(monkeypatch: pytest.MonkeyPatch
     assert nccl_links(None, "ipc") is None
     with pytest.raises(BatonError, match="cannot be moved"):
         nccl_links(None, "nccl")
-    monkeypatch.setattr("kvtransfer.transports.AUTO", ("ipc", "nccl", "grpc"))
+    monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
     assert nccl_links(None, "auto") is None

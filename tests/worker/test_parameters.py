@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from baton.engine.logprob_records import Logprobs
+from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.sequence import MAX_LOGIT_BIAS, Limits, SamplingParams
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import LogitBias, TokenLogprob
-from services.worker.parameters import first_logprobs_of, limits_of, sampling_of
+from services.worker.engine.decode.request_parameters import first_logprobs_of, limits_of, sampling_of
 
 VOCAB = 1000
 

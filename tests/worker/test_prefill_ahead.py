@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from baton.device.lane import HostLane, Moment
-from baton.engine.cache import KVCache
-from baton.engine.decoder import Decoder
-from baton.engine.prefill_pass import PrefillPass
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.reference import Decoder
+from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
@@ -41,7 +41,7 @@ class LateLane(HostLane):
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.prefill_loop.lane_of", lambda device: LateLane())
+    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
 
 
 def rest(turned: Turned) -> None:
@@ -90,7 +90,7 @@ def test_the_tokens_are_the_same_by_the_kernels_too(
     def by_kernels(decoder: Decoder, cache: KVCache, most_rows: int, **_: bool) -> PrefillPass:
         return PrefillPass(decoder, cache, most_rows, SMALL_RULE, SMALL_TUNING)
 
-    monkeypatch.setattr("services.worker.prefill_loop.prompt_pass", by_kernels)
+    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
     assert run(tmp_path / "kernels") == expected
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.host_blocks import HostBlocks
-from baton.engine.host_prefixes import HostPrefixes
+from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.v1.engine_pb2 import AuditCommand
 from baton.v1.worker_pb2 import PrefixAudit
 from tests.worker.turned import Turned, prefill, reserve

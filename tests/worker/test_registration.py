@@ -16,8 +16,8 @@ from baton.v1.engine_pb2 import PrefixesEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.common.config import StateConfig, WorkerConfig
-from services.worker.registration import Registration
-from services.worker.worker_servicer import WorkerServicer
+from services.worker.front.registration import Registration
+from services.worker.front.worker_servicer import WorkerServicer
 from tests.state.waiting import until
 
 

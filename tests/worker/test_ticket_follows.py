@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.output_ring import Finish
+from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand, GiveTicketCommand

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.cache import KVCache
+from baton.engine.memory.kv_cache import KVCache
 from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
-from kvtransfer.eight_bit import EightBit, quantise, restore
-from kvtransfer.geometry import Geometry
+from kvtransfer.device.quantise import EightBit, quantise, restore
+from kvtransfer.protocol.piece_geometry import Geometry
 from services.common.config import KVWire, TransferConfig
-from services.worker.wire_blocks import WireBlocks, wire_blocks
+from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 
 FINGERPRINT = b"f" * 32
 BLOCKS = 3

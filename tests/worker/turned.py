@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from baton.device.shared_memory import SharedMemory
-from baton.engine.output_ring import Finish, Record
-from baton.engine.shared_rings import SharedRings
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, Ticket
 from baton.v1.engine_pb2 import (
@@ -25,9 +25,9 @@ from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.common.engine_channel import EngineEnd
-from services.worker.engine_process import Engine
+from services.worker.engine.process import Engine
+from services.worker.engine.startup.model_loader import load
 from services.worker.launch import EngineLaunch
-from services.worker.loaded_model import load
 from tests.engine.local_engine import CONFIG
 
 SLOTS = 2

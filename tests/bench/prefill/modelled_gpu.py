@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.lane import Moment
-from baton.engine.prefill_scheduler import Chunk
+from baton.engine.prefill.scheduler import Chunk
 
 LAYERS, HEADS, KV_HEADS, DIM = 32, 32, 8, 128
 # Tokens of context at which attention's arithmetic is as much as the products'.

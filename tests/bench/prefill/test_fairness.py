@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from baton.engine.blocks import BlockPools
-from baton.engine.prefill import PrefillLoop
-from baton.engine.prefill_cost import LEAST_ROWS_GPU
-from baton.engine.prefill_scheduler import PrefillScheduler, StepBounds
+from baton.engine.memory.blocks import BlockPools
+from baton.engine.prefill.cost import LEAST_ROWS_GPU
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.layout import CacheGroup, Layout, Plane
 from bench.prefill.__main__ import _parser
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.engine.prefill_pass import PrefillPass
+from baton.engine.prefill.gpu_pass import PrefillPass
 from bench.prefill.__main__ import _parser, cases_of, run_all
 from bench.prefill.attention import Bench
 from bench.prefill.case import TIERS, Case, parse_prompts

@@ -1,0 +1,242 @@
+"""How `baton status`, `baton top` and the demo show a cluster: tables that fit the width there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from baton.cli.common.figures import bytes_text, duration, short_count
+from baton.v1 import admin_pb2, router_pb2, types_pb2, worker_pb2
+
+Workers = list[admin_pb2.WorkerStatus]
+Count = Callable[[admin_pb2.WorkerStatus], int]
+Does = Callable[[admin_pb2.WorkerStatus], bool]
+
+_STATE_STYLE = {
+    "ready": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "other pool": "yellow",
+    "silent": "red",
+    "lost": "red",
+}
+_NONE = "·"
+NO_WORKERS = Text("workers and store: shown by the router's admin port only (--admin HOST:PORT)", "dim")
+
+
+def plain_table(title: str = "") -> Table:
+    """A table with a title and a rule under its headings."""
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading, a worker's cell, and all workers' together; shown from `width` terminal columns on."""
+
+    heading: str
+    cell: Callable[[admin_pb2.WorkerStatus], str]
+    total: Callable[[Workers], str] = lambda workers: ""
+    width: int = 0
+    left: bool = False
+
+
+def worker_table(workers: Workers, width: int, title: str = "") -> Table:
+    """One row a worker and, where there are several, one for all; at most `width` columns wide."""
+    columns = [column for column in COLUMNS if width >= column.width]
+    table = plain_table(title)
+    for column in columns:
+        # Only a name may be cut short, so that figures never are.
+        table.add_column(
+            column.heading,
+            justify="left" if column.left else "right",
+            no_wrap=column.heading != "worker",
+            overflow="ellipsis",
+        )
+    for worker in workers:
+        table.add_row(*(_styled(column, worker) for column in columns))
+    if len(workers) > 1:
+        table.add_section()
+        table.add_row(*(column.total(workers) for column in columns), style="dim")
+    return table
+
+
+def _styled(column: Column, worker: admin_pb2.WorkerStatus) -> Text:
+    cell = column.cell(worker)
+    return Text(cell, style=_STATE_STYLE.get(cell, "") if column.heading == "state" else "")
+
+
+def name_of(worker: admin_pb2.WorkerStatus) -> str:
+    """A worker's name, or its address as long as nobody has answered there."""
+    return worker.worker.identity.name or worker.worker.address
+
+
+def state_name(worker: admin_pb2.WorkerStatus) -> str:
+    return admin_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").lower().replace("_", " ")
+
+
+def role_name(role: types_pb2.WorkerRole.ValueType) -> str:
+    name = types_pb2.WorkerRole.Name(role).removeprefix("WORKER_ROLE_").lower()
+    return _NONE if name == "unspecified" else name
+
+
+def decodes(worker: admin_pb2.WorkerStatus) -> bool:
+    return worker.worker.identity.role in (types_pb2.WORKER_ROLE_DECODE, types_pb2.WORKER_ROLE_BOTH)
+
+
+def prefills(worker: admin_pb2.WorkerStatus) -> bool:
+    return worker.worker.identity.role in (types_pb2.WORKER_ROLE_PREFILL, types_pb2.WORKER_ROLE_BOTH)
+
+
+def steps_of(worker: admin_pb2.WorkerStatus) -> worker_pb2.RecentSteps:
+    """The steps of the last second that its role is about; decode's where it does both."""
+    audit = worker.worker.audit
+    return audit.recent_decode if audit.recent_decode.steps or not prefills(worker) else audit.recent_prefill
+
+
+def trouble(worker: admin_pb2.WorkerStatus) -> str:
+    """Why the operator should look at this worker; empty where all is well."""
+    audit = worker.worker.audit
+    quarantined = sum(link.quarantined_pieces for link in audit.links)
+    if worker.worker.error:
+        return worker.worker.error
+    if audit.integrity_error:
+        return f"its integrity check failed: {audit.integrity_error}"
+    if quarantined:
+        return f"{quarantined} staging pieces wait for the end of a broken link's sender"
+    return ""
+
+
+def _slots(worker: admin_pb2.WorkerStatus) -> str:
+    load = worker.worker.audit.load
+    return f"{load.slots - load.free_slots}/{load.slots}" if decodes(worker) and load.slots else _NONE
+
+
+def _all_slots(workers: Workers) -> str:
+    loads = [worker.worker.audit.load for worker in workers if decodes(worker)]
+    return f"{sum(load.slots - load.free_slots for load in loads)}/{sum(load.slots for load in loads)}"
+
+
+def _blocks(worker: admin_pb2.WorkerStatus) -> str:
+    return _all_blocks([worker]) if worker.worker.audit.load.blocks else _NONE
+
+
+def _all_blocks(workers: Workers) -> str:
+    loads = [worker.worker.audit.load for worker in workers]
+    used, blocks = sum(load.blocks - load.free_blocks for load in loads), sum(load.blocks for load in loads)
+    return f"{used}/{blocks}" if blocks < 1e5 else f"{short_count(used)}/{short_count(blocks)}"
+
+
+def _queued(worker: admin_pb2.WorkerStatus) -> int:
+    return max(worker.queued_tokens, worker.worker.audit.load.queued_prefill_tokens)
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:.1f}" if value else _NONE
+
+
+def _links(worker: admin_pb2.WorkerStatus) -> str:
+    links = worker.worker.audit.links
+    return str(len(links)) if links else _NONE
+
+
+def _counted(count: Count, does: Does) -> tuple[Callable[..., str], Callable[..., str]]:
+    """A column of counts, for the workers whose role it `does`, and their sum."""
+    return _figures(count, does, short_count)
+
+
+def _bytes(count: Count, does: Does) -> tuple[Callable[..., str], Callable[..., str]]:
+    return _figures(count, does, bytes_text)
+
+
+def _figures(
+    count: Count, does: Does, text: Callable[[int], str]
+) -> tuple[Callable[..., str], Callable[..., str]]:
+    return (
+        lambda worker: text(count(worker)) if does(worker) else _NONE,
+        lambda workers: text(sum(count(worker) for worker in workers)),
+    )
+
+
+COLUMNS = (
+    Column("worker", name_of, lambda workers: f"{len(workers)} workers", left=True),
+    Column("role", lambda worker: role_name(worker.worker.identity.role), left=True),
+    Column("state", state_name, left=True),
+    Column("pool", lambda worker: worker.pool or _NONE, width=120, left=True),
+    Column("slots", _slots, _all_slots),
+    Column("blocks", _blocks, _all_blocks),
+    Column("queue", *_counted(_queued, prefills)),
+    Column("in/s", *_counted(lambda worker: worker.worker.audit.recent_prefill.tokens, prefills)),
+    Column("out/s", *_counted(lambda worker: worker.worker.audit.recent_decode.tokens, decodes)),
+    Column("step ms", lambda worker: _milliseconds(steps_of(worker).mean_ms)),
+    Column("p99", lambda worker: _milliseconds(steps_of(worker).p99_ms), width=100),
+    Column("prompts", *_counted(lambda worker: worker.worker.audit.prompts_run, prefills), width=120),
+    Column("decoded", *_counted(lambda worker: worker.worker.audit.tokens_decoded, decodes), width=120),
+    Column("KV out", *_bytes(lambda worker: worker.worker.audit.bytes_shipped, prefills), width=120),
+    Column("KV in", *_bytes(lambda worker: worker.worker.audit.bytes_received, decodes), width=120),
+    Column("links", _links, width=120),
+    Column(
+        "pids",
+        lambda worker: f"{worker.worker.audit.front_pid}+{worker.worker.audit.engine_pid}",
+        width=150,
+    ),
+    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=150),
+)
+
+
+def headline(router: router_pb2.RouterStatus) -> Text:
+    """Whether it serves, and since when."""
+    verdict = ("serves", "green") if router.serving else ("cannot serve", "bold red")
+    line = Text.assemble((router.model, "bold"), " ", verdict, f"; up {duration(router.uptime_s)}")
+    if router.errors_per_s:
+        line.append(f"; {router.errors_per_s:.2g} errors/s", "red")
+    return line
+
+
+def rates_line(router: router_pb2.RouterStatus) -> Text:
+    """What runs, and the rates of the window."""
+    return Text.assemble(
+        f"{short_count(router.running)} running, {short_count(router.waiting)} waiting; ",
+        f"last {router.window_s:.0f} s: ",
+        (f"{short_count(router.requests_per_s)} req/s", "bold"),
+        f", tokens/s {short_count(router.prompt_tokens_per_s)} in ",
+        (f"{short_count(router.completion_tokens_per_s)} out", "bold"),
+    )
+
+
+def latency_table(router: router_pb2.RouterStatus) -> Table:
+    """p50 and p99 of the window, in milliseconds."""
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(5):
+        grid.add_column(justify="right", no_wrap=True)
+    named = (("TTFT", router.ttft), ("TPOT", router.tpot), ("ITL", router.itl), ("queue", router.queue))
+    grid.add_row("", *(Text(f"{name} ms", "dim") for name, _ in named))
+    for share in ("p50", "p99"):
+        grid.add_row(Text(share, "dim"), *(_latency(latency, share) for _, latency in named))
+    return grid
+
+
+def _latency(latency: router_pb2.Latency, share: str) -> str:
+    if not latency.count:
+        return _NONE
+    value = latency.p50_ms if share == "p50" else latency.p99_ms
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
+
+
+def troubles(workers: Workers) -> Iterator[Text]:
+    """One line for each worker that needs an operator."""
+    for worker in workers:
+        if reason := trouble(worker):
+            yield Text.assemble((name_of(worker), "bold red"), ": ", reason)

@@ -1,0 +1,240 @@
+"""The processes of `baton up` on this machine: one that runs the workers, the router, a Redis of their own.
+
+    cluster = LocalCluster(config, model_folder)
+    doors = await cluster.start()       every worker serves, and the router finds them
+    await cluster.failure()             returns when the workers' process ends, or the router for good
+    await cluster.stop(within_s=25)     the router drains, then the workers, then Redis; none is left
+
+Whoever calls `start` must call `stop`, whatever `start` did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.cli.up.embedded_redis import OwnRedis
+from baton.cli.up.first_of import race
+from baton.cli.up.router_process import KeptRouter
+from baton.cluster_auth import prefix_secret
+from baton.errors import BatonError
+from services.common.child_process import Child, ChildError
+from services.common.config import (
+    NO_STATE,
+    ClusterConfig,
+    Role,
+    RouterConfig,
+    StateConfig,
+    UpConfig,
+    WorkerConfig,
+)
+
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+
+# Kept for the workers when the router takes all the time it has.
+WORKERS_STOP_S = 3.0
+# What Ray and its supervisor may take beside the workers' own start.
+SUPERVISOR_START_S = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The commands that run the workers' supervisor, a worker (empty: its own choice) and the router."""
+
+    cluster: Sequence[str] = (sys.executable, "-m", "baton.cluster")
+    worker: Sequence[str] = ()
+    router: Sequence[str] = (sys.executable, "-m", "services.router")
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """The router's listeners, each `host:port`: two public ones and two for operators."""
+
+    http: str
+    grpc: str
+    admin: str  # AdminService
+    admin_http: str  # metrics and health
+
+
+class LocalCluster:
+    """Owns its children: nobody else starts, signals or reaps them."""
+
+    def __init__(self, config: UpConfig, model: Path, programs: Programs | None = None) -> None:
+        self._config = config
+        self._model = model
+        self._programs = programs or Programs()
+        self._cluster: Child | None = None
+        self._router: KeptRouter | None = None
+        self._redis: OwnRedis | None = None
+
+    async def start(self) -> Doors:
+        """Raises `BatonError` for what a child refuses, `ChildError` for one that fails."""
+        if self._config.state.redis_url is None:
+            self._redis = OwnRedis()
+            self._redis.on_restart = self._tell_restarts
+        cluster_id = secrets.token_hex(4)
+        self._config = with_drawn_secrets(self._config)
+        state = state_config(self._config, cluster_id, self._redis)
+        workers = cluster_config(self._config, self._model, cluster_id, state, self._programs.worker)
+        router = router_config(self._config, self._model, state)
+        self._cluster = await Child.start("cluster", self._programs.cluster, workers.model_dump_json())
+        self._cluster.prefix = ""  # it speaks of workers, by name
+        self._cluster.on_message = self._pass_on
+        self._router = KeptRouter(self._programs.router, router, self._config.router_restarts)
+        await self._router.spawn()
+        serving = asyncio.Event()
+        doors, failure = await race(self._doors(serving), self._cluster_failure(serving))
+        if doors is None:
+            assert failure is not None
+            raise failure
+        return doors
+
+    async def failure(self) -> BatonError | ChildError:
+        """Waits until the workers' process ends, or the router was started again in vain."""
+        assert self._cluster is not None
+        assert self._router is not None
+        ended, given_up = await race(_death(self._cluster), self._router.failure())
+        failure = ended or given_up
+        assert failure is not None
+        return failure
+
+    async def stop(self, within_s: float) -> None:
+        """Drains the router, then the workers, which have nothing to do by then; what is left after
+        `within_s` is killed."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        if self._router:
+            await self._router.stop(deadline - WORKERS_STOP_S)
+        if self._cluster:
+            await self._cluster.stop(deadline)
+        if self._redis:
+            await self._redis.stop()
+
+    def kill(self) -> None:
+        """Stops everything at once; `stop` still has to be awaited."""
+        for child in (self._router, self._cluster):
+            if child is not None:
+                child.kill()
+
+    async def _doors(self, serving: asyncio.Event) -> Doors:
+        """Where the router listens, once it has found workers and every one of them serves."""
+        assert self._router is not None
+        if self._redis:
+            await self._redis.start()
+        said = await self._router.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
+        await serving.wait()
+        return Doors(http=said["http"], grpc=said["grpc"], admin=said["admin"], admin_http=said["admin_http"])
+
+    async def _cluster_failure(self, serving: asyncio.Event) -> ChildError:
+        """Sets `serving` once every worker does, then waits for the end of whoever runs them."""
+        assert self._cluster is not None
+        await self._cluster.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
+        serving.set()
+        return await _death(self._cluster)
+
+    def _pass_on(self, message: Mapping[str, Any]) -> None:
+        """The router hears at once which workers there are."""
+        if self._router and "workers" in message:
+            self._router.tell(message)
+
+    def _tell_restarts(self, restarts: int) -> None:
+        if self._router:
+            self._router.tell({"store_restarts": restarts})
+
+
+async def _death(child: Child) -> ChildError:
+    await child.ended()
+    return await child.death()
+
+
+def with_drawn_secrets(config: UpConfig) -> UpConfig:
+    """The configuration with drawn secrets where it has none. A Ray that we join is an exception: there is no
+    way to bring drawn ones to its machines."""
+    if config.supervision.on_another_ray:
+        return config
+    cluster_secret = config.cluster_secret or secrets.token_hex(32)
+    hashing = config.prefix_secret or prefix_secret(cluster_secret)
+    drawn = {"prefix_secret": hashing, "cluster_secret": cluster_secret}
+    return config.model_copy(update=drawn)
+
+
+def state_config(config: UpConfig, cluster_id: str, redis: OwnRedis | None) -> StateConfig | None:
+    """Where router and workers keep their soft state; None where they shall keep none."""
+    url = redis.url if redis else config.state.redis_url
+    if url is None or url == NO_STATE:
+        return None
+    return StateConfig(
+        redis_url=url,
+        namespace=config.state.namespace or f"baton-{cluster_id}",
+        cluster_id=cluster_id,
+        embedded=redis is not None,
+        journal_key=secrets.token_hex(32),
+    )
+
+
+def cluster_config(
+    config: UpConfig,
+    model: Path,
+    cluster_id: str,
+    state: StateConfig | None = None,
+    worker_program: Sequence[str] = (),
+) -> ClusterConfig:
+    """What the process that runs the workers is told."""
+    return ClusterConfig(
+        **config.supervision.model_dump(),
+        cluster_id=cluster_id,
+        workers=tuple(worker_configs(config, model, state, cluster_id)),
+        worker_program=tuple(worker_program),
+        start_timeout_s=config.start_timeout_s,
+        drain_s=config.drain_s,
+        log_level=config.log_level,
+    )
+
+
+def worker_configs(
+    config: UpConfig, model: Path, state: StateConfig | None = None, cluster_id: str = ""
+) -> list[WorkerConfig]:
+    """One a worker, named by role and index: prefill-0, decode-0, …"""
+    if state is not None:
+        # On the machines of another Ray our own Redis is out of reach; and the journal is the router's.
+        away = state.embedded and config.supervision.on_another_ray
+        state = None if away else state.model_copy(update={"journal_key": ""})
+    first = config.worker_metrics_port
+    names = [(role, index) for role in ROLES for index in range(config.role_counts[role])]
+    return [
+        WorkerConfig(
+            name=f"{role}-{index}",
+            role=role,
+            cluster_id=cluster_id,
+            model=str(model),
+            engine=config.engine_of(role),
+            transfer=config.transfer.of_worker(index),
+            metrics_port=first and first + place,
+            state=state,
+            served_model_name=config.served_model_name,
+            prefix_secret=config.prefix_secret or "",
+            cluster_secret=config.cluster_secret or "",
+            drain_s=config.drain_s,
+            log_level=config.log_level,
+        )
+        for place, (role, index) in enumerate(names)
+    ]
+
+
+def router_config(config: UpConfig, model: Path, state: StateConfig | None = None) -> RouterConfig:
+    """The door's configuration; it is told of workers as they come and go."""
+    return RouterConfig(
+        **config.router.model_dump(),
+        model=str(model),
+        served_model_name=config.served_model_name or model.name,
+        byte_tokenizer=config.engine.weights == "random" and not (model / "tokenizer.json").is_file(),
+        state=state,
+        prefix_secret=config.prefix_secret or "",
+        cluster_secret=config.cluster_secret or "",
+        drain_s=config.drain_s,
+        log_level=config.log_level,
+    )

@@ -1,0 +1,52 @@
+"""Runs a command and leaves nothing of it: `python -m baton.cluster.ray_reaper FOLDER COMMAND…`
+
+All that the command starts, in whatever session and however orphaned, stays below this process, which adopts
+it. When its stdin is closed, which the kernel does if the owner dies in any way, or when the command ends,
+everything below is killed and FOLDER removed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+
+from services.common.process_tree import Orphans, adopt_orphans, kill_descendants
+
+_KILL_S = 5.0
+_REAP_S = 5.0
+_READ_BYTES = 4096
+
+
+def main() -> int:
+    """0 once the owner was done, 1 where the command ended by itself or something could not be killed."""
+    folder, *command = sys.argv[1:]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the owner decides
+    adopt_orphans()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        owner_done = _wait(os.pidfd_open(process.pid))
+    finally:
+        left = kill_descendants(_KILL_S)
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if owner_done and not left else 1
+
+
+def _wait(command: int) -> bool:
+    """Until the owner closes our stdin (True) or the command ends."""
+    stdin, orphans = sys.stdin.fileno(), Orphans()
+    while True:
+        readable, _, _ = select.select([stdin, command], [], [], _REAP_S)
+        orphans.reap()
+        if stdin in readable and not os.read(stdin, _READ_BYTES):
+            return True
+        if command in readable:
+            return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""A decode step as one list of launches over state that lives on the GPU, for each bucket of rows.
+
+    begin ─┬─ fetch (beside the rest) ──────────────────────────────┐
+           └─ plan ─ pass ─ pick, or the full sampler ─ finish      ┴ end
+
+A bucket has two graphs: one that picks, and one with the full sampler (`graph_sampler`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from baton.device.graphs import Queue, Replayable
+from baton.device.host_memory import HostMemory
+from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
+from baton.engine.decode.graph_sampler import GraphSampler
+from baton.engine.decode.slot_state import SlotState
+from baton.engine.kernels.gpu.attention.split_attention import NO_WINDOW
+from baton.engine.kernels.gpu.sampling.pick import pick, pick_places
+from baton.engine.kernels.gpu.step import step_kernels as kernels
+from baton.engine.kernels.reference.split_plan import TILE
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.model.reference import Decoder
+from baton.engine.rings.layout import SharedRings
+from baton.engine.rings.mailbox import Feature
+
+# What the quicker of the two samplers can do; the other does everything.
+PICKED = Feature.GREEDY | Feature.TEMPERATURE
+_EVERYTHING = ~Feature(0)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlaces:
+    """Where in host memory the kernels read and write: mailbox, ring, and the clocks of the last steps."""
+
+    mailbox_tail: Tensor
+    mailbox_words: Tensor
+    mailbox_laps: Tensor
+    header: Tensor
+    words: Tensor
+    logprobs: Tensor
+    clocks: Tensor
+
+    @classmethod
+    def of(cls, memory: HostMemory, rings: SharedRings, clocks: Tensor) -> HostPlaces:
+        (tail, entries), (header, words) = rings.mailbox_place, rings.ring_place
+        count = rings.mailbox_entries * kernels.RECORD_WORDS.value
+        return cls(
+            mailbox_tail=memory.tensor(tail, 1, torch.int64),
+            mailbox_words=memory.tensor(entries, count, torch.int32),
+            mailbox_laps=memory.tensor(entries, count // 2, torch.int64),
+            header=memory.tensor(header, (words - header) // 8, torch.int64),
+            words=memory.tensor(words, rings.ring_words, torch.int64),
+            logprobs=memory.tensor(*rings.records_place, torch.int32),
+            clocks=clocks,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
+    """One bucket's, each a whole step: `picks` for slots with no features but PICKED, `samples` for any."""
+
+    picks: Replayable
+    samples: Replayable
+
+
+class GraphStep:
+    """Owns the step's state on the GPU and captures its graphs; largest bucket first, in one memory pool."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        state: SlotState,
+        rings: SharedRings,
+        memory: HostMemory,
+        queue: Queue,
+        options: PassOptions,
+    ) -> None:
+        device = decoder.device
+        self._slots = state.active.shape[0]
+        self._state = state
+        self._queue = queue
+        self._capacity = rings.ring_words
+        self._top = rings.max_logprobs
+        self._mailbox_entries = rings.mailbox_entries
+        self._windows = [group.window or NO_WINDOW for group in decoder.layout.groups]
+        self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
+        lines = kernels.CLOCK_LINES
+        self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH, dtype=torch.int64, device=device)
+        self._host = HostPlaces.of(memory, rings, self.clocks)
+        self._inbox = torch.zeros(
+            kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
+        )
+        self.pass_ = DecodePass(decoder, cache, state.block_tables, self._slots, options)
+        bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
+        self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
+        self._places = pick_places(self._slots, decoder.config.vocab_size, device)
+        self._sampler = GraphSampler(state, self._slots, decoder.config.vocab_size)
+        self._drawn = torch.zeros(self._slots, dtype=torch.int32, device=device)
+        self._place = torch.zeros(self._slots, dtype=torch.int32, device=device)
+
+    def capture(self) -> dict[int, StepGraphs]:
+        """The graphs of every bucket. The steps that capturing runs find no slot active."""
+        graphs = {}
+        for bucket in reversed(buckets_up_to(self._slots)):
+            graphs[bucket] = StepGraphs(
+                picks=self._queue.capture(lambda b=bucket: self._picking(b)),  # type: ignore[misc]
+                samples=self._queue.capture(lambda b=bucket: self._sampling(b)),  # type: ignore[misc]
+            )
+        return graphs
+
+    def _picking(self, bucket: int) -> None:
+        logits = self._front(bucket, PICKED)
+        inputs = self.pass_.inputs
+        pick(
+            self._drawn[:bucket], logits, inputs.slot, inputs.position,
+            self._state.records, self.control, self._host.clocks, self._places,
+        )  # fmt: skip
+        self._finish()
+        self._queue.join()
+
+    def _sampling(self, bucket: int) -> None:
+        logits = self._front(bucket, _EVERYTHING)
+        inputs = self.pass_.inputs
+        self._sampler.launch(
+            self._drawn, logits, (inputs.slot, inputs.position, self._place), self.control,
+            self._host.clocks, self._host.logprobs, (self._capacity, self._top),
+        )  # fmt: skip
+        self._finish()
+        self._queue.join()
+
+    def _front(self, bucket: int, features: Feature) -> Tensor:
+        self._begin(bucket, features)
+        self._queue.fork(self._fetch)
+        self._plan()
+        return self.pass_.run(bucket)
+
+    def _begin(self, bucket: int, features: Feature) -> None:
+        inputs, state = self.pass_.inputs, self._state
+        kernels.begin[(1,)](
+            self.control,
+            self._host.clocks,
+            self._inbox,
+            self._host.words,
+            state.active,
+            state.records.view(torch.int32),
+            self._host.logprobs,
+            state.sampler.last_records,
+            inputs.slot,
+            inputs.token,
+            inputs.position,
+            self._place,
+            self._item_bounds,
+            bucket,
+            int(features),
+            SLOTS=self._slots,
+            SLOTS_POWER=triton.next_power_of_2(self._slots),
+            CAPACITY=self._capacity,
+            TOP=self._top,
+            RECORD_POWER=triton.next_power_of_2(2 + 2 * self._top),
+            GROUPS=len(self._windows),
+            TILE=TILE,
+            FIXED=self.pass_.options.policy.fixed or 0,
+            num_warps=4,
+        )
+
+    def _fetch(self) -> None:
+        kernels.fetch[(1,)](
+            self.control,
+            self._host.header,
+            self._host.mailbox_words,
+            self._host.mailbox_laps,
+            self._inbox,
+            ENTRIES=kernels.INBOX_ENTRIES,
+            CAPACITY=self._mailbox_entries,
+            num_warps=4,
+        )
+
+    def _plan(self) -> None:
+        inputs, policy = self.pass_.inputs, self.pass_.options.policy
+        for items, window in zip(inputs.items, self._windows, strict=True):
+            kernels.plan[(1,)](
+                self.control,
+                inputs.slot,
+                inputs.position,
+                items.count,
+                items.items,
+                window,
+                policy.wanted,
+                policy.shortest,
+                SLOTS_POWER=triton.next_power_of_2(self._slots),
+                TILE=TILE,
+                FIXED=policy.fixed or 0,
+                num_warps=4,
+            )
+
+    def _finish(self) -> None:
+        inputs, state, host = self.pass_.inputs, self._state, self._host
+        kernels.finish[(1,)](
+            self.control,
+            host.clocks,
+            host.header,
+            host.mailbox_tail,
+            host.words,
+            state.active,
+            state.records.view(torch.int32),
+            inputs.slot,
+            inputs.position,
+            self._place,
+            self._drawn,
+            SLOTS=self._slots,
+            SLOTS_POWER=triton.next_power_of_2(self._slots),
+            CAPACITY=self._capacity,
+            num_warps=4,
+        )

@@ -1,0 +1,111 @@
+"""KV blocks in the host's memory, those of paused sequences and cached ones: pinned where there is a GPU, so
+that a copy runs beside the steps.
+
+Who owns the blocks of the cache is not known here: the caller keeps them until a copy has ended, and sees to
+it that no step writes them meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.memory.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """Places here that hold one sequence's blocks, in token order, by cache group."""
+
+    places: BlockTables
+
+
+class Copy:
+    """Under way until `ended`."""
+
+    def __init__(self, event: torch.cuda.Event | None = None) -> None:
+        self._event = event
+
+    def ended(self) -> bool:
+        """Whether all bytes are where they belong."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Returns when it has ended: milliseconds at most."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+class HostBlocks:
+    """Room for as many blocks of every cache group as fit into `budget` bytes; all calls from one thread."""
+
+    def __init__(self, cache: KVCache, budget: int) -> None:
+        device = cache.groups[0].device
+        count = budget // sum(group.block_bytes for group in cache.layout.groups)
+        on_gpu = device.type == "cuda"
+        self._cache = cache
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._room = [
+            torch.empty(count, group.block_bytes, dtype=torch.uint8, pin_memory=on_gpu and count > 0)
+            for group in cache.layout.groups
+        ]
+        self._free = [list(range(count)) for _ in self._room]
+
+    @property
+    def free(self) -> int:
+        """Places of the group that has the fewest."""
+        return min(map(len, self._free))
+
+    def fits(self, tables: BlockTables) -> bool:
+        """Whether there is room for these blocks."""
+        return all(len(blocks) <= len(free) for blocks, free in zip(tables, self._free, strict=True))
+
+    def save(self, tables: BlockTables) -> tuple[Saved, Copy]:
+        """Begins to copy blocks of the cache to here. They must fit."""
+        places = tuple(
+            tuple(free.pop() for _ in blocks) for blocks, free in zip(tables, self._free, strict=True)
+        )
+        return Saved(places), self._copy(places, tables, inward=False)
+
+    def load(self, saved: Saved, tables: BlockTables) -> Copy:
+        """Begins to copy what was saved to blocks of the cache: the first of `tables`, which may be more."""
+        return self._copy(saved.places, tables, inward=True)
+
+    def bytes_of(self, saved: Saved) -> bytes:
+        """What was saved, once its copy has ended: block by block, group by group."""
+        pairs = zip(saved.places, self._room, strict=True)
+        return b"".join(room[place].numpy().tobytes() for places, room in pairs for place in places)
+
+    def save_bytes(self, data: bytes) -> Saved:
+        """What `bytes_of` gave for one block of every group. It must fit."""
+        places, start = [], 0
+        for free, room in zip(self._free, self._room, strict=True):
+            place, size = free.pop(), room.shape[1]
+            room[place].numpy()[:] = np.frombuffer(data, np.uint8, size, start)
+            places.append((place,))
+            start += size
+        return Saved(tuple(places))
+
+    def release(self, saved: Saved) -> None:
+        """Forgets what was saved."""
+        for places, free in zip(saved.places, self._free, strict=True):
+            free.extend(places)
+
+    def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Copy:
+        if self._stream is not None:  # what the device was told to write before is copied as it will be
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            for group, room in enumerate(self._room):
+                for place, block in zip(places[group], tables[group], strict=False):
+                    here, there = room[place], self._cache.block_bytes_view(group, block)
+                    target, source = (there, here) if inward else (here, there)
+                    target.copy_(source, non_blocking=True)
+        if self._stream is None:
+            return Copy()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return Copy(event)

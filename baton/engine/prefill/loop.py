@@ -1,0 +1,302 @@
+"""The prefill step: schedule, run, sample what is complete.
+
+    begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle
+                          └────────── take ───────────────┘
+
+On a CPU a step has ended when it was begun. A GPU is given the next step before it has ended the one that
+runs, so that it never waits for the host: whatever a step's chunks lead to happens once their event has come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Run
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from baton.device.lane import Lane, Moment
+from baton.device.upload import put_values
+from baton.engine.device_watchdog import DeviceWatchdog
+from baton.engine.prefill.cost import Pace
+from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler
+from baton.engine.rings.logprob_records import Logprobs
+
+# Steps begun and not ended, on a GPU: one runs, one waits.
+_AHEAD = 2
+# The next step is begun so long before the last should end: none too early, since who comes meanwhile waits
+# for both. A device begins with what it is told first, and is told the rest while it works.
+_LEAD_S = 0.002
+# The next look at the clock may come as late as the last one did, but for a single slow one.
+_LONGEST_TURN_S = 0.01
+# What a step is taken to need before any was measured (mode `exact` on a GPU measures none at its start).
+_UNMEASURED_STEP_S = 5.0
+# How often `finish` looks.
+_POLL_S = 0.0002
+
+
+class PromptPass(Protocol):
+    """A model's forward pass over chunks of prompts. Those that end at multiples of `grain` cost it least.
+
+    `refused`: shapes of attention that the vendor's library would not take, `uncaptured`: why steps that
+    should be graphs are none, or empty; passes are right without, but slower. `paces`: of a pass of few rows
+    and of one of the most, tried before any prompt came; None where nothing was tried.
+    """
+
+    grain: int
+    refused: int
+    uncaptured: str
+
+    @property
+    def paces(self) -> tuple[Pace, Pace] | None: ...
+
+    def forward(self, chunks: Run[Chunk]) -> Tensor:
+        """Writes keys and values into the sequences' blocks → [N, hidden] after the final norm, rows packed
+        in the chunks' order; good until the next pass."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [M, hidden] → [M, vocab] in the model's dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """A computed chunk, and the first output token where it was its sequence's last and a token is drawn.
+
+    `logprobs`: the token's, where asked for. `prompt_logprobs`: those of the prompt's tokens from
+    chunk.start + 1 on, where asked for.
+    """
+
+    chunk: Chunk
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """The first tokens of the chunks `of`, numbered in the step; there once the step has ended."""
+
+    of: list[int]
+    tokens: Tensor
+    logprobs: list[Logprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that was begun."""
+
+    chunks: list[Chunk]
+    runs: list[tuple[int, int]]
+    units: float
+    drawn: _Drawn | None
+    of_prompts: dict[int, list[Logprobs]]
+    begun: Moment
+    end: Moment
+
+
+class PrefillLoop:
+    """Runs the chunks that the scheduler picks, packed into one batch a step."""
+
+    def __init__(
+        self,
+        prompt_pass: PromptPass,
+        scheduler: PrefillScheduler,
+        lane: Lane,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pass = prompt_pass
+        self._lane = lane
+        self._clock = clock
+        self.scheduler = scheduler
+        self.prompts_run = 0
+        self.tokens_run = 0
+        self.steps_ended = 0
+        # When what `take` told last was last seen to be under way.
+        self.ended_after_ns = 0
+        self._looked_ns = 0
+        self.device_s = 0.0  # what steps took of the device's time
+        self.host_s = 0.0  # and the host to say them; on a CPU, to do them
+        self._under_way: deque[_Step] = deque()
+        self._watchdog = DeviceWatchdog(clock)
+        self._begun_s = 0.0  # what the step begun last should take
+        # Called with `expected_step_s` before a step is begun. One that the host computes itself blocks it.
+        self.before_step: Callable[[float], None] | None = None
+        self._unsettled: list[_Step] = []
+        # When all that is under way should have ended, and when it was last asked for the next.
+        self._ends_at = self._looked_at = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has not ended, so that `take` will have results."""
+        return bool(self._under_way)
+
+    @property
+    def expected_step_s(self) -> float:
+        """Predicted duration of the step that runs, or of the last one that ran, in seconds; 0 before any was
+        measured."""
+        return self.scheduler.cost.seconds_of(self._under_way[0].units) if self._under_way else self._begun_s
+
+    def device_hung(self) -> bool:
+        """Whether a step is under way and none ends (`DeviceWatchdog`); to be asked once a turn, after
+        `step`."""
+        expected_s = self.expected_step_s or _UNMEASURED_STEP_S
+        return self._watchdog.look(
+            pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s
+        )
+
+    @property
+    def ends_in_s(self) -> float:
+        """Seconds until all that is under way should have ended; negative where it is late."""
+        return self._ends_at - self._clock()
+
+    def ending(self, within_s: float) -> tuple[list[Chunk], Moment] | None:
+        """The chunks of the step that ends next, and the moment when it does: where it should within so many
+        seconds, or should have."""
+        if not self._under_way:
+            return None
+        first, *others = self._under_way
+        cost = self.scheduler.cost
+        if not cost.seconds_of(first.units):  # nothing has been measured
+            return None
+        behind = cost.seconds_of(sum(step.units for step in others))
+        return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
+
+    def step(self) -> list[ChunkResult]:
+        """Begins a step where one is due, and takes what has ended; on a CPU, the same step."""
+        self.begin()
+        return self.take()
+
+    def finish(self) -> list[ChunkResult]:
+        """Steps until there is nothing left to compute, and waits for all of it."""
+        results = []
+        while self.begin() or self._under_way:
+            if self._under_way and not self._under_way[0].end.ended():
+                time.sleep(_POLL_S)
+            results += self.take()
+        return results
+
+    def begin(self) -> bool:
+        """Says the next chunks to the device; False where there are none, or not yet."""
+        if not self._is_due():
+            return False
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return False
+        cost = self.scheduler.cost
+        runs = [(chunk.start, chunk.count) for chunk in chunks]
+        units = cost.of_step(runs)
+        self._begun_s = cost.seconds_of(units)
+        if self.before_step is not None:
+            self.before_step(self._begun_s)
+        now = self._clock()
+        with torch.inference_mode(), self._lane.work():
+            begun = self._lane.moment()
+            hidden = self._pass.forward(chunks)
+            drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
+            end = self._lane.moment()
+        if self._lane.runs_ahead:
+            for chunk in chunks:
+                self.scheduler.begun(chunk)
+            self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
+        self._looked_at = self._clock()
+        self.host_s += self._looked_at - now
+        self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
+        if len(self._under_way) == 1:  # else nobody has looked at the one that runs
+            self._looked_ns = time.monotonic_ns()
+        return True
+
+    def await_end(self, most_s: float) -> bool:
+        """Looks, for so long at most, until the step that ends next has; whether it has."""
+        now = time.monotonic_ns()
+        until = now + int(most_s * 1e9)
+        while self._under_way and not self._under_way[0].end.ended():
+            self._looked_ns, now = now, time.monotonic_ns()
+            if now > until:
+                return False
+        return True
+
+    def take(self) -> list[ChunkResult]:
+        """The results of all steps that have ended since, those of sequences that were removed excepted."""
+        results = self.ended()
+        self.settle()
+        return results
+
+    def ended(self) -> list[ChunkResult]:
+        """`take` for who has something to do with results first: `settle` follows, before all else."""
+        results: list[ChunkResult] = []
+        self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
+        while self._under_way and self._under_way[0].end.ended():
+            step = self._under_way.popleft()
+            self.steps_ended += 1
+            self._unsettled.append(step)
+            results += self._results(step)
+        return results
+
+    def settle(self) -> None:
+        """The books of the steps that have ended: their blocks, and what they took."""
+        if not self._unsettled:
+            return
+        for step in self._unsettled:
+            took = step.end.seconds_since(step.begun)
+            self.device_s += took
+            self.scheduler.cost.took(step.runs, took)
+            for chunk in step.chunks:
+                self.tokens_run += chunk.count
+                self.prompts_run += chunk.is_last
+                self.scheduler.computed(chunk)
+        self._unsettled.clear()
+        # What is left runs from now on, however long it was thought to wait.
+        left = sum(step.units for step in self._under_way)
+        self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
+
+    def _is_due(self) -> bool:
+        """Whether a step may be begun: at once where none is under way, else before that one ends."""
+        now = self._clock()
+        turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
+        if not self._under_way:
+            return True
+        return len(self._under_way) < _AHEAD and now + turn >= self._ends_at - _LEAD_S
+
+    def _results(self, step: _Step) -> list[ChunkResult]:
+        tokens: dict[int, tuple[int, Logprobs | None]] = {}
+        if step.drawn is not None:
+            told = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)
+            tokens = dict(zip(step.drawn.of, told, strict=True))
+        results = []
+        for number, chunk in enumerate(step.chunks):
+            if chunk.sequence in self.scheduler:
+                token, logprobs = tokens.get(number, (None, None))
+                of_prompt = tuple(step.of_prompts.get(number, ()))
+                results.append(ChunkResult(chunk, token, logprobs, of_prompt))
+        return results
+
+    def _draw(self, chunks: list[Chunk], hidden: Tensor) -> _Drawn | None:
+        """The first token of every sequence whose last chunk this is. hidden [N, hidden]: the rows."""
+        last_rows, lasts, row = [], [], -1
+        for number, chunk in enumerate(chunks):
+            row += chunk.count
+            if chunk.is_last and chunk.sequence.draws:
+                last_rows.append(row)
+                lasts.append(number)
+        if not lasts:
+            return None
+        logits = self._pass.logits(hidden[put_values(last_rows, torch.int64, hidden.device)])
+        sequences = [chunks[number].sequence for number in lasts]
+        tokens = draw_first(logits, sequences)
+        logprobs = first_logprobs(logits, tokens, sequences)
+        return _Drawn(lasts, self._lane.to_host(tokens), logprobs)
+
+    def _of_prompts(self, chunks: list[Chunk], hidden: Tensor) -> dict[int, list[Logprobs]]:
+        """Logprobs of the prompts' own tokens, where asked for, by the chunk's number. Waits for them."""
+        found, row = {}, 0
+        for number, chunk in enumerate(chunks):
+            if chunk.sequence.prompt_logprobs:
+                rows = hidden[row : row + chunk.count]
+                found[number] = prompt_logprobs(rows, self._pass.logits, chunk.sequence, chunk.start)
+            row += chunk.count
+        return found

@@ -1,0 +1,150 @@
+"""Cached blocks that the device had no room for: in the host's memory, and behind that on a disk.
+
+    evicted from the device ─▶ host ──the one used longest ago──▶ disk, if there is one that takes it
+    claimed by a prompt ◀───── host ◀──read when it is asked for── disk
+
+What is promoted stays where it was, so its next eviction copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from baton.engine.memory.blocks import BlockTables
+from baton.engine.memory.cached_blocks import Entry
+from baton.engine.memory.host_blocks import HostBlocks, Saved
+from baton.engine.memory.kv_cache import KVCache
+from baton.engine.prefix_cache.cache import Stored
+from baton.engine.prefix_cache.disk_store import DiskBlocks
+
+# How many of the oldest blocks are looked at for one that the disk has not got yet.
+_AHEAD = 256
+# What is copied for the disk in a turn of the loop, if it is more than one block.
+_AHEAD_BYTES = 8 * 10**6
+
+
+class HostPrefixes:
+    """`prefix_cache.BlockStore`, in at most `budget` bytes; all calls from the engine's loop."""
+
+    def __init__(self, cache: KVCache, budget: int, disk: DiskBlocks | None = None) -> None:
+        self._host = HostBlocks(cache, budget)
+        self._disk = disk
+        self._room = self._host.free
+        block_bytes = sum(group.block_bytes for group in cache.layout.groups)
+        self._ahead_a_turn = max(1, _AHEAD_BYTES // block_bytes)
+        # Least recently used first.
+        self._saved: OrderedDict[bytes, Saved] = OrderedDict()
+        # Those of them that a disk gave and nobody has taken yet.
+        self._from_disk: set[bytes] = set()
+        self.on_lost: Callable[[bytes], None] = lambda name: None
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._saved or (self._disk is not None and name in self._disk)
+
+    def names(self) -> set[bytes]:
+        """All that could be loaded, now or after a while."""
+        return set(self._saved) | (self._disk.names() if self._disk is not None else set())
+
+    @property
+    def stored(self) -> Stored:
+        """For who counts."""
+        if self._disk is None:
+            return Stored(len(self._saved))
+        return Stored(len(self._saved), len(self._disk), self._disk.dropped, self._disk.corrupt)
+
+    def put(self, entries: list[Entry]) -> None:
+        """Copies out, in one batch, what is not here yet; the blocks may be written when this returns."""
+        for name, _ in entries:
+            if name in self._saved:
+                self._saved.move_to_end(name)
+        fresh = [entry for entry in entries if entry[0] not in self._saved]
+        fresh = fresh[max(0, len(fresh) - self._room) :]
+        if not fresh:
+            return
+        self._make_room(len(fresh))
+        saved, copy = self._host.save(tuple(zip(*(blocks for _, blocks in fresh), strict=True)))
+        copy.wait()
+        for place, (name, _) in enumerate(fresh):
+            self._saved[name] = Saved(tuple((places[place],) for places in saved.places))
+
+    def ready(self, names: Sequence[bytes]) -> tuple[int, bool]:
+        """How many of the first `names` are in the host's memory, and whether the disk reads those behind."""
+        here = 0
+        while here < len(names) and names[here] in self._saved:
+            self._saved.move_to_end(names[here])
+            here += 1
+        if self._disk is None:
+            return here, False
+        coming = False
+        for name in names[here : self._room]:
+            if name not in self._saved and not self._disk.ask(name):
+                break
+            coming = True
+        return here, coming
+
+    @property
+    def seconds_each(self) -> float:
+        return 0.0 if self._disk is None else self._disk.seconds_each
+
+    def load(self, names: Sequence[bytes], tables: BlockTables) -> list[str]:
+        """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
+        saved = [self._saved[name].places for name in names]
+        places = tuple(tuple(place for (place,) in group) for group in zip(*saved, strict=True))
+        self._host.load(Saved(places), tables).wait()
+        tiers = ["disk" if name in self._from_disk else "host" for name in names]
+        self._from_disk.difference_update(names)
+        for name in names:
+            self._saved.move_to_end(name)
+        return tiers
+
+    def poll(self) -> bool:
+        """Takes in what the disk has read; False where that was nothing."""
+        if self._disk is None:
+            return False
+        came = self._disk.poll()
+        for one in came:
+            if one.data is None:
+                if one.name not in self:
+                    self.on_lost(one.name)
+            elif one.name in self._disk and one.name not in self._saved and self._room:
+                self._make_room(1)
+                self._saved[one.name] = self._host.save_bytes(one.data)
+                self._from_disk.add(one.name)
+        return self._write_ahead(self._disk) or bool(came)
+
+    def close(self) -> None:
+        """Lets the disk finish what it has been given."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def _make_room(self, count: int) -> None:
+        victims = [self._saved.popitem(last=False) for _ in range(count - self._host.free)]
+        for name, saved in reversed(victims):  # if the disk takes not all, then what the others hang on
+            self._from_disk.discard(name)
+            if self._disk is None:
+                self.on_lost(name)
+            else:
+                self._to_disk(self._disk, name, saved)
+            self._host.release(saved)
+
+    def _write_ahead(self, disk: DiskBlocks) -> bool:
+        """Once memory is nearly full, some of the oldest go to the disk each turn, ahead of need:
+        blocks are given up in batches that no disk keeps up with. False where none is due."""
+        if len(self._saved) <= self._room * 3 // 4:
+            return False
+        oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))
+        due = [(name, saved) for name, saved in oldest if name not in disk][: self._ahead_a_turn]
+        written = 0
+        while written < len(due) and disk.takes:
+            self._to_disk(disk, *due[written])
+            written += 1
+        return written > 0
+
+    def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> None:
+        """Offers a block; tells of those that went for it, or of itself."""
+        copy = name not in disk and disk.takes
+        for one in disk.offer(name, self._host.bytes_of(saved) if copy else b""):
+            if one not in self:
+                self.on_lost(one)

@@ -1,0 +1,202 @@
+"""Copies runs of words, converts them on the way, and sums what travels: one pass, one kernel.
+
+Some programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64,
+so programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or leave their parts to whoever
+adds them (`kvtransfer.device.piece_sums`). bfloat16 is taken for the upper half of a float32, by its bits.
+
+A move is a guest: its programs are few (`programs`), so that whoever else has work for the GPU finds
+multiprocessors and memory free at any moment, and each has two tiles of loads under way.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from baton.device.cuda_runtime import CudaError, cuda_runtime
+from baton.device.link_device import Kernel
+from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS
+from kvtransfer.protocol.checksum import TILE_SEED, TILE_WORDS
+
+_LOG = logging.getLogger(__name__)
+
+_WARPS = 8
+# Of a tile's words, those that lie this far from each other are one thread's.
+_ACROSS = 1024
+_TILE = {"ROW": ROW_WORDS, "DOWN": TILE_WORDS // _ACROSS, "ACROSS": _ACROSS, "TILE_SEED": TILE_SEED}
+# Of all runs together, unless there are more runs: an H100 has 132 multiprocessors, and NCCL's next kernel,
+# which fits beside none of them, is to find its 32 free. And beside decode steps: with so few a step begins
+# as soon as alone (`bench.decode --churn`), with 64 some µs later.
+_PROGRAMS = 96
+_PROGRAMS_BESIDE_STEPS = 24
+
+
+@triton.jit
+def _splitmix64(x):
+    z = x + 0x9E3779B97F4A7C15
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
+    return z ^ (z >> 31)
+
+
+@triton.jit
+def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
+    """16 bits of one format, in an int32, to those of the other, rounded to nearest even."""
+    if FROM_BFLOAT:
+        value = (bits << 16).to(tl.float32, bitcast=True)
+        return value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    value = bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    wide = value.to(tl.uint32, bitcast=True)
+    rounded = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
+    return tl.where(value != value, (wide >> 16) | 0x40, rounded).to(tl.int32)
+
+
+@triton.jit
+def _inside(tile, lane, place, length):
+    """Where a tile's words are in their run, and which of them are."""
+    at = lane + tile * (lane.shape[0] * lane.shape[1]) - place
+    return at, (at >= 0) & (at < length)
+
+
+@triton.jit
+def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLOAT: tl.constexpr,
+               SUM_SOURCE: tl.constexpr, ALIGNED: tl.constexpr, STORES: tl.constexpr, PARTS: tl.constexpr,
+               HEAD: tl.constexpr, ROW: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr,
+               TILE_SEED: tl.constexpr):  # fmt: skip
+    run = runs + tl.program_id(0) * ROW
+    begins, goes_to, length = tl.load(run), tl.load(run + 1), tl.load(run + 2)
+    piece, place = tl.load(run + 3), tl.load(run + 4)
+    if ALIGNED:  # accesses of 16 bytes
+        begins, goes_to = begins // 4 * 4, goes_to // 4 * 4
+        length, place = length // 4 * 4, place // 4 * 4
+    lane = (tl.arange(0, DOWN)[:, None] * ACROSS + tl.arange(0, ACROSS)[None, :]).to(tl.int64)
+    within = _splitmix64(lane.to(tl.uint64)) | 1
+    total = tl.zeros([ACROSS], dtype=tl.uint64)
+    # Tiles begin at multiples of their size in the piece, so their words' factors are the same in each.
+    first = (place // (DOWN * ACROSS)).to(tl.int32) + tl.program_id(1)
+    last = tl.cdiv(place + length, DOWN * ACROSS).to(tl.int32)
+    at, inside = _inside(first, lane, place, length)
+    words = tl.load(source + begins + at, mask=inside, other=0)
+    for tile in range(first, last, tl.num_programs(1)):
+        # The next tile's words are on their way while these are dealt with.
+        next_at, next_inside = _inside(tile + tl.num_programs(1), lane, place, length)
+        next_words = tl.load(source + begins + next_at, mask=next_inside, other=0)
+        moved = words
+        if CONVERT:
+            low = _half_to_half(words & 0xFFFF, FROM_BFLOAT)
+            high = _half_to_half((words >> 16) & 0xFFFF, FROM_BFLOAT)
+            moved = (high << 16) | low
+        if STORES:
+            tl.store(destination + goes_to + at, moved, mask=inside)
+        travels = words if SUM_SOURCE else moved
+        travels = tl.where(inside, travels, 0)
+        products = travels.to(tl.uint32, bitcast=True).to(tl.uint64) * within
+        of_tile = _splitmix64(tl.full((), TILE_SEED, tl.uint64) + tile) | 1
+        total += tl.sum(products, axis=0) * of_tile
+        words, at, inside = next_words, next_at, next_inside
+    found = tl.sum(total, axis=0).to(tl.int64, bitcast=True)
+    if PARTS:
+        number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        count = tl.num_programs(0) * tl.num_programs(1)
+        if number == 0:  # it has what the sum begins with; parts that nobody finds are nothing
+            found += piece
+            part = tl.arange(0, PARTS)
+            tl.store(sums + part, tl.zeros([PARTS], dtype=tl.int64), mask=part >= count)
+            if HEAD:  # what stands before the piece goes behind the parts
+                head = (source + begins - 2 * PARTS).to(tl.pointer_type(tl.int64))
+                tl.store(sums + PARTS + part, tl.load(head + part))
+        tl.store(sums + number, found)
+    else:
+        tl.atomic_add(sums + piece, found)
+
+
+def programs(runs: int, longest: int, *, beside_steps: bool = False) -> int:
+    """How many programs share each of so many runs, of at most so many words."""
+    most = _PROGRAMS_BESIDE_STEPS if beside_steps else _PROGRAMS
+    return max(1, min(most // runs, -(-longest // TILE_WORDS)))
+
+
+def move_runs(
+    source: Tensor,
+    destination: Tensor,
+    runs: Tensor,
+    longest: int,
+    sums: Tensor,
+    *,
+    convert: bool,
+    from_bfloat: bool,
+    sum_source: bool,
+) -> None:
+    """source, destination: flat int32; runs [R, 5] int64, contiguous; sums [pieces] int64, added to. One
+    device."""
+    grid = (runs.shape[0], programs(runs.shape[0], longest))
+    _move_runs[grid](
+        source, destination, runs, sums,
+        CONVERT=convert, FROM_BFLOAT=from_bfloat, SUM_SOURCE=sum_source, ALIGNED=False, STORES=True, PARTS=0,
+        HEAD=False, **_TILE, num_warps=_WARPS,
+    )  # fmt: skip
+
+
+def move_piece(
+    source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor,
+    *, aligned: bool, head: bool = False,
+) -> None:  # fmt: skip
+    """Rows of one piece, which are not converted; its sum is that of `parts`, int64 [SUM_PARTS]. Without a
+    destination they are only read. `aligned`: every row begins on both sides, and ends, at a multiple of 4
+    words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the parts."""
+    grid = (rows.shape[0], programs(rows.shape[0], longest))
+    there = source if destination is None else destination
+    of_piece = _of_piece(aligned, stores=destination is not None, head=head)
+    _move_runs[grid](source, there, rows, parts, **of_piece)
+
+
+def _of_piece(aligned: bool, *, stores: bool, head: bool) -> dict[str, int]:
+    """What `_move_runs` is compiled for where it moves a piece."""
+    words_as_they_are = {"CONVERT": False, "FROM_BFLOAT": False, "SUM_SOURCE": True}
+    shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": SUM_PARTS, "HEAD": head, "num_warps": _WARPS}
+    return words_as_they_are | shape | _TILE
+
+
+@cache
+def prepared(device: torch.device, aligned: bool, stores: bool, head: bool = False) -> Kernel | None:
+    """The kernel of `move_piece`, to be launched with the addresses of source, destination, rows and parts,
+    the last two of the host's memory, over a grid of (rows, `programs`).
+
+    None where a launch beside Triton's own was tried and did not do it: its versions tell different things.
+    """
+    with torch.cuda.device(device):
+        begins = 2 * SUM_PARTS
+        source = torch.arange(begins + 8, dtype=torch.int32, device=device)
+        destination = torch.zeros_like(source)
+        rows = torch.tensor([[begins, 4, 4, 5, 0]], dtype=torch.int64).pin_memory()
+        parts = torch.full((2 * SUM_PARTS,), 7, dtype=torch.int64).pin_memory()
+        of_piece = _of_piece(aligned, stores=stores, head=head)
+        compiled = _move_runs[(1, 1)](source, destination, rows, parts, **of_piece)
+        torch.cuda.synchronize(device)
+        wanted = destination.tolist(), parts.tolist()
+        destination.zero_()
+        parts.fill_(7)
+        try:
+            meta = compiled.metadata
+            kernel = Kernel(int(compiled.function), 32 * meta.num_warps, meta.shared)
+            _launch(kernel, device, (source, destination, rows, parts))
+        except (AttributeError, TypeError, CudaError) as error:
+            _LOG.warning("kernels_launched_by_triton", extra={"reason": str(error)})
+            return None
+        torch.cuda.synchronize(device)
+        if (destination.tolist(), parts.tolist()) != wanted:
+            _LOG.warning("kernels_launched_by_triton", extra={"reason": "a launch of our own moved nothing"})
+            return None
+    return kernel
+
+
+def _launch(kernel: Kernel, device: torch.device, arguments: tuple[Tensor, ...]) -> None:
+    """Once, on torch's stream."""
+    stream = torch.cuda.current_stream(device).cuda_stream
+    addresses = tuple(argument.data_ptr() for argument in arguments)
+    cuda_runtime().launch(kernel.function, (1, 1), kernel.threads, kernel.shared, stream, addresses)

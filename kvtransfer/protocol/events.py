@@ -1,0 +1,82 @@
+"""What a receiver and a sender tell the loop that polls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError
+from baton.v1.transfer_pb2 import CommitRecord
+from kvtransfer.protocol.frames import WithdrawReason
+
+if TYPE_CHECKING:
+    from kvtransfer.sender.transfer import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The first piece of a transfer is here; from now on only the sender's word ends it early."""
+
+    transfer_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A record came ahead of its blocks, and pays with our own ticket: all but what the last step finds. The
+    record that is committed is the same in all else. Who admits can look at it meanwhile."""
+
+    transfer_id: int
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The record is here and pays with our own ticket; a device still moves the last bytes.
+
+    `Committed` follows with the same record unless the transfer fails. Who admits can prepare meanwhile.
+    """
+
+    transfer_id: int
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Every byte arrived and was scattered, and the record pays with our own ticket.
+
+    The loop answers with `Receiver.acknowledge` or `Receiver.refuse`.
+    """
+
+    transfer_id: int
+    record: CommitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The transfer ended without a commit; the receiver has forgotten it already."""
+
+    transfer_id: int
+    reason: WithdrawReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The receiver accepted the commit, over a link of this transport: at `at_ns` of the monotonic clock
+    where both are of one host, over ipc, else heard then."""
+
+    transfer: Transfer
+    transport: str
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The transfer will not be committed; its blocks are unpinned."""
+
+    transfer: Transfer
+    error: BatonError
+
+
+ReceiverEvent = Arrived | Described | Announced | Committed | Withdrawn
+SenderEvent = Acknowledged | Failed

@@ -1,0 +1,115 @@
+"""One expected transfer at the receiver: which of its bytes have arrived.
+
+expected ──record with its ticket──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
+    └────────────── forget, withdraw, link lost, bad checksum ───────────────────────────▶ gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.protocol.frames import Piece
+from kvtransfer.protocol.piece_geometry import Geometry
+from kvtransfer.protocol.ticket import held_counts
+
+if TYPE_CHECKING:
+    from baton.v1.decode_pb2 import TicketBody
+    from baton.v1.transfer_pb2 import CommitRecord
+    from kvtransfer.receiver.commit_check import Paid
+    from kvtransfer.receiver.link import ReceivingLink
+
+
+class Incoming:
+    """Counts every piece of every expected block, once each: of each cache group, blocks `held_counts` to
+    `block_counts`."""
+
+    def __init__(
+        self, transfer_id: int, block_counts: Sequence[int], held_counts: Sequence[int], groups: int
+    ) -> None:
+        if not len(block_counts) == len(held_counts) == groups:
+            raise ValueError(
+                f"{len(block_counts)} and {len(held_counts)} block counts for {groups} cache groups"
+            )
+        self.transfer_id = transfer_id
+        self.block_counts = tuple(block_counts)
+        self.held_counts = tuple(held_counts)
+        self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
+        self.link: ReceivingLink | None = None
+        self.paid: Paid | None = None  # once its ticket is here and right: before that nothing is taken
+        self.arrived = False
+        self.committed = False
+        # Pieces that a device moves at this moment, and the record of the commit that waits for them.
+        self.under_way = 0
+        self.postponed: CommitRecord | None = None
+        self._geometry: Geometry | None = None
+        self._arrived: list[bytearray] = []
+        self.missing_pieces = 0
+
+    def cut(self, geometry: Geometry) -> None:
+        """The pieces are those of the link that they come over; before anything else is asked of them."""
+        if self._geometry is geometry:
+            return
+        assert self.link is None, "pieces of a transfer come over one link"
+        self._geometry = geometry
+        # One flag a piece, block after block.
+        self._arrived = [
+            bytearray(count * geometry.pieces_per_block(group))
+            for group, count in enumerate(self.sent_counts)
+        ]
+        self.missing_pieces = sum(map(len, self._arrived))
+
+    def compare(self, sent: Sequence[int], body: TicketBody) -> None:
+        """BatonError(INTERNAL) unless the sender's count and its ticket are what is expected."""
+        counts = (tuple(sent), tuple(body.block_counts), held_counts(body))
+        if counts != (self.sent_counts, self.block_counts, self.held_counts):
+            raise BatonError(
+                ErrorKind.INTERNAL,
+                f"block counts differ: {list(sent)} sent, {list(body.block_counts)} in the ticket, "
+                f"{list(self.block_counts)} expected, {list(self.held_counts)} of them held",
+            )
+
+    def expects(self, piece: Piece) -> bool:
+        """Whether this piece is one of the expected blocks'."""
+        return (
+            self._cut.is_piece(piece.group, piece.offset, piece.length)
+            and self.held_counts[piece.group] <= piece.ordinal
+            and piece.ordinal + self.blocks_of(piece) <= self.block_counts[piece.group]
+        )
+
+    def blocks_of(self, piece: Piece) -> int:
+        return self._cut.blocks_of(piece.group, piece.length)
+
+    def has(self, piece: Piece) -> bool:
+        """Any of it."""
+        first = self._flag(piece)
+        return any(self._arrived[piece.group][first : first + self.blocks_of(piece)])
+
+    def mark(self, piece: Piece) -> int:
+        """Notes an expected piece, once it is scattered or about to be; how many blocks it made whole."""
+        flags, flag, blocks = self._arrived[piece.group], self._flag(piece), self.blocks_of(piece)
+        flags[flag : flag + blocks] = b"\1" * blocks
+        self.missing_pieces -= blocks
+        if blocks > 1:
+            return blocks
+        first, count = self._first_flag(piece), self._cut.pieces_per_block(piece.group)
+        return int(all(flags[first : first + count]))
+
+    def _flag(self, piece: Piece) -> int:
+        return self._first_flag(piece) + piece.offset // self._cut.piece_bytes
+
+    def _first_flag(self, piece: Piece) -> int:
+        """Of the piece's block."""
+        expected = piece.ordinal - self.held_counts[piece.group]
+        return expected * self._cut.pieces_per_block(piece.group)
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more is taken: the commit is here."""
+        return self.committed or self.postponed is not None
+
+    @property
+    def _cut(self) -> Geometry:
+        assert self._geometry is not None, "how a transfer is cut is known when its first piece is here"
+        return self._geometry

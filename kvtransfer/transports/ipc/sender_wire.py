@@ -1,0 +1,103 @@
+"""The sender's end of an ipc link through the host's memory."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from baton.errors import BatonError, ErrorKind
+from baton.v1.transfer_pb2 import OpenLinkResponse
+from kvtransfer.protocol.frames import (
+    FrameError,
+    Piece,
+    ReceiverFrame,
+    Words,
+    decode_from_receiver,
+    encode,
+    encode_piece_header,
+)
+from kvtransfer.transports.ipc.control import Control, Word
+from kvtransfer.transports.ipc.memory import LinkMemory
+from kvtransfer.transports.ipc.wire import IpcWire
+
+_LOG = logging.getLogger(__name__)
+
+
+class IpcSenderWire(IpcWire):
+    """One link at the sender."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        memory: LinkMemory,
+        response: OpenLinkResponse,
+        wake: Callable[[], None],
+        *,
+        between_devices: bool = False,
+    ) -> None:
+        rings = memory.sender_rings(response.window_pieces)
+        super().__init__(rings, wake, "receiver", between_devices=between_devices)
+        self._memory = memory
+        self._pieces = response.window_pieces
+        self._piece_bytes = response.piece_bytes
+        self._control = Control(sock)
+        self._control.say(Word.ATTACHED)
+        threading.Thread(target=self._wait, args=(self._control,), name="link-control", daemon=True).start()
+
+    @property
+    def gathers(self) -> bool:
+        return False
+
+    def put(self, piece: Piece, payload: memoryview) -> None:
+        if self._closed or self._broken is not None:
+            return
+        # An index that the window does not have is written nowhere: its receiver says what it is.
+        if piece.staging < self._pieces:
+            start = piece.staging * self._piece_bytes
+            source = np.frombuffer(payload, dtype=np.uint8)
+            self._memory.window[start : start + len(source)] = source
+        self._add(encode_piece_header(piece))
+
+    def tell(self, frame: Words) -> None:
+        self._add(encode(frame))
+
+    def hear(self) -> ReceiverFrame | None:
+        message = self._take()
+        try:
+            return None if message is None else decode_from_receiver(message)
+        except FrameError as malformed:
+            self._garbled(malformed)
+            return None
+
+    def close(self) -> None:
+        """Unmaps the window, and only then says so: from here on it is the receiver's alone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._break(BatonError(ErrorKind.UNAVAILABLE, "the sender closed the link"))
+        self._reader.close()
+        self._writer.close()
+        assert self._control is not None
+        try:
+            self._let_go()
+            self._memory.unmap()
+        except (
+            BufferError,
+            RuntimeError,
+        ):  # a view is held, or CUDA fails: the process's end is the proof then
+            _LOG.exception("link_window_stays_mapped")
+        else:
+            self._control.say(Word.UNMAPPED)
+        self._control.end()
+        self._control.release()
+
+    def _let_go(self) -> None:
+        """Of whatever else this end has of the receiver's."""
+
+    def _wait(self, control: Control) -> None:
+        self._listen(control)
+        control.release()

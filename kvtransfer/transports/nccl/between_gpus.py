@@ -1,0 +1,14 @@
+"""nccl links of a process whose blocks are on a GPU."""
+
+from __future__ import annotations
+
+from baton.device.link_device import LinkDevice
+from baton.device.nccl_on_cuda import CudaNccl
+from kvtransfer.transports.nccl.endpoint import NcclLinks
+
+CONNECT_S = 5.0
+
+
+def nccl_links(device: LinkDevice) -> NcclLinks:
+    """All of them have this in common. RuntimeError where there is no NCCL."""
+    return NcclLinks(device, CudaNccl(device.tensors_on), CONNECT_S)

@@ -1,0 +1,100 @@
+"""POST /v1/completions: its body, and how its answer is worded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import FieldError
+from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id, parse
+from services.router.formats.openai_logprobs import legacy_logprobs
+from services.router.request.request import Asked
+
+if TYPE_CHECKING:
+    from services.router.request.request import Delta, Request
+    from services.router.text.token_texts import TokenTexts
+
+MAX_PROMPTS = 256
+MAX_CHOICES = 1024
+_NEUTRAL: Neutral = {**NEUTRAL, "suffix": ("",)}
+
+# A prompt is text or token ids, or a list of either; whether a list is one is told by its items.
+Prompt = str | list[Any]
+
+
+class CompletionBody(SamplingBody):
+    """What may be asked here."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    add_special_tokens: bool | None = None
+
+    def asked(self) -> list[Asked]:
+        """One request a prompt, in the validator's words."""
+        common = dataclasses.replace(
+            self.sampling(),
+            add_special_tokens=self.add_special_tokens is not False,
+            echo=self.echo is True,
+            logprobs=self.logprobs,
+            best_of=self.best_of,
+        )
+        prompts = _prompts(self.prompt)
+        if len(prompts) * (self.n or 1) > MAX_CHOICES:
+            raise FieldError(f"at most {MAX_CHOICES} choices in one request", param="n")
+        return [
+            dataclasses.replace(common, text=prompt)
+            if isinstance(prompt, str)
+            else dataclasses.replace(common, token_ids=prompt)
+            for prompt in prompts
+        ]
+
+
+def parse_completion(document: object) -> CompletionBody:
+    """The body as a checked model; FieldError names the first field that is wrong."""
+    return parse(document, CompletionBody, _NEUTRAL)
+
+
+class CompletionWords:
+    """Words deltas as choices of a text completion, whole and in chunks alike."""
+
+    id_prefix = "cmpl-"
+    whole_object = chunk_object = "text_completion"
+
+    def __init__(self, body: CompletionBody, texts: TokenTexts) -> None:
+        self._with_ids = body.return_token_ids is True
+        self._texts = texts
+
+    def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
+        """One choice of a whole answer."""
+        text = delta.text
+        if delta.opening and request.echo is not None:
+            text = request.echo.text + text
+        choice: dict[str, object] = {"index": index, "text": text, "logprobs": None}
+        if request.wants_logprobs:
+            choice["logprobs"] = legacy_logprobs(self._texts, request, delta)
+        choice["finish_reason"] = delta.finish.word if delta.finish is not None else None
+        if self._with_ids:
+            choice["token_ids"] = iter(delta.token_ids)
+        return choice
+
+    def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
+        """The choices of the chunks that tell this delta, in order."""
+        return [self.whole(index, request, delta)]
+
+
+def _prompts(prompt: str | list[Any]) -> list[str | tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise FieldError("the prompt is empty", param="prompt")
+    if all(is_token_id(item) for item in prompt):
+        return [tuple(prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise FieldError(f"at most {MAX_PROMPTS} prompts in one request; got {len(prompt)}", param="prompt")
+    if all(isinstance(item, str) for item in prompt):
+        return list(prompt)
+    if all(isinstance(item, list) and all(is_token_id(token) for token in item) for item in prompt):
+        return [tuple(item) for item in prompt]
+    raise FieldError("prompt must be a text, token ids, or a list of either", param="prompt")

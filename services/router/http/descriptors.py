@@ -1,0 +1,64 @@
+"""How many connections the router may have, by what the process may open.
+
+Every connection takes a descriptor. The listeners together stay below the limit, so that connections to
+workers and to Redis can always be opened.
+"""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+from baton.errors import BatonError, ErrorKind
+from services.common.connection_limits import ConnectionLimits
+from services.common.logs import get_log
+from services.router.http.connections import RESERVE
+
+# For workers, Redis, files, and connections that are accepted but not yet counted.
+_SPARE = 1024
+# Of the admin listeners: a few operators, scrapers and probes, who on loopback all have one address.
+ADMIN_LIMITS = ConnectionLimits(
+    max_connections=16, max_connections_per_address=16, max_grpc_connections=16, max_buffered_body_mb=1
+)
+_ADMIN = ADMIN_LIMITS.max_connections + ADMIN_LIMITS.max_grpc_connections + RESERVE
+_LEAST_CONNECTIONS = 16
+
+_log = get_log("router")
+
+
+@dataclass(frozen=True)
+class ConnectionBudget:
+    """Connections that each public listener may have."""
+
+    http: int
+    grpc: int
+
+
+def raise_descriptor_limit(limits: ConnectionLimits) -> None:
+    """Raises the process's soft limit to what the configured connections need, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + limits.max_grpc_connections + RESERVE + _ADMIN + _SPARE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def connection_budget(limits: ConnectionLimits) -> ConnectionBudget:
+    """The configured connections, fewer where the descriptor limit is low.
+
+    Raises BatonError(INVALID) where hardly any are left.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = limits.max_connections + limits.max_grpc_connections
+    spare = RESERVE + _ADMIN + min(_SPARE, soft // 3)
+    if soft == resource.RLIM_INFINITY or wanted + spare <= soft:
+        return ConnectionBudget(limits.max_connections, limits.max_grpc_connections)
+    left = soft - spare
+    if left < _LEAST_CONNECTIONS:
+        raise BatonError(ErrorKind.INVALID, f"a limit of {soft} open files is too low for the router")
+    budget = ConnectionBudget(
+        http=max(1, left * limits.max_connections // wanted),
+        grpc=max(1, left * limits.max_grpc_connections // wanted),
+    )
+    _log.warning("few_descriptors", limit=soft, http_connections=budget.http, grpc_connections=budget.grpc)
+    return budget

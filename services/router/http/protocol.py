@@ -1,0 +1,337 @@
+"""One HTTP connection: uvicorn's httptools protocol with limits on what it may send and how long it may take.
+
+    idle      no byte of a request yet            closed after `idle_timeout_s`
+    head      request line or headers             408 after `head_timeout_s`, 431 above their limits
+    body      headers are complete, body is not   408 after `body_timeout_s`
+    running   the request is being answered       no limit here: a request has its own deadline
+
+A client that does not read its answer is disconnected `read_grace_s` after the deadline that the application
+puts in the scope's state (`deadline`, on the event loop's clock), or `write_timeout_s` after it stopped
+reading where there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from baton.errors import BatonError, ErrorKind, FieldError
+from services.common.errors import openai_body
+from services.router.http.connections import client_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+    from uvicorn.server import ServerState
+
+    from services.router.http.connections import Connections
+
+# What the parser is given at once, so that an endless header is noticed early.
+_SLICE = 16 * 1024
+# Calls of the parser for one body. A chunk of one byte costs as much as one of 64 KiB.
+_MAX_BODY_PARTS = 32_768
+# After a refusal the client's bytes are read for a moment: a reset would destroy the answer on its way.
+_LINGER_S = 1.0
+_LINGER_BYTES = 1024 * 1024
+# What is answered above the connection limit.
+HEALTH_PATHS = frozenset({"/health", "/ready"})
+_RESERVE_HEAD_TIMEOUT_S = 2.0
+# How metrics name a refusal.
+_REASONS = {400: "not http", 408: "timeout", 431: "headers too large"}
+
+
+class _ViolationError(Exception):
+    """What the parser has reported is above a limit."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Enforces `ConnectionLimits` on one connection and keeps its entry in the book of all."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._connections = connections
+        self._limits = connections.limits
+        self.address = ""
+        self.buffered = 0
+        self._reserved = False
+        # A refusal was sent; and what comes is no request any more.
+        self._refused = False
+        self._discarding = False
+        self._discarded = 0
+        self._violation: tuple[int, BatonError] | None = None
+        # The request that is being answered; others of the connection wait for it.
+        self._answered: RequestResponseCycle | None = None
+        # What the parser is in: "", "head" or "body"; and what the connection's timer is for.
+        self._receiving = ""
+        self._phase = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._head_bytes = self._head_count = self._body_parts = 0
+        # Bytes since the parser last reported a complete head, a part of a body or a message's end.
+        self._unreported = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Counts the connection; where there are too many it may only ask for the router's health."""
+        super().connection_made(transport)
+        self.address = client_address(self.client)
+        if not self._connections.admit(self, self.loop.time()):
+            self._reserved = True
+            self._connections.refused["too many connections"] += 1
+            self.app = _refuse_all_but_health(self.app)
+        self._set_phase()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends whatever still runs for it."""
+        for timer in (self._timer, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self._connections.remove(self)
+        if self._answered is not None:  # uvicorn ends the last request that came, which may not be this one
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what came, a slice at a time."""
+        if self._discarding:
+            self._discarded += len(data)
+            if self._discarded > _LINGER_BYTES:
+                self.transport.abort()
+            return
+        for start in range(0, len(data), _SLICE):
+            self._feed(data[start : start + _SLICE])
+            if self._discarding or self.transport.is_closing():
+                return
+
+    def _feed(self, data: bytes) -> None:
+        self._unreported += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # Answered as the request that it also is; what follows is of no protocol known here.
+            self._discarding = True
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            status, error = self._violation or (
+                400,
+                BatonError(ErrorKind.INVALID, "not a valid HTTP request"),
+            )
+            self._refuse(status, error)
+        else:
+            if self._unreported > self._limits.max_head_bytes:
+                self._refuse(*self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._head_bytes = self._head_count = self._body_parts = 0
+        self._receiving = "head"
+        self._set_phase()
+
+    def on_url(self, url: bytes) -> None:
+        """A part of the request's target."""
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer after a chunked body."""
+        self._head_count += 1
+        self._count_head(len(name) + len(value) + len(": \r\n"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Starts the request; its body is read as it comes."""
+        self._unreported = 0
+        self._receiving = "body"
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._answered = self.cycle
+        if self._reserved:
+            self.cycle.keep_alive = False
+        self._set_phase()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._unreported = 0
+        self._body_parts += 1
+        if self._body_parts > _MAX_BODY_PARTS:
+            message = f"a body has at most {_MAX_BODY_PARTS} parts"
+            self._violation = (400, BatonError(ErrorKind.INVALID, message))
+            raise _ViolationError
+        super().on_body(body)
+        if not self.cycle.response_complete:
+            self._connections.set_buffered(self, self.buffered + len(body))
+
+    def on_message_complete(self) -> None:
+        """The request's last byte."""
+        self._unreported = 0
+        self._receiving = ""
+        super().on_message_complete()
+        self._connections.set_buffered(self, 0)
+        self._set_phase()
+
+    def on_response_complete(self) -> None:
+        """The answer's last byte is in the transport's buffer, if not at the client."""
+        self._connections.set_buffered(self, 0)
+        self._answered = self.pipeline[-1][0] if self.pipeline else self._answered
+        super().on_response_complete()
+        self._unset_keepalive_if_required()
+        self._set_phase()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is written to."""
+        super().pause_writing()
+        deadline = self._answered.scope["state"].get("deadline") if self._answered is not None else None
+        patience = self.loop.time() + self._limits.write_timeout_s
+        until = patience if deadline is None else deadline + self._limits.read_grace_s
+        self._stalled = self.loop.call_at(until, self._cut)
+
+    def resume_writing(self) -> None:
+        """It has read again."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def evict(self, message: str) -> None:
+        """Closes a connection without a running request, at once: another one takes its descriptor."""
+        self._connections.refused["evicted"] += 1
+        if not self._refused and self._receiving:
+            self._answer(503, BatonError(ErrorKind.OVERLOADED, message))
+        self._refused = self._discarding = True
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        limits = self._limits
+        if self._head_bytes > limits.max_head_bytes or self._head_count > limits.max_headers:
+            self._violation = self._head_too_large()
+            raise _ViolationError
+
+    def _head_too_large(self) -> tuple[int, BatonError]:
+        limits = self._limits
+        message = (
+            f"a request has at most {limits.max_headers} headers and {limits.max_head_bytes} bytes of them"
+        )
+        return 431, FieldError(message, code="headers_too_large")
+
+    def _refuse(self, status: int, error: BatonError) -> None:
+        """Answers with an error where no answer has begun, and closes either way."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = self._discarding = True
+        self._connections.refused[_REASONS[status]] += 1
+        if not self._answer(status, error):
+            self.transport.abort()
+            return
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._set_timer(_LINGER_S, self.transport.abort)
+
+    def _answer(self, status: int, error: BatonError) -> bool:
+        """Writes an error; False within another answer. Whoever waits for the rest of a body is woken."""
+        cycle = self.cycle
+        if self.pipeline or not (cycle is None or cycle.response_complete or not cycle.response_started):
+            return False
+        body = json.dumps(openai_body(error)).encode()
+        lines = [
+            *(name + b": " + value for name, value in self.server_state.default_headers),
+            b"content-type: application/json",
+            b"content-length: %d" % len(body),
+            b"connection: close",
+            *([b"retry-after: 1"] if error.kind.retryable else []),
+        ]
+        self.transport.write(STATUS_LINE[status] + b"\r\n".join([*lines, b"", body]))
+        if cycle is not None:
+            cycle.waiting_for_100_continue = False
+            cycle.disconnected = True
+            cycle.message_event.set()
+        return True
+
+    def _running(self) -> bool:
+        cycle = self.cycle
+        answers = cycle is not None and not cycle.response_complete and not cycle.more_body
+        return bool(self.pipeline) or answers
+
+    def _set_phase(self) -> None:
+        """Follows what the connection does, with the timer that goes with it."""
+        if self._refused:
+            return
+        if self.transport.is_closing():
+            self._set_timer(self._limits.write_timeout_s, self.transport.abort)
+            return
+        phase = "running" if self._running() else self._receiving or "idle"
+        if phase == self._phase:
+            return
+        if "running" in (phase, self._phase):
+            self._connections.set_running(self, running=phase == "running", now=self.loop.time())
+        self._phase = phase
+        if phase == "running":
+            self._clear_timer()
+        elif phase == "idle":
+            self._set_timer(self._limits.idle_timeout_s, self._close)
+        elif phase == "head":
+            most = _RESERVE_HEAD_TIMEOUT_S if self._reserved else self._limits.head_timeout_s
+            self._set_timer(most, self._time_out)
+        else:
+            self._set_timer(self._limits.body_timeout_s, self._time_out)
+
+    def _time_out(self) -> None:
+        part = "headers" if self._phase == "head" else "body"
+        message = f"the request's {part} did not arrive in time"
+        self._refuse(408, FieldError(message, code="request_timeout"))
+
+    def _cut(self) -> None:
+        self._connections.refused["slow reader"] += 1
+        self.transport.abort()
+
+    def _close(self) -> None:
+        """Closes, whether or not the client reads what is left in the buffer."""
+        self.transport.close()
+        self._set_timer(self._limits.write_timeout_s, self.transport.abort)
+
+    def _set_timer(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._clear_timer()
+        self._timer = self.loop.call_later(delay_s, action)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _refuse_all_but_health(app: ASGIApp) -> ASGIApp:
+    """What a connection above the limit is served."""
+
+    async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("path") in HEALTH_PATHS:
+            return await app(scope, receive, send)
+        body = json.dumps(openai_body(BatonError(ErrorKind.OVERLOADED, "too many connections"))).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"retry-after", b"1"),
+        ]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return refusing

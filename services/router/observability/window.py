@@ -1,0 +1,94 @@
+"""What happened of late: a snapshot of the counts a second, and the difference of now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from baton.v1.router_pb2 import Latency
+from services.common.histogram import SECONDS, quantile
+
+if TYPE_CHECKING:
+    from services.router.lifecycle.observations import Observations
+
+LONGEST_S = 60
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Counts:
+    at: float
+    requests: int
+    errors: int
+    prompt_tokens: int
+    completion_tokens: int
+    # Of ttft, tpot, itl and queue.
+    histograms: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Recent:
+    """Rates a second and latencies of the last `window_s` seconds."""
+
+    window_s: float
+    requests: float
+    errors: float
+    prompt_tokens: float
+    completion_tokens: float
+    latencies: dict[str, Latency]
+
+
+class Window:
+    """Keeps a minute of snapshots; `run` takes them."""
+
+    def __init__(self, observations: Observations) -> None:
+        self._observations = observations
+        self._past: deque[_Counts] = deque([self._now()], maxlen=LONGEST_S + 1)
+
+    async def run(self) -> None:
+        """Takes a snapshot a second until cancelled."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._past.append(self._now())
+
+    def recent(self, window_s: float) -> Recent:
+        """The last `window_s` seconds, or as many of them as there have been."""
+        now = self._now()
+        then = next((past for past in reversed(self._past) if now.at - past.at >= window_s), self._past[0])
+        seconds = max(now.at - then.at, 1e-3)
+        return Recent(
+            window_s=seconds,
+            requests=(now.requests - then.requests) / seconds,
+            errors=(now.errors - then.errors) / seconds,
+            prompt_tokens=(now.prompt_tokens - then.prompt_tokens) / seconds,
+            completion_tokens=(now.completion_tokens - then.completion_tokens) / seconds,
+            latencies={
+                name: _latency([a - b for a, b in zip(counts, then.histograms[name], strict=True)])
+                for name, counts in now.histograms.items()
+            },
+        )
+
+    def _now(self) -> _Counts:
+        seen = self._observations
+        return _Counts(
+            at=time.monotonic(),
+            requests=seen.outcomes.total(),
+            errors=seen.errors,
+            prompt_tokens=seen.prompt_tokens,
+            completion_tokens=seen.completion_tokens,
+            histograms={
+                **{name: list(seen.latencies[name].counts) for name in ("ttft", "tpot", "itl")},
+                "queue": list(seen.stages["queue"].counts),
+            },
+        )
+
+
+def _latency(counts: list[int]) -> Latency:
+    return Latency(
+        count=sum(counts),
+        p50_ms=quantile(SECONDS, counts, 0.5) * 1e3,
+        p99_ms=quantile(SECONDS, counts, 0.99) * 1e3,
+    )

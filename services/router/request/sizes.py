@@ -1,0 +1,107 @@
+"""How large a request may be. What a body holds is counted before anything is built of it.
+
+A body above `LARGE_BYTES`, or of so many messages, is parsed and tokenised in a helper process: on the event
+loop, or in a thread that keeps the interpreter's lock, it would hold up every stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import TYPE_CHECKING
+
+from baton.errors import FieldError
+from services.router.formats.openai_completions import MAX_PROMPTS
+from services.router.request.validate import (
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    context_exceeded,
+)
+
+if TYPE_CHECKING:
+    from baton.v1.router_pb2 import GenerateRequest
+
+LARGE_BYTES = 64 * 1024
+# For /tokenize and /detokenize, whose answers are several times as large as their bodies.
+LARGE_TOKENIZE_BYTES = 16 * 1024
+# Longer prompts are made text in a helper process.
+LARGE_TOKENS = 16 * 1024
+MANY_MESSAGES = 1024
+# Tokens that one answer of /tokenize lists, or the context where that is more.
+MAX_LISTED_TOKENS = 128 * 1024
+MAX_FIELDS = 128
+MAX_MESSAGE_FIELDS = 32
+_BODY_BYTES = 1024 * 1024
+_BYTES_PER_TOKEN = 16
+_LIMITS = {
+    "logit_bias": MAX_LOGIT_BIASES,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+}
+
+
+def max_body_bytes(context_tokens: int) -> int:
+    """The largest body, unless it is configured: room for a prompt that fills a model's context."""
+    return _BODY_BYTES + _BYTES_PER_TOKEN * context_tokens
+
+
+def has_many_messages(document: object) -> bool:
+    """Whether a JSON body has so many that a helper process should read them."""
+    messages = document.get("messages") if isinstance(document, dict) else None
+    return isinstance(messages, list) and len(messages) > MANY_MESSAGES
+
+
+def check_document(document: object, context: int) -> None:
+    """Counts what a JSON body holds; FieldError names the field that holds too much."""
+    if not isinstance(document, dict):
+        return
+    if len(document) > MAX_FIELDS:
+        raise FieldError(f"a body has at most {MAX_FIELDS} fields; got {len(document)}")
+    for name, most in _LIMITS.items():
+        _check_count(name, document.get(name), most)
+    _check_messages(document.get("messages"), context)
+    _check_prompt(document.get("prompt"), context)
+
+
+def check_message(request: GenerateRequest, context: int) -> None:
+    """The same for a gRPC message."""
+    for name, most in _LIMITS.items():
+        _check_count(name, getattr(request, name), most)
+    _check_message_count(len(request.chat.messages), context)
+    if len(request.token_ids.ids) > context:
+        raise context_exceeded("prompt", len(request.token_ids.ids), context)
+
+
+def _check_count(name: str, values: object, most: int) -> None:
+    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > most:
+        raise FieldError(f"{name}: at most {most}; got {len(values)}", param=name)
+
+
+def _check_prompt(prompt: object, context: int) -> None:
+    """A list of token ids, or of few texts and lists of ids."""
+    if not isinstance(prompt, list):
+        return
+    few = len(prompt) <= MAX_PROMPTS
+    for ids in (prompt, *(item for item in prompt if isinstance(item, list))) if few else (prompt,):
+        if len(ids) > max(context, MAX_PROMPTS):
+            raise context_exceeded("prompt", len(ids), context)
+
+
+def _check_messages(messages: object, context: int) -> None:
+    if not isinstance(messages, list):
+        return
+    _check_message_count(len(messages), context)
+    parts = 0
+    for message in messages:
+        if isinstance(message, dict):
+            if len(message) > MAX_MESSAGE_FIELDS:
+                raise FieldError(f"a message has at most {MAX_MESSAGE_FIELDS} fields", param="messages")
+            content = message.get("content")
+            parts += len(content) if isinstance(content, list) else 0
+    _check_message_count(parts, context)
+
+
+def _check_message_count(count: int, context: int) -> None:
+    if count > context:
+        message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
+        raise FieldError(message, param="messages", code="context_length_exceeded")

@@ -1,0 +1,168 @@
+"""How many KV blocks and slots a worker has: as configured, or what its share of the memory leaves and holds.
+Torch-free arithmetic.
+
+    GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
+         └───────── this worker's share: gpu_memory / gpu_workers ─┘
+
+All of it is known before a byte is loaded, and is the same at every start: workers of one GPU start at the
+same time, so what is free there at a moment says nothing of whose it will be.
+
+`links` is the staging of `gpu_links` links from GPU to GPU: a window on the receiver's, and where they go by
+NCCL as much on the sender's. It is taken when workers meet, so at a start it looks free. A link beyond that
+number, or one that follows a link whose window is still in quarantine, takes of what is left alone; where
+there is none, blocks go the next way. NCCL's own buffers are the driver's, and not in it: nobody has measured
+them yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from baton.engine.model.config import ModelConfig
+from baton.errors import BatonError, ErrorKind
+from baton.layout import Layout
+from kvtransfer.device.blocks import staging_bytes
+from services.common.config import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
+
+CPU_KV_BYTES = 512 * 10**6
+# What a process takes on a GPU before its first tensor and for libraries, kernels and graphs. Measured.
+_BASE_BYTES = 1_000 * 2**20
+# Tokens of a sequence by which a GPU's slots are counted, where the context is not shorter. An assumption,
+# not a measurement: where sequences are longer, blocks run out before slots do, sequences are swapped out or
+# preempted, and a reservation waits for blocks instead of a slot; where shorter, some blocks stay unused.
+TYPICAL_TOKENS = 1024
+# Numbers of slots to choose from on a GPU: batch sizes that have a graph and measured kernels.
+_SLOT_CHOICES = (256, 192, 128, 96, 64, 48, 32, 24, 16)
+assert _SLOT_CHOICES[0] == MOST_DEFAULT_SLOTS
+# As wide as slots and vocabulary: logits in the model's dtype, edited and candidates in float32, quads
+# of these, token counts, masks.
+_LOGIT_COPIES_BYTES = 20
+# A prompt's row: its residual, norms, products and their inputs, some of them in float32.
+_ROW_COPIES_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU's memory in bytes: all of it, and what nobody uses."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """KV blocks of each cache group, scratch included, and slots of the decode batch."""
+
+    kv_blocks: int
+    slots: int
+
+
+def memory_plan(
+    config: ModelConfig,
+    engine: EngineConfig,
+    layout: Layout,
+    max_context: int,
+    weight_bytes: int,
+    gpu: Gpu | None,
+) -> MemoryPlan:
+    """Slots as configured, else CPU_SLOTS on a CPU; on a GPU the largest choice that leaves every slot the
+    blocks of a typical sequence. `gpu`: None on a CPU. Raises BatonError as `kv_blocks` does."""
+
+    def with_slots(slots: int) -> MemoryPlan:
+        return MemoryPlan(kv_blocks(config, engine, slots, layout, max_context, weight_bytes, gpu), slots)
+
+    if engine.slots is not None or gpu is None:
+        return with_slots(engine.slots or CPU_SLOTS)
+    typical = min(max_context, TYPICAL_TOKENS)
+    each = max(group.blocks_for(typical) for group in layout.groups)
+    *more, fewest = _SLOT_CHOICES
+    for slots in more:
+        # What slots take beside blocks may leave too little for any; with the fewest that is an error.
+        with contextlib.suppress(BatonError):
+            plan = with_slots(slots)
+            if plan.kv_blocks - 1 >= slots * each:
+                return plan
+    return with_slots(fewest)
+
+
+def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
+    """What a worker may take on a GPU beside weights, links and KV blocks."""
+    logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
+    widest = 2 * config.intermediate_size + 4 * config.hidden_size
+    return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
+
+
+def link_bytes(engine: EngineConfig, layout: Layout) -> int:
+    """What the staging of a worker's links takes of its GPU."""
+    return (engine.gpu_links or 0) * staging_bytes([group.block_bytes for group in layout.groups])
+
+
+def kv_blocks(
+    config: ModelConfig,
+    engine: EngineConfig,
+    slots: int,
+    layout: Layout,
+    max_context: int,
+    weight_bytes: int,
+    gpu: Gpu | None,
+) -> int:
+    """Blocks of each cache group, scratch included; unless configured, no more than all slots at full length
+    use.
+
+    `gpu`: None on a CPU. Raises BatonError(INVALID) where they have no room within what the worker may take,
+    and BatonError(UNAVAILABLE) where they would, but others hold that memory now.
+    """
+    block = sum(group.block_bytes for group in layout.groups)
+    useful = slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
+    if engine.kv_blocks is not None:
+        blocks = engine.kv_blocks
+    elif engine.kv_memory_mb is not None:
+        blocks = min(useful, _at_least_two(engine.kv_memory_mb * 10**6, block, "kv_memory_mb"))
+    elif gpu is None:
+        blocks = min(useful, _at_least_two(CPU_KV_BYTES, block, "the default of kv_memory_mb"))
+    else:
+        other = other_bytes(config, engine, slots) + link_bytes(engine, layout)
+        blocks = min(useful, _of_share(engine, gpu, weight_bytes, other, block))
+    if gpu is not None:
+        _check_free(gpu, weight_bytes, blocks * block, link_bytes(engine, layout))
+    return blocks
+
+
+def _of_share(engine: EngineConfig, gpu: Gpu, weight_bytes: int, other: int, block: int) -> int:
+    workers = engine.gpu_workers or 1
+    share = int(gpu.total_bytes * engine.gpu_memory) // workers
+    left = share - weight_bytes - other
+    if left < 2 * block:
+        among = f", shared by {workers} workers" if workers > 1 else ""
+        raise BatonError(
+            ErrorKind.INVALID,
+            f"the model does not fit: gpu_memory {engine.gpu_memory:g} of {gpu.name}'s {_gb(gpu.total_bytes)}"
+            f"{among} is {_gb(share)}; weights take {_gb(weight_bytes)}, all else {_gb(other)}, and two KV "
+            f"blocks {_gb(2 * block)}",
+        )
+    return left // block
+
+
+def _at_least_two(budget: int, block: int, setting: str) -> int:
+    """One is scratch."""
+    if budget < 2 * block:
+        raise BatonError(ErrorKind.INVALID, f"{setting} of {_gb(budget)} does not hold two blocks")
+    return budget // block
+
+
+def _check_free(gpu: Gpu, weight_bytes: int, kv_bytes: int, links: int) -> None:
+    needed = weight_bytes + kv_bytes + links
+    if needed <= gpu.free_bytes:
+        return
+    more = f", {_gb(links)} for links," if links else ""
+    text = (
+        f"weights of {_gb(weight_bytes)}{more} and KV blocks of {_gb(kv_bytes)} do not fit on {gpu.name}: "
+        f"{_gb(gpu.free_bytes)} of {_gb(gpu.total_bytes)} are free"
+    )
+    raise BatonError(ErrorKind.UNAVAILABLE if needed <= gpu.total_bytes else ErrorKind.INVALID, text)
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"

@@ -1,0 +1,43 @@
+"""A worker's prefill loop, as its configuration wants it."""
+
+from __future__ import annotations
+
+from baton.device.lane import lane_of
+from baton.engine.back_ends import prompt_pass
+from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefix_cache.cache import PrefixCache
+from services.common.config import EngineConfig
+from services.common.logs import get_log
+from services.worker.engine.startup.model_loader import LoadedModel
+
+log = get_log(__name__)
+
+
+def prefill_loop(
+    model: LoadedModel, engine: EngineConfig, prefixes: PrefixCache | None = None, *, serves: bool = True
+) -> PrefillLoop:
+    """`serves`: False where no prompt will ever come, and nothing need be compiled."""
+    chunk_tokens = engine.chunk_tokens_on(model.device.type)
+    exact = model.exact or not serves
+    prompts = prompt_pass(model.decoder, model.cache, chunk_tokens, exact=exact, graphs=engine.prefill_graphs)
+    if prompts.refused:
+        log.warning("attention_library_refuses", shapes=prompts.refused)
+    if prompts.uncaptured:
+        log.warning("prefill_without_graphs", why=prompts.uncaptured)
+    bounds = StepBounds(
+        chunk_tokens, engine.prefill_step_ms / 1e3, engine.prefill_age_cap_ms / 1e3, prompts.grain
+    )
+    cost = PrefillCost(half_context(model.config), LEAST_ROWS_GPU if model.device.type == "cuda" else 0)
+    if prompts.paces is not None:
+        cost.begin(*prompts.paces)
+        log.info("prefill_paces", **{f"ms_of_{rows}": round(took * 1e3, 2) for rows, took in prompts.paces})
+    scheduler = PrefillScheduler(
+        model.pools,
+        bounds,
+        max_sequences=engine.prefill_queue,
+        cost=cost,
+        prefixes=prefixes,
+    )
+    return PrefillLoop(prompts, scheduler, lane_of(model.device))

@@ -1,0 +1,59 @@
+"""A worker's prefix cache, as its configuration wants it: blocks on the device and, where prompts are
+computed, the host's memory behind them and a disk behind that."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from baton.block_hash import BlockHasher
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.prefix_cache.disk_store import DiskBlocks
+from baton.engine.prefix_cache.host_store import HostPrefixes
+from baton.errors import BatonError, ErrorKind
+from services.common.config import WorkerConfig
+from services.worker.engine.startup.model_loader import LoadedModel
+
+# Tenants whose seeds are at hand.
+_TENANTS = 1024
+
+
+def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], None]) -> PrefixCache | None:
+    """None where the worker is told to have none, or has cache groups of unlike blocks. `wake` is called from
+    another thread where a block has come from the disk."""
+    sizes = {group.block_tokens for group in model.layout.groups}
+    if not config.engine.prefix_cache or len(sizes) != 1:
+        return None
+    secret = config.prefix_secret.encode() or secrets.token_bytes(32)
+
+    @lru_cache(_TENANTS)
+    def hasher_of(tenant: str) -> BlockHasher:
+        return BlockHasher.of_cache(
+            secret,
+            tenant=tenant,
+            fingerprint=model.fingerprint,
+            cache_dtype=model.layout.cache_dtype,
+            block_tokens=model.layout.groups[0].block_tokens,
+        )
+
+    return PrefixCache(model.pools, hasher_of, _store(model, config, hasher_of("").seed, wake))
+
+
+def _store(
+    model: LoadedModel, config: WorkerConfig, key: bytes, wake: Callable[[], None]
+) -> HostPrefixes | None:
+    engine = config.engine
+    if not engine.prefix_host_mb or config.role == "decode":  # its steps wait for no copies
+        return None
+    disk = None
+    if engine.prefix_disk_dir is not None:
+        folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no file
+        block_bytes = sum(group.block_bytes for group in model.layout.groups)
+        try:
+            disk = DiskBlocks(folder, key, block_bytes, engine.prefix_disk_mb * 10**6, wake)
+        except OSError as error:
+            message = f"prefix_disk_dir {engine.prefix_disk_dir}: {error.strerror}"
+            raise BatonError(ErrorKind.INVALID, message) from error
+    return HostPrefixes(model.cache, engine.prefix_host_mb * 10**6, disk)

@@ -1,0 +1,273 @@
+"""A worker's gRPC front: it mounts prefill's or decode's servicer, or both, by role.
+
+Torch-free. The engine is a process of its own that shares this one's incarnation: when either ends,
+so does the other. An engine that hangs is killed here, and that is its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+
+from baton.addresses import is_loopback
+from baton.engine.rings.layout import SharedRings
+from baton.errors import BatonError, ErrorKind
+from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
+from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
+from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyEvent, StopCommand
+from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
+from baton.v1.types_pb2 import WorkerIdentity
+from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
+from baton.wakeups import batch_wakeups
+from services.common.child import StartAnewError, StopSignal, say_ready
+from services.common.config import WorkerConfig
+from services.common.drain import Drain
+from services.common.engine_client import EngineClient
+from services.common.grpc_server import GrpcServer
+from services.common.logs import configure_logs, get_log
+from services.common.metrics import MetricsServer
+from services.decode.servicer import DecodeServicer
+from services.prefill.servicer import PrefillServicer
+from services.worker.front.engine_handle import EngineHandle, start_engine
+from services.worker.front.engine_watch import hang_of
+from services.worker.front.metrics import WorkerMetrics
+from services.worker.front.worker_servicer import WorkerServicer
+from services.worker.launch import identity_of
+
+if TYPE_CHECKING:
+    from services.worker.front.registration import Registration
+
+# Reading a large checkpoint takes minutes; an engine that fails says so at once.
+_READY_S = 1800.0
+_SERVER_GRACE_S = 1.0
+# A front that cannot write to its engine any more hears soon why.
+_LAST_WORDS_S = 1.0
+
+log = get_log(__name__)
+
+
+async def serve(config: WorkerConfig, stop: StopSignal) -> None:
+    """Runs a worker until it is told to stop. Raises BatonError where it cannot serve or its engine dies."""
+    configure_logs(config.log_level, process="front", worker=config.name)
+    _check_secret(config)
+    identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
+    handle = await start_engine(config, identity)
+    batch_wakeups()  # not the engine's: its time is the product's
+    try:
+        await _Front(config, identity, handle, _registration(config)).run(stop)
+    finally:
+        log.info("engine ended", code=await handle.stop())
+
+
+def _check_secret(config: WorkerConfig) -> None:
+    """BatonError(INVALID) where strangers on the network could call this worker."""
+    if not config.cluster_secret:
+        if not is_loopback(config.host):
+            raise BatonError(ErrorKind.INVALID, f"a worker on {config.host} needs a cluster_secret")
+        log.warning("no_cluster_secret", host=config.host)
+
+
+def _registration(config: WorkerConfig) -> Registration | None:
+    """Its imports take a fifth of a second, so they come while the engine loads."""
+    if config.state is None:
+        return None
+    from services.worker.front.registration import Registration
+
+    return Registration(config, config.state)
+
+
+class _Front:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        identity: WorkerIdentity,
+        handle: EngineHandle,
+        registration: Registration | None,
+    ) -> None:
+        self._config = config
+        self._registration = registration
+        self._handle = handle
+        self._identity = identity
+        self._engine = EngineClient(handle.channel)
+        self._drain = Drain()
+        self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
+        # Why the engine asks for another in its place.
+        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._engine.on_event = self._on_event
+        rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
+        self._heartbeat = rings.heartbeat(handle.memory)
+        # Why the engine was killed, where it hung.
+        self._hung = ""
+        self._decode = DecodeServicer(
+            identity.incarnation,
+            self._engine,
+            rings.reader(handle.memory),
+            self._drain,
+            tells_output=config.role != "prefill" and config.engine.prefix_cache,
+        )
+        self._metrics = MetricsServer()
+
+    async def run(self, stop: StopSignal) -> None:
+        """Serves until `stop`; raises the BatonError that ended the engine, where one did, `StartAnewError`
+        when it has drained since the engine is unfit."""
+        engine = asyncio.create_task(self._engine.run())
+        stopping = asyncio.create_task(stop.wait())
+        polling = asyncio.create_task(self._decode.run())
+        ousted = asyncio.create_task(self._ousted())
+        watching: asyncio.Task[None] | None = None
+        server: GrpcServer | None = None
+        try:
+            ready = await self._engine_ready(engine, stopping, ousted)
+            if ready is None:
+                self._handle.abort()
+                return
+            watching = asyncio.create_task(self._watch_engine())
+            server = self._server()
+            await self._start_server(server, ready)
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, ousted, watching, self._unfit}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not (stopping.done() or ousted.done() or self._unfit.done()):
+                raise await self._reason(engine, polling)
+            await self._finish(server, engine)
+            if not stopping.done():
+                raise ousted.result() if ousted.done() else StartAnewError(self._unfit.result())
+        finally:
+            if watching is not None:  # an engine that was asked to stop beats no more
+                watching.cancel()
+            self._decode.end()
+            if server is not None:
+                await server.stop(_SERVER_GRACE_S)
+            if self._registration is not None:
+                await self._registration.leave()
+            await self._metrics.stop()
+            tasks = [task for task in (polling, stopping, engine, ousted, watching) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _engine_ready(
+        self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None], ousted: asyncio.Task[BatonError]
+    ) -> ReadyEvent | None:
+        """The engine's first event; None where the worker was told to stop before."""
+        waits: set[asyncio.Future[Any]] = {engine, stopping, ousted, self._ready}
+        done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        if self._ready in done:
+            return self._ready.result()
+        if stopping in done:
+            return None
+        if ousted in done:
+            self._handle.abort()
+            raise ousted.result()
+        if engine in done:
+            raise engine.result()
+        raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S:g} s")
+
+    async def _ousted(self) -> BatonError:
+        """Why others will not have this worker serve; never returns where they do."""
+        if self._registration is None:
+            never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
+            return await never
+        return await self._registration.ousted()
+
+    def _server(self) -> GrpcServer:
+        names = [worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name]
+        if self._config.role in ("prefill", "both"):
+            names.append(prefill_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name)
+        if self._config.role in ("decode", "both"):
+            names.append(decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name)
+        return GrpcServer(names, self._config.cluster_secret)
+
+    async def _start_server(self, server: GrpcServer, ready: ReadyEvent) -> None:
+        metrics = self._start_metrics()
+        servicer = WorkerServicer(self._engine, self._identity, ready, self._drain, metrics)
+        add_WorkerServiceServicer_to_server(servicer, server.server)
+        if self._config.role in ("prefill", "both"):
+            add_PrefillServiceServicer_to_server(PrefillServicer(self._engine, self._drain), server.server)
+        if self._config.role in ("decode", "both"):
+            add_DecodeServiceServicer_to_server(self._decode, server.server)
+        address = await server.start(self._config.host, self._config.port)
+        await server.set_serving(True)
+        said = {"grpc": address, "transfer": ready.transfer_address, "device": ready.device}
+        say_ready({**said, "metrics": metrics})
+        gc.freeze()  # a look at all that was loaded would hold up every stream
+        log.info("serving", role=self._config.role, metrics=metrics, **said)
+        if self._registration is not None:
+            await servicer.ask_load()
+            addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
+            self._registration.enter(self._config.served_name, servicer, addresses)
+
+    def _start_metrics(self) -> str:
+        """Opens the endpoint; its address, or "" where the configuration wants none."""
+        config = self._config
+        if config.metrics_port is None:
+            return ""
+        registry = CollectorRegistry()
+        metrics = WorkerMetrics(
+            labels={"role": config.role, "worker": config.name, "model": self._config.served_name},
+            audit=self._audit,
+            loop=asyncio.get_running_loop(),
+            restarts=config.restarts,
+            poll_lag=self._decode.poll_lag,
+            live_streams=lambda: self._decode.live,
+            registration=self._registration,
+        )
+        metrics.register(registry, self._handle.process.pid)
+        return self._metrics.start(registry, config.host, config.metrics_port)
+
+    async def _audit(self) -> Audit:
+        command = EngineCommand(audit=AuditCommand(skip_integrity=True))
+        return (await self._engine.call(command)).audit
+
+    async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
+        """Takes no new work, lets the old end, then stops the engine."""
+        await server.set_serving(False)
+        if self._registration is not None:
+            self._registration.drain()
+        drained = await self._drain.wait(
+            lambda: self._busy() and not (self._hung or engine.done()), self._config.drain_s
+        )
+        if self._hung or engine.done():
+            raise self._end_of(engine)
+        log.info("drained" if drained else "drain cut short")
+        await self._engine.call(EngineCommand(stop=StopCommand()))
+
+    def _busy(self) -> bool:
+        return bool(self._engine.prefills or self._decode.live)
+
+    def _on_event(self, event: EngineEvent) -> None:
+        if event.WhichOneof("event") == "ready" and not self._ready.done():
+            self._ready.set_result(event.ready)
+        elif event.WhichOneof("event") == "unfit":
+            if not self._unfit.done():
+                log.error("engine is unfit", reason=event.unfit.reason)
+                self._unfit.set_result(event.unfit.reason)
+        elif event.WhichOneof("event") == "prefixes":
+            if self._registration is not None:
+                self._registration.tell_prefixes(self._identity.incarnation, event.prefixes)
+        else:
+            self._decode.on_event(event)
+
+    async def _watch_engine(self) -> None:
+        """Kills the engine once it counts as hung; its end is then this worker's."""
+        self._hung = await hang_of(self._heartbeat)
+        log.error("engine_hung", reason=self._hung)
+        self._handle.abort()
+
+    async def _reason(self, engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
+        """Why a worker that was not asked to stop has to end."""
+        if polling.done() and not engine.done():
+            await asyncio.wait({engine}, timeout=_LAST_WORDS_S)
+        if self._hung or engine.done():
+            return self._end_of(engine)
+        log.error("the ring's reader failed", error=repr(polling.exception()))
+        return BatonError(ErrorKind.INTERNAL, "the ring's reader failed")
+
+    def _end_of(self, engine: asyncio.Task[BatonError]) -> BatonError:
+        """What ended the engine, or made this front kill it."""
+        return BatonError(ErrorKind.UNAVAILABLE, self._hung) if self._hung else engine.result()

@@ -1,0 +1,117 @@
+"""A worker's entry in the registry: from the moment it serves until it ends, and how busy it is.
+
+Nothing waits for Redis: with it away the worker serves whoever knows it, and registers when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from baton.cluster_auth import secret_name
+from baton.errors import BatonError, ErrorKind
+from baton.state import Lease, Member, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from baton.state import PrefixPublisher
+    from baton.v1.engine_pb2 import PrefixesEvent
+    from baton.v1.worker_pb2 import DescribeResponse, Load
+    from services.common.config import StateConfig, WorkerConfig
+    from services.worker.front.worker_servicer import WorkerServicer
+
+# At the end: for Redis to hear that we leave, where it answers at once.
+_LEAVE_S = 0.5
+
+
+class Registration:
+    """Make it from a running loop; `enter`, then `leave`. BatonError(INVALID) where the URL is wrong."""
+
+    def __init__(self, config: WorkerConfig, store: StateConfig) -> None:
+        self.state = State.at(store.redis_url, namespace=store.namespace)
+        self._config = config
+        self._cluster_id = store.cluster_id
+        self._entered = asyncio.Event()
+        self._lease: Lease | None = None
+        self._publisher: PrefixPublisher | None = None
+
+    @property
+    def registered(self) -> bool:
+        """Whether the registry has this worker, as far as we know."""
+        return self._lease is not None and self._lease.registered.is_set()
+
+    def enter(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
+        """Has the registry list the worker from now on; `model` is what clients call what it serves."""
+        config, described = self._config, servicer.describe()
+        self._lease = self.state.lease(
+            Member(
+                name=".".join(part for part in (self._cluster_id, config.name) if part),
+                incarnation=described.identity.incarnation.hex(),
+                role=config.role,
+                model=model,
+                host=socket.gethostname(),
+                addresses={kind: address for kind, address in addresses.items() if address},
+                fingerprint=described.fingerprint.hex(),
+                secret_name=secret_name(config.cluster_secret),
+                limits=_limits(described),
+            ),
+            load=lambda: load_hint(servicer.load),
+        )
+        self._entered.set()
+
+    def tell_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
+        """Has the index know what came into the prefix cache and what left it; never waits."""
+        if self._publisher is None:
+            self._publisher = self.state.publish_prefixes(incarnation.hex())
+        self._publisher.remove(changed.removed)
+        self._publisher.add(changed.added)
+
+    def drain(self) -> None:
+        """Tells that the worker takes nothing new."""
+        if self._lease is not None:
+            self._lease.update(self._lease.member.model_copy(update={"draining": True}))
+
+    async def ousted(self) -> BatonError:
+        """Returns why this worker has to end: Redis refuses it at its very first start, or a newer start has
+        its name, and this one is a ghost."""
+        tasks = {asyncio.create_task(self._replaced())}
+        if not self._config.restarts:  # later it would cost the cluster a worker, and help nobody
+            tasks.add(asyncio.create_task(self.state.refusal()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _replaced(self) -> BatonError:
+        await self._entered.wait()
+        assert self._lease is not None
+        await self._lease.replaced.wait()
+        return BatonError(ErrorKind.CONFLICT, f"a newer {self._lease.member.name} has registered")
+
+    async def leave(self) -> None:
+        """Takes the entry out, where Redis answers at once; else it lapses."""
+        await self.state.close(_LEAVE_S)
+
+
+def load_hint(load: Load) -> dict[str, int]:
+    """How busy the worker was when it was last asked."""
+    return {
+        "free_slots": load.free_slots,
+        "free_blocks": load.free_blocks,
+        "queued_prefills": load.queued_prefills,
+        "queued_prefill_tokens": load.queued_prefill_tokens,
+    }
+
+
+def _limits(described: DescribeResponse) -> dict[str, int]:
+    return {
+        "slots": described.load.slots,
+        "blocks": described.load.blocks,
+        "block_tokens": described.load.block_tokens,
+        "max_context_tokens": described.max_context_tokens,
+        "vocab_size": described.vocab_size,
+    }
