@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from loadgen.commands import compare, report, run, search, sweep, trace
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 COMMANDS = {
     "run": run,

@@ -6,8 +6,8 @@
       start.log
       r/               Ray's own folder, which Ray itself makes 0777
 
-Its processes live below a warden (`baton/cluster/ray_reaper.py`), which ends them all when we close its stdin or
-die. Never `ray stop`: that would end every Ray of the machine.
+Its processes live below a warden (`baton/cluster/ray_reaper.py`), which ends them all when we close its
+stdin or die. Never `ray stop`: that would end every Ray of the machine.
 """
 
 from __future__ import annotations

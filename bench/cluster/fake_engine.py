@@ -1,6 +1,6 @@
 """A worker whose model takes a fixed time a step and emits the time of day: what is left is Baton's own cost.
 
-    python -m bench.cluster.fake_engine worker       a worker's front, WorkerConfig on stdin, fake engine behind it
+    python -m bench.cluster.fake_engine worker       a front with that engine, WorkerConfig on stdin
     python -m bench.cluster.fake_engine engine       that engine
 
 All but the model is the real thing: fronts, channel, slots, rings, links. A decode step draws nothing, as on
@@ -24,7 +24,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import TorchDecodeLoop
 from baton.engine.decode.slot_state import SlotState
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.reference import Decoder, Rows
@@ -100,7 +100,7 @@ class FakeDecodeLoop(TorchDecodeLoop):
 def decode_loop(
     decoder: Decoder, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
 ) -> DecodeLoop:
-    """Stands in for `baton.engine.back_ends.decode_loop`."""
+    """Stands in for `baton.engine.prefill.factory.decode_loop`."""
     return FakeDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory))
 
 

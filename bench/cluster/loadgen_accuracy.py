@@ -1,7 +1,9 @@
 """How far loadgen's own numbers are right, how much one process can send, how near a search comes.
 
-    python -m bench.cluster.loadgen_accuracy truth --doors grpc,http --rates 10,200,1000 [--seconds 30] [--json]
-    python -m bench.cluster.loadgen_accuracy limit --doors grpc,http [--processes 1,2] [--servers 2 --pin] [--json]
+    python -m bench.cluster.loadgen_accuracy truth --doors grpc,http --rates 10,200,1000 [--seconds 30]
+    [--json]
+    python -m bench.cluster.loadgen_accuracy limit --doors grpc,http [--processes 1,2] [--servers 2 --pin]
+    [--json]
     python -m bench.cluster.loadgen_accuracy search --doors grpc [--budget 480] [--json]
 
 Against a server that logs when it emitted each token (`tests/loadgen/fake_server.py`), on the same machine

@@ -48,7 +48,7 @@ class DecodeEngine:
         `interpreted`: on a CPU, the graphs' kernels in Triton's interpreter instead of the plain loop.
         """
         from baton.device.shared_memory import SharedMemory
-        from baton.engine.back_ends import decode_loop, graph_loop
+        from baton.engine.decode.factory import decode_loop, graph_loop
         from baton.engine.decode.slot_state import SlotState
         from baton.engine.decode.slots import SlotPool
         from baton.engine.rings.layout import SharedRings
@@ -182,7 +182,7 @@ def _allocated(device: str) -> int:
 
 def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
     """The decoder with a cache full of noise."""
-    from baton.engine.memory.blocks import BlockPools
+    from baton.engine.memory.block_pools import BlockPools
     from baton.engine.memory.kv_cache import KVCache
     from baton.engine.rings.logprob_records import MAX_LOGPROBS
     from services.worker.engine.startup.model_loader import LoadedModel

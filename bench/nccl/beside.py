@@ -1,4 +1,4 @@
-"""What a kernel of NCCL that waits on the device does to all else there, for `bench.nccl.__main__`."""
+"""What a kernel of NCCL that waits on the device does to all else there, for `bench.nccl`."""
 
 from __future__ import annotations
 

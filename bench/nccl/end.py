@@ -1,4 +1,4 @@
-"""One process on one GPU that does with NCCL what it is told, for `bench.nccl.__main__`.
+"""One process on one GPU that does with NCCL what it is told, for `bench.nccl`.
 
 It is told by lines of JSON over a socket and answers each with one. Whoever tells it may kill, stop or
 abandon it at any moment: nothing here outlives its parent.

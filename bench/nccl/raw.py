@@ -1,5 +1,6 @@
-"""What NCCL alone does with as many bytes, for `bench.transfer.__main__ --transport nccl`: one send of all of them to
-a receive that waits for it, by a communicator beside the link's that takes as many multiprocessors."""
+"""What NCCL alone does with as many bytes, for `bench.transfer --transport nccl`: one send of all
+of them to a receive that waits for it, by a communicator beside the link's that takes as many
+multiprocessors."""
 
 from __future__ import annotations
 

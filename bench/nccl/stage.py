@@ -1,4 +1,4 @@
-"""Processes on GPUs that are told what to do, stopped and killed, for `bench.nccl.__main__`."""
+"""Processes on GPUs that are told what to do, stopped and killed, for `bench.nccl`."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ import torch
 
 from baton.block_hash import BlockHasher
 from baton.device.lane import lane_of
-from baton.engine.back_ends import prompt_pass
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefill.cost import PrefillCost, half_context
+from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from baton.device.lane import lane_of
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds

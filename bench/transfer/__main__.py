@@ -18,15 +18,16 @@ On a GPU: blocks of 8 MiB, as an 8B model has in 16 bits, from the first GPU to 
 were handed over a millisecond before, as prefill does it, and only the commit is said then. What arrived last
 is compared with what was sent.
 
-With streams: a router, a prefill and a decode worker with fake engines (`bench/cluster/fake_engine.py`) serve so
-many closed-loop clients in this process, and a sender in another keeps transferring to that decode worker,
-one transfer after the other, for as long as they run. A transfer's time ends when the worker's engine has
-verified and scattered its last block; `sustained_gb_s` is all bytes over all time, reservations included, and
-`--pace` bounds it. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no transfer.
+With streams: a router, a prefill and a decode worker with fake engines (`bench/cluster/fake_engine.py`)
+serve so many closed-loop clients in this process, and a sender in another keeps transferring to that decode
+worker, one transfer after the other, for as long as they run. A transfer's time ends when the worker's
+engine has verified and scattered its last block; `sustained_gb_s` is all bytes over all time, reservations
+included, and `--pace` bounds it. `ring_to_client_ms_p99` is the streams', `…_alone` theirs with no transfer.
 
 With --decode: the receiver's process decodes meanwhile, so many sequences of 1,024 tokens on random weights
 of `--shape`, and 1,024 tokens' KV goes from this process to spare blocks of the very same cache: no transfer,
-as many as keep the batch (Poisson), two under way at all times; `bench/transfer/decode_windows.py` has the windows.
+as many as keep the batch (Poisson), two under way at all times; `bench/transfer/decode_windows.py` has the
+windows.
 Steps are timed by the GPU's own clock, on a CPU by the host's. The receiver's GPU is the one that `--peer`
 names, the sender's is the first, but for grpc: there what is sent lies in the host's memory. `--peer 0` is
 one GPU for both processes, which take turns on it: that slows a step by itself. Every transfer is verified,

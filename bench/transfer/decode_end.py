@@ -1,4 +1,5 @@
-"""The receiving process of `bench.transfer.__main__ --decode`: a decode engine, and a receiver into its own KV cache.
+"""The receiving process of `bench.transfer --decode`: a decode engine, and a receiver into its own
+KV cache.
 
     python -m bench.transfer.decode_end SETTING      `Setting` as JSON
 
@@ -36,7 +37,7 @@ from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
 from bench.transfer.ends import nccl_links_for, receiver_of
 from bench.transfer.spare_blocks import SpareBlocks
-from kvtransfer.protocol.events import Committed, Withdrawn
+from kvtransfer.receiver.events import Committed, Withdrawn
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice

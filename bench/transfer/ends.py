@@ -1,4 +1,5 @@
-"""What `bench.transfer.__main__` sends to, a receiver in a process of its own; and blocks, tickets, raw bytes.
+"""What `bench.transfer` sends to, a receiver in a process of its own; and blocks, tickets, raw
+bytes.
 
     python -m bench.transfer.ends BLOCKS TRANSPORT DEVICE
                                       a receiver; says {"address", "raw_address"}, then for each line
@@ -36,9 +37,9 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.cluster.asked_process import AskedProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.protocol.events import Committed
 from kvtransfer.protocol.frames import HEADER_BYTES
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.receiver.transfers import BlockSink
 from kvtransfer.transports.grpc.stream import channel_options
@@ -53,8 +54,6 @@ BLOCK_BYTES = 1 << 20
 FINGERPRINT = b"bench".ljust(32)
 _SECRET = b"both processes of one measurement"
 _RAW = "/bench.Raw/Drop"
-# 64 tokens of an 8B model in 16 bits.
-GPU_BLOCK_BYTES = 8 << 20
 PIECES_A_POLL = 8  # as in an engine's turn
 PIECES_A_POLL_ON_GPU = 32
 WAIT_S = 0.05
@@ -172,7 +171,11 @@ def copy_seconds(megabytes: int) -> float:
 
 
 def block_bytes_on(device: str) -> int:
-    return BLOCK_BYTES if device == "cpu" else GPU_BLOCK_BYTES
+    if device == "cpu":
+        return BLOCK_BYTES
+    from bench.transfer.devices import GPU_BLOCK_BYTES
+
+    return GPU_BLOCK_BYTES
 
 
 def blocks_for(megabytes: int, device: str = "cpu") -> int:

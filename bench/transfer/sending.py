@@ -1,4 +1,4 @@
-"""The sender that `bench.transfer.__main__` measures, and drives itself."""
+"""The sender that `bench.transfer` measures, and drives itself."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from bench.transfer.ends import (
     block_bytes_on,
     nccl_links_for,
 )
-from kvtransfer.protocol.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.protocol.link_auth import LinkAuth
+from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.registry import connectors_of

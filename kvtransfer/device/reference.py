@@ -3,9 +3,9 @@
     blocks ──gather──▶ staging (a window of pieces, contiguous) ──wire──▶ staging ──scatter──▶ blocks
 
 A *run* is so many 32-bit words that lie together on both sides. Blocks of equal layout have one run a piece;
-where the two sides split heads differently (`kvtransfer.device.resplit`) a piece has several. What is summed is what
-travels: the words that gather writes, those that scatter reads, at their places in the piece. So the result,
-with `piece_checksums`, is `PieceChecksum`'s of the piece's bytes.
+where the two sides split heads differently (`kvtransfer.device.resplit`) a piece has several. What is summed
+is what travels: the words that gather writes, those that scatter reads, at their places in the piece. So the
+result, with `piece_checksums`, is `PieceChecksum`'s of the piece's bytes.
 
 Scatter writes while it sums: a piece that turns out wrong has been written by then, into blocks which the
 ticket reserved and no slot has seen; its transfer fails, and they are reused as they are. Only a piece whose

@@ -7,9 +7,9 @@ done while they travel; and that too where the device itself knows when they are
 order in which they were announced.
 
 A piece that turns out wrong has been written by then, into blocks which its ticket reserved and no slot has
-seen (`kvtransfer.device.reference`). So only a piece whose place is expected is moved, and whoever takes the blocks
-away gives up its pieces first (`give_up`): a kernel that waits for bytes reads its rows when it begins, and
-finds them empty.
+seen (`kvtransfer.device.reference`). So only a piece whose place is expected is moved, and whoever takes the
+blocks away gives up its pieces first (`give_up`): a kernel that waits for bytes reads its rows when it
+begins, and finds them empty.
 """
 
 from __future__ import annotations

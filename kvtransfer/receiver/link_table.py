@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.link.interfaces import Listener, OpenCall
-from kvtransfer.protocol.counters import ReceiverCounters
 from kvtransfer.protocol.handshake import is_newer, same_worker
+from kvtransfer.receiver.counters import ReceiverCounters
 from kvtransfer.receiver.link import ReceivingLink
 from kvtransfer.receiver.link_grants import Granting
 

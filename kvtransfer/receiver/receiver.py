@@ -22,11 +22,11 @@ from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.link.interfaces import Listener
 from kvtransfer.protocol import frames
-from kvtransfer.protocol.counters import ReceiverCounters
-from kvtransfer.protocol.events import ReceiverEvent
 from kvtransfer.protocol.frames import FrameError, Refused
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.counters import ReceiverCounters
+from kvtransfer.receiver.events import ReceiverEvent
 from kvtransfer.receiver.link import ReceivingLink
 from kvtransfer.receiver.link_grants import Granting
 from kvtransfer.receiver.link_table import MAX_LINKS, ReceivingLinks
@@ -72,7 +72,8 @@ class Receiver:
         auth: LinkAuth | None = None,
         frames_port: int = 0,
     ) -> str:
-        """Starts `listeners_of` a transport; the address for tickets (its form: `kvtransfer/sender/routes.py`).
+        """Starts `listeners_of` a transport; the address for tickets (its form:
+        `kvtransfer/sender/routes.py`).
         `auth`: which senders get a link, those that know its secret."""
         bounds = self._piece_bytes, self._timeout, MAX_LINKS
         started = listeners_of(

@@ -16,8 +16,6 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.device.scatter import DeviceScatter, Outcome
 from kvtransfer.protocol import frames
-from kvtransfer.protocol.counters import ReceiverCounters
-from kvtransfer.protocol.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
 from kvtransfer.protocol.frames import (
     Commit,
     FrameError,
@@ -32,8 +30,9 @@ from kvtransfer.protocol.frames import (
 )
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.answers import Answers
-from kvtransfer.receiver.commit_check import check_commit, check_record
-from kvtransfer.receiver.inbound_transfer import Incoming
+from kvtransfer.receiver.counters import ReceiverCounters
+from kvtransfer.receiver.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
+from kvtransfer.receiver.inbound_transfer import Incoming, check_commit, check_record
 from kvtransfer.receiver.link import ReceivingLink
 
 

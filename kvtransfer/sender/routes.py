@@ -13,9 +13,6 @@ from dataclasses import dataclass
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.link.interfaces import Connector
 
-IPC_SCHEME = "ipc:"
-NCCL_SCHEME = "nccl:"
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

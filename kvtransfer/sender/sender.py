@@ -24,8 +24,6 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
 from kvtransfer.link.interfaces import Connector
-from kvtransfer.protocol.counters import SenderCounters
-from kvtransfer.protocol.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.protocol.frames import (
     Committed,
     Quiet,
@@ -36,6 +34,8 @@ from kvtransfer.protocol.frames import (
     WithdrawReason,
 )
 from kvtransfer.protocol.handshake import open_request
+from kvtransfer.sender.counters import SenderCounters
+from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.fallbacks import Fallbacks, LinkKey
 from kvtransfer.sender.link import SendingLink
 from kvtransfer.sender.routes import Route, routes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.record import NOT_COUNTED, Outcome, Record
+from loadgen.common.record import NOT_COUNTED, Outcome, Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,15 +11,15 @@ from loadgen.analysis.columns import Columns
 from loadgen.analysis.intervals import BlockBootstrap, correlation_time, independent_draws, interval, newcombe
 from loadgen.analysis.metrics import E2E, TBT10, TPOT, TTFT, e2e
 from loadgen.analysis.slo import Judge
-from loadgen.record import Outcome
+from loadgen.common.record import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from loadgen.record import Record
-    from loadgen.run_folder import Run
+    from loadgen.analysis.run_folder import Run
+    from loadgen.common.record import Record
 
     Floats = NDArray[np.float64]
 

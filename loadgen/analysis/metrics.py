@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 if TYPE_CHECKING:
-    from loadgen.record import Record
+    from loadgen.common.record import Record
 
 
 @dataclass(frozen=True, slots=True)

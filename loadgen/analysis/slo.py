@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from loadgen.analysis.metrics import limitable
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome
 
 if TYPE_CHECKING:
     from loadgen.analysis.metrics import Metric
-    from loadgen.record import Record
-    from loadgen.settings import Settings
+    from loadgen.common.record import Record
+    from loadgen.common.settings import Settings
 
 GOOD_FORMULA = "a request that ended well and met every limit of its class"
 ATTAINMENT_FORMULA = "good / (all that were due, failed ones included, less those cancelled by their client)"

@@ -24,12 +24,12 @@ from loadgen.analysis.quantities import Estimate, Quantity, quantity
 from loadgen.analysis.slo import ATTAINMENT_FORMULA, GOOD_FORMULA, Judge
 from loadgen.analysis.steady import WINDOW_FORMULA, Steadiness, Window, find_window
 from loadgen.analysis.validity import Grounds, Reason, invalid_because
-from loadgen.record import Outcome, Record
+from loadgen.common.record import Outcome, Record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.settings import Settings
+    from loadgen.common.settings import Settings
 
     Floats = NDArray[np.float64]
     Rows = NDArray[np.int64]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from loadgen.analysis.steady import Window
-    from loadgen.settings import JudgeSettings
+    from loadgen.common.settings import JudgeSettings
 
 
 _BUSY = "more processes, or a less busy machine"

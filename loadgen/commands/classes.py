@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from loadgen.analysis.slo import parse_goodput
-from loadgen.errors import LoadgenError
-from loadgen.settings import RequestClass
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import RequestClass
 
 _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "weight": ("weight", float),

@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.figures import interval, number
 from loadgen.goodput.curve import CURVE, Curve, read_curve
 from loadgen.reports.compared import comparison_page
 from loadgen.reports.described import load_words
-from loadgen.reports.words import interval, number
 
 HELP = "differences between runs, with intervals"
 DESCRIPTION = (

@@ -12,12 +12,8 @@ from pydantic import ValidationError
 from loadgen.analysis.presets import PRESETS
 from loadgen.analysis.slo import parse_goodput
 from loadgen.commands.classes import parse_class
-from loadgen.errors import LoadgenError
-from loadgen.load.arrivals import Stage
-from loadgen.load.distributions import FORMS_HELP, Distribution
-from loadgen.load.prompt_files import form_of, read_prompts
-from loadgen.reports.parquet import need_pyarrow
-from loadgen.settings import (
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import (
     GeneratorSettings,
     JudgeSettings,
     LoadSettings,
@@ -26,6 +22,10 @@ from loadgen.settings import (
     Settings,
     TargetSettings,
 )
+from loadgen.load.arrivals import Stage
+from loadgen.load.distributions import FORMS_HELP, Distribution
+from loadgen.load.prompt_files import form_of, read_prompts
+from loadgen.reports.parquet import need_pyarrow
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

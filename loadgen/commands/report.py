@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.goodput.curve import CURVE, read_curve
 from loadgen.reports.console import show_run
 from loadgen.reports.console_curve import show_curve

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.commands import flags
 from loadgen.generator.interrupt import Interrupt
 from loadgen.generator.one_run import run_once
@@ -21,8 +21,8 @@ from loadgen.reports.write import write_reports
 from loadgen.targets.preflight import preflight
 
 if TYPE_CHECKING:
-    from loadgen.run_folder import Run
-    from loadgen.settings import Settings
+    from loadgen.analysis.run_folder import Run
+    from loadgen.common.settings import Settings
 
 HELP = "one load against one target"
 DESCRIPTION = (

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.commands import flags
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
 from loadgen.goodput.curve import write_curve
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from loadgen.analysis.run_folder import Run
+    from loadgen.common.settings import Settings
     from loadgen.goodput.curve import Curve
-    from loadgen.run_folder import Run
-    from loadgen.settings import Settings
 
 HELP = "the highest arrival rate that holds the limits"
 DESCRIPTION = (

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.commands import flags
 from loadgen.commands.search import publish, rows_of, say
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 from loadgen.generator.interrupt import Interrupt
 from loadgen.goodput.campaign import Campaign
 from loadgen.targets.preflight import preflight
@@ -17,8 +17,8 @@ from loadgen.targets.preflight import preflight
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loadgen.common.settings import Settings
     from loadgen.goodput.curve import Curve
-    from loadgen.settings import Settings
 
 HELP = "one run at each of several rates"
 DESCRIPTION = (

@@ -9,10 +9,10 @@ import json
 from rich.console import Console
 from rich.text import Text
 
+from loadgen.common.figures import number, percent
+from loadgen.common.settings import TraceSettings
 from loadgen.load.trace_facts import TraceFacts, facts_of
 from loadgen.load.traces import read_trace, scaled, sniff, write_mooncake
-from loadgen.reports.words import number, percent
-from loadgen.settings import TraceSettings
 
 HELP = "what a recorded load holds; converts to Mooncake's format"
 DESCRIPTION = "Reads a trace of Mooncake (JSONL), Azure or BurstGPT (CSV) and says what it would send."

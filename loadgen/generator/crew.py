@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from loadgen.errors import LoadgenError
-from loadgen.record import Record
+from loadgen.common.errors import LoadgenError
+from loadgen.common.measured import Measured
+from loadgen.common.record import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loadgen.settings import Settings
+    from loadgen.common.settings import Settings
 
 # A process makes its prompts before it is ready; long ones take their time.
 READY_S = 300.0
@@ -46,18 +47,6 @@ class Progress:
     def in_flight(self) -> int:
         """Sent and not ended."""
         return self.sent - self.ended
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a run brought: every record, by the time it was due, and how its processes fared."""
-
-    records: list[Record]
-    # The run's second 0, on the wall's clock and on the machine's monotonic one.
-    started_at: float
-    started_monotonic: float
-    processes: list[dict[str, Any]]
-    stopped: bool
 
 
 @dataclass(slots=True)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from loadgen.common.record import Outcome, Record
 from loadgen.load.wording import Content
-from loadgen.record import Outcome, Record
 from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request
 
 if TYPE_CHECKING:
+    from loadgen.common.settings import Form, Settings
     from loadgen.load.workload import Conversation, Turn, Workload
-    from loadgen.settings import Form, Settings
     from loadgen.targets.target import RunClock, Target
 
 # Prompts made before the clock starts; the rest is made as it comes.

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
+from loadgen.common.server_samples import write_samples
 from loadgen.generator.crew import Progress, measure
 from loadgen.generator.progress import ProgressView
-from loadgen.generator.scrape import Scraper, write_samples
+from loadgen.generator.scrape import Scraper
 from loadgen.targets.at_rest import check_leaks
 
 if TYPE_CHECKING:
-    from loadgen.run_folder import Run
+    from loadgen.analysis.run_folder import Run
     from loadgen.targets.preflight import Preflight
 
 Decide = Callable[[Progress], bool]

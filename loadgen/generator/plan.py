@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from loadgen.load.arrivals import Stage, arrivals, steady
 
 if TYPE_CHECKING:
-    from loadgen.settings import LoadSettings
+    from loadgen.common.settings import LoadSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.reports.words import number, percent
+from loadgen.common.figures import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
+    from loadgen.common.settings import Settings
     from loadgen.generator.crew import Progress
-    from loadgen.settings import Settings
 
 _RECENT = 20  # reports: the last five seconds
 

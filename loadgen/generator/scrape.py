@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -19,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.v1.router_pb2 import GetStatusRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
+from loadgen.common.server_samples import Sample
 from loadgen.targets.admin_port import AdminPort, NoAdminError
 from loadgen.targets.grpc_target import OPTIONS, address_of
 from loadgen.targets.http_get import get
@@ -26,10 +25,9 @@ from loadgen.targets.target import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from baton.v1.router_pb2 import RouterStatus
-    from loadgen.settings import TargetSettings
+    from loadgen.common.settings import TargetSettings
 
 EVERY_S = 1.0
 _ANSWER_S = 0.8
@@ -38,19 +36,6 @@ _MOST_ROUNDS = 36_000
 _KINDS = ("counter", "gauge", "histogram", "summary", "unknown")
 _LEFT_OUT = ("_bucket", "_created")
 _FOREIGN = ("python_", "process_", "go_")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One source at one time."""
-
-    at: float
-    source: str
-    values: dict[str, float]
-
-    def shifted(self, seconds: float) -> Sample:
-        """The same on a clock that is so much ahead."""
-        return Sample(self.at + seconds, self.source, self.values)
 
 
 class Scraper:
@@ -125,25 +110,3 @@ def read_metrics(text: str) -> dict[str, float]:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
             values[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
     return values
-
-
-def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """A line a sample; no file where there is none."""
-    if not samples:
-        return
-    with path.open("w") as lines:
-        for sample in sorted(samples, key=lambda one: one.at):
-            document: dict[str, Any] = {
-                "at": round(sample.at, 3),
-                "source": sample.source,
-                "values": sample.values,
-            }
-            lines.write(json.dumps(document) + "\n")
-
-
-def read_samples(path: Path) -> list[Sample]:
-    """Those of a run's folder; none where there is no file."""
-    if not path.exists():
-        return []
-    with path.open() as lines:
-        return [Sample(one["at"], one["source"], one["values"]) for one in map(json.loads, lines)]

@@ -30,19 +30,19 @@ import numpy as np
 
 from baton.parent_death import die_with_parent
 from loadgen.analysis.slo import Judge
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import Settings, Strict
 from loadgen.generator.cpu_limit import CpuLimit
 from loadgen.generator.cpu_wait import CpuWait
 from loadgen.generator.driver import Driver
 from loadgen.generator.loop_lag import LoopLag
 from loadgen.generator.plan import Share, numbers_of, open_times
 from loadgen.load.sources import recorded_times, workload_of
-from loadgen.settings import Settings, Strict
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import RunClock
 
 if TYPE_CHECKING:
-    from loadgen.record import Record
+    from loadgen.common.record import Record
 
 PROGRESS_S = 0.25
 # How many conversations of a closed loop, whose number nobody knows, are made before it starts.

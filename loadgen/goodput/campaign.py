@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.analysis.validity import ReasonKind
+from loadgen.common.figures import number, percent
 from loadgen.generator.one_run import run_once
 from loadgen.goodput.curve import Curve, Point, outcome_of, point_of, probe_of
 from loadgen.goodput.search import Phase, Search, SearchPlan
-from loadgen.reports.words import number, percent
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loadgen.analysis.run_folder import Run
+    from loadgen.common.settings import Settings
     from loadgen.generator.crew import Progress
     from loadgen.generator.interrupt import Interrupt
     from loadgen.goodput.probe import Probe
-    from loadgen.run_folder import Run
-    from loadgen.settings import Settings
     from loadgen.targets.preflight import Preflight
 
 Say = Callable[[str], None]

@@ -11,17 +11,17 @@ import numpy as np
 
 from loadgen.analysis.slo import Judge
 from loadgen.analysis.steady import Steadiness
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome
 from loadgen.goodput.crossing import FORMULA, Crossing
 from loadgen.goodput.probe import Probe, Verdict
-from loadgen.record import Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loadgen.analysis.run_folder import Run
+    from loadgen.common.record import Record
     from loadgen.goodput.search import Goodput
-    from loadgen.record import Record
-    from loadgen.run_folder import Run
 
 CURVE = "curve.json"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 _DRAWN_AT_ONCE = 1024
 _STAGE = re.compile(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)(?:([-~])(\d+(?:\.\d+)?))?")

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 from loadgen.load.distributions import Distribution
 from loadgen.load.wording import Content
 from loadgen.load.workload import Conversation, Mix
 
 if TYPE_CHECKING:
-    from loadgen.settings import Form, Settings
+    from loadgen.common.settings import Form, Settings
 
 _ORDER = 31
 

@@ -17,8 +17,8 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from loadgen.common.settings import PromptSettings
     from loadgen.load.wording import Alphabet
-    from loadgen.settings import PromptSettings
 
     Symbols = NDArray[np.int64]
 

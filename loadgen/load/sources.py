@@ -10,8 +10,8 @@ from loadgen.load.traces import Trace, TraceWorkload, read_trace, scaled
 from loadgen.load.workload import SyntheticWorkload
 
 if TYPE_CHECKING:
+    from loadgen.common.settings import Settings
     from loadgen.load.workload import Workload
-    from loadgen.settings import Settings
 
 
 def workload_of(settings: Settings) -> Workload:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 from loadgen.load.prompts import PromptMaker
 from loadgen.load.wording import WordAlphabet, alphabet_of
 from loadgen.load.workload import Conversation, Mix
 
 if TYPE_CHECKING:
-    from loadgen.settings import Settings, TraceFormat, TraceSettings
+    from loadgen.common.settings import Settings, TraceFormat, TraceSettings
 
 # Tokens that one of Mooncake's hash ids stands for.
 BLOCK_TOKENS = 512

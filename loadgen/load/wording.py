@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from loadgen.settings import PromptSettings
+    from loadgen.common.settings import PromptSettings
 
     Symbols = NDArray[np.int64]
 

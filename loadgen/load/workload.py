@@ -13,7 +13,7 @@ from loadgen.load.prompts import PromptMaker
 from loadgen.load.wording import Content, WordAlphabet, alphabet_of
 
 if TYPE_CHECKING:
-    from loadgen.settings import RequestClass, Settings
+    from loadgen.common.settings import RequestClass, Settings
 
 _CONVERSATIONS = 1
 

@@ -9,7 +9,7 @@ import numpy as np
 from loadgen.analysis.metrics import tpot, ttft
 from loadgen.analysis.steady import backlog_at
 from loadgen.analysis.summary import STAGES
-from loadgen.record import NO_FAILURE, Outcome
+from loadgen.common.record import NO_FAILURE, Outcome
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
 

@@ -9,19 +9,19 @@ import numpy as np
 
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.record import Outcome
+from loadgen.common.figures import interval, number
+from loadgen.common.record import Outcome
 from loadgen.reports.described import limit_words, load_words
 from loadgen.reports.page import charts, heading, page, section, table
 from loadgen.reports.scales import Scale, around_log
 from loadgen.reports.svg import Chart
-from loadgen.reports.words import interval, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loadgen.analysis.comparison import Difference
-    from loadgen.record import Record
-    from loadgen.run_folder import Run
+    from loadgen.analysis.run_folder import Run
+    from loadgen.common.record import Record
 
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
 

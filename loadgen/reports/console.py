@@ -9,15 +9,15 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from loadgen.common.figures import counts, interval, limits, number, percent
 from loadgen.reports.described import leak_words
-from loadgen.reports.words import counts, interval, limits, number, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from loadgen.analysis.quantities import Quantity
+    from loadgen.analysis.run_folder import Run
     from loadgen.analysis.summary import Attainment, Summary
-    from loadgen.run_folder import Run
 
 # Of a leak check that passed, and of any other.
 _LEAK_STYLES = {True: "dim", False: "yellow"}

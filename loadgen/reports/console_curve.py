@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from loadgen.common.figures import interval, limits, number, percent
 from loadgen.goodput.probe import Verdict
-from loadgen.reports.words import interval, limits, number, percent
 
 if TYPE_CHECKING:
     from pathlib import Path

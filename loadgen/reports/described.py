@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from loadgen.reports.words import limits, number
+from loadgen.common.figures import limits, number
 
 if TYPE_CHECKING:
-    from loadgen.settings import LoadSettings, PromptSettings, Settings
+    from loadgen.common.settings import LoadSettings, PromptSettings, Settings
 
 
 def load_words(load: LoadSettings) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from loadgen.common.figures import limits, number, percent
 from loadgen.reports.console_curve import goodput_line
 from loadgen.reports.page import Tile, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.svg import Chart
-from loadgen.reports.words import limits, number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

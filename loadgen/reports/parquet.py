@@ -6,13 +6,13 @@ import dataclasses
 import importlib.util
 from typing import TYPE_CHECKING
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from loadgen.record import Record
+    from loadgen.common.record import Record
 
 
 def need_pyarrow() -> None:

@@ -13,7 +13,7 @@ from loadgen.reports.svg import Chart
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadgen.generator.scrape import Sample
+    from loadgen.common.server_samples import Sample
 
 _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
 # Shown first, by name; further ones follow as far as there is room.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from loadgen.common.figures import number
 from loadgen.reports.scales import Scale
-from loadgen.reports.words import number
 
 WIDTH, HEIGHT = 560, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 42, 44

@@ -12,8 +12,8 @@ from loadgen.reports.parquet import write_parquet
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loadgen.analysis.run_folder import Run
     from loadgen.goodput.curve import Curve
-    from loadgen.run_folder import Run
 
 HTML, MARKDOWN, PARQUET = "report.html", "report.md", "requests.parquet"
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-    from loadgen.settings import TargetSettings
+    from loadgen.common.settings import TargetSettings
 
 
 class NoAdminError(Exception):

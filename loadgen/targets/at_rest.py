@@ -12,7 +12,7 @@ from loadgen.targets.admin_port import AdminPort, NoAdminError
 if TYPE_CHECKING:
     from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
     from baton.v1.worker_pb2 import Audit
-    from loadgen.settings import TargetSettings
+    from loadgen.common.settings import TargetSettings
 
 # A router promises 1 s; a busy machine gets more.
 PATIENCE_S = 5.0

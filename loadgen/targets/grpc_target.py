@@ -11,15 +11,15 @@ from google.protobuf.message import DecodeError
 
 from baton.v1 import router_pb2, types_pb2
 from baton.v1.router_pb2 import GenerateResponse, Stage
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome
 from loadgen.targets.target import Answer, Failure, Payload, Prompt, Request, headers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from loadgen.record import Record
-    from loadgen.settings import TargetSettings
+    from loadgen.common.record import Record
+    from loadgen.common.settings import TargetSettings
 
 CONNECT_S = 10.0
 GENERATE = "/baton.v1.RouterService/Generate"

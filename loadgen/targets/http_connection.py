@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import httptools
 
-from loadgen.record import Outcome
+from loadgen.common.record import Outcome
 from loadgen.targets.target import Failure
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from loadgen.record import Outcome
+from loadgen.common.record import Outcome
 from loadgen.targets.http_target import Door
 from loadgen.targets.target import Failure
 

@@ -9,8 +9,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome
 from loadgen.targets.http_connection import HttpConnection
 from loadgen.targets.sse import EventReader
 from loadgen.targets.stamped_socket import connect
@@ -19,8 +19,8 @@ from loadgen.targets.target import Answer, Failure, Payload, Request, headers_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from loadgen.record import Record
-    from loadgen.settings import TargetSettings
+    from loadgen.common.record import Record
+    from loadgen.common.settings import TargetSettings
 
 CONNECT_S = 10.0
 # Servers close connections that idle for 5 s or more; one used just then would be lost under its request.

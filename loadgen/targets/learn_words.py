@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
+from loadgen.common.settings import Words
 from loadgen.load.wording import LEXICON
-from loadgen.record import Record
-from loadgen.settings import Words
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import Answer, Message, Prompt, Request, RunClock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loadgen.settings import Settings
+    from loadgen.common.settings import Settings
     from loadgen.targets.target import Target
 
 _LETTERS = 4

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadgen.settings import TargetSettings
+    from loadgen.common.settings import TargetSettings
     from loadgen.targets.target import Target
 
 

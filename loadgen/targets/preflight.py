@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
 from loadgen.load.arrivals import Stage
 from loadgen.load.sources import recorded_times, workload_of
-from loadgen.record import Record
 from loadgen.targets.learn_words import learn_words
 from loadgen.targets.open_target import open_target
 from loadgen.targets.served_model import served_model
@@ -22,8 +22,8 @@ from loadgen.targets.target import Answer, Failure, Message, Prompt, Request, Ru
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from loadgen.common.settings import Settings
     from loadgen.load.workload import Workload
-    from loadgen.settings import Settings
     from loadgen.targets.target import Target
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from loadgen.record import Record
-    from loadgen.settings import RequestClass, TargetSettings
+    from loadgen.common.record import Record
+    from loadgen.common.settings import RequestClass, TargetSettings
 
 
 @dataclass(frozen=True, slots=True)

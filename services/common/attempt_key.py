@@ -1,4 +1,5 @@
-"""By what the two servicers find an attempt. The engine's side has `services.worker.engine.decode.ticket_book.AttemptKey`."""
+"""By what the two servicers find an attempt. The engine's side has
+`services.worker.engine.decode.ticket_book.AttemptKey`."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from services.router.lifecycle.admission import Intake
 from services.router.lifecycle.cancels import Cancels
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.request_lifecycle import LifecycleDeps
 from services.router.lifecycle.service import Service
 from services.router.lifecycle.unread import Unread
 from services.router.observability.metrics import RouterMetrics, metrics_route
@@ -86,13 +87,15 @@ class Router:
         self.observations = Observations()
         self.prefixes = Prefixes(config.prefix_secret, lambda: self.directory.workers, self.store.state)
         self.dispatcher = Dispatcher(
-            self.room,
-            self.cancels,
-            config.max_attempts,
-            self.observations,
-            self.prefixes,
-            Unread(config.connections.max_unread_mb << 20),
-            self.store.journal,
+            LifecycleDeps(
+                room=self.room,
+                cancels=self.cancels,
+                max_attempts=config.max_attempts,
+                observations=self.observations,
+                prefixes=self.prefixes,
+                unread=Unread(config.connections.max_unread_mb << 20),
+                journal=self.store.journal,
+            )
         )
         intake = Intake(
             config.served_model_name,

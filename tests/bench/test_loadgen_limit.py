@@ -1,4 +1,5 @@
-"""What `bench.cluster.loadgen_accuracy limit` makes of runs: right, late on their way, wrong without a word, INVALID."""
+"""What `bench.cluster.loadgen_accuracy limit` makes of runs: right, late on their way, wrong without a
+word, INVALID."""
 
 from __future__ import annotations
 

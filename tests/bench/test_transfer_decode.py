@@ -1,4 +1,5 @@
-"""`bench.transfer.__main__ --decode` on a CPU with a tiny model: transfers, books, and what is said of them."""
+"""`bench.transfer --decode` on a CPU with a tiny model: transfers, books, and what is said of
+them."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ STEPS = 12
 def test_as_a_program() -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "bench.transfer.__main__", "--transport", "grpc", "--decode", "2", "--shape", "tiny",
-            "--steps", str(STEPS), "--rounds", "2", "--output-len", "3", "--json",
+            sys.executable, "-m", "bench.transfer", "--transport", "grpc", "--decode", "2",
+            "--shape", "tiny", "--steps", str(STEPS), "--rounds", "2", "--output-len", "3", "--json",
         ],
         capture_output=True, text=True, timeout=120, check=False, cwd=ROOT,
     )  # fmt: skip

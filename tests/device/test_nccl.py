@@ -1,4 +1,4 @@
-"""The binding, over a library that only notes what it is asked; `bench.nccl.__main__` asks NCCL itself."""
+"""The binding, over a library that only notes what it is asked; `bench.nccl` asks NCCL itself."""
 
 from __future__ import annotations
 

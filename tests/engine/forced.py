@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.engine.back_ends import pass_options
+from baton.engine.decode.factory import pass_options
 from baton.engine.decode.gpu_pass import DecodePass
 from baton.engine.kernels.reference.split_plan import split_items
 from baton.engine.memory.kv_cache import KVCache

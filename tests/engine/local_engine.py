@@ -17,7 +17,8 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import TorchDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
-from baton.engine.memory.blocks import BlockPools, BlockTables, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.reference import Decoder
@@ -133,7 +134,7 @@ class LocalEngine:
         self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
         self.decode: DecodeLoop
         if graph:
-            from baton.engine.back_ends import graph_loop
+            from baton.engine.decode.factory import graph_loop
 
             self.decode = graph_loop(decoder, cache, self.state, rings, memory, exact=numerics == "exact")
         else:

@@ -13,7 +13,8 @@ from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
 from baton.block_hash import BlockHasher, seed_of
-from baton.engine.memory.blocks import BlockPools, BlockTables, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import Entry
 from baton.engine.prefix_cache.cache import PrefixCache, Stored
 from baton.engine.sequence import Limits, SamplingParams, Sequence

@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baton.engine.memory.blocks import BlockPool, BlockPools, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.layout import CacheGroup, Layout, Plane
 
 

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor
 
 from baton.device.lane import lane_of
-from baton.engine.back_ends import prompt_pass
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.reference import Decoder
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention import library_rule
 from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.loop import PrefillLoop, PromptPass
 from baton.engine.prefill.reference_pass import PlainPass

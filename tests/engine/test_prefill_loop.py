@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from baton.device.lane import Moment
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds

@@ -18,10 +18,11 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
-from kvtransfer.protocol.events import Acknowledged, Committed, Failed, ReceiverEvent, SenderEvent, Withdrawn
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import Committed, ReceiverEvent, Withdrawn
 from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from tests.kvtransfer.fabrics import PIECE_BYTES, WINDOW, Fabric
 from tests.kvtransfer.faulty_wires import FaultyConnector

@@ -11,8 +11,8 @@ import random
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.protocol.events import Committed
 from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.receiver.events import Committed
 from kvtransfer.sender.transfer import TransferState
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import Shape

@@ -9,8 +9,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Logprobs
-from kvtransfer.protocol.events import Arrived, Committed, Described, Withdrawn
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, Record, WithdrawReason
+from kvtransfer.receiver.events import Arrived, Committed, Described, Withdrawn
 from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import Peers

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from kvtransfer.protocol.events import Arrived, Committed
 from kvtransfer.protocol.piece_geometry import share_of
+from kvtransfer.receiver.events import Arrived, Committed
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import ODD, Shape
 

@@ -8,8 +8,8 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
-from kvtransfer.protocol.events import Committed
 from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.receiver.events import Committed
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import ODD
 

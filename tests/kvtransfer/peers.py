@@ -15,19 +15,11 @@ from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector, Listener
-from kvtransfer.protocol.events import (
-    Acknowledged,
-    Announced,
-    Arrived,
-    Committed,
-    Failed,
-    ReceiverEvent,
-    SenderEvent,
-    Withdrawn,
-)
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import Announced, Arrived, Committed, ReceiverEvent, Withdrawn
 from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.ipc.connector import IpcConnector

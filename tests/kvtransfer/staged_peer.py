@@ -22,9 +22,10 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
-from kvtransfer.protocol.events import Acknowledged, Committed, Failed
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
+from kvtransfer.sender.events import Acknowledged, Failed
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.registry import connectors_of

@@ -10,8 +10,9 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.link.interfaces import LandingWire
-from kvtransfer.protocol.events import Acknowledged, Announced, Arrived, Committed
 from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.receiver.events import Announced, Arrived, Committed
+from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.device_ends import SHAPE, Ends, device_wire, link_of, sent, windows
 from tests.kvtransfer.fake_device import Pump

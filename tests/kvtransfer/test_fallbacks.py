@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from baton.v1.types_pb2 import WorkerIdentity
-from kvtransfer.protocol.events import Acknowledged
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.sender import fallbacks
+from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.fallbacks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fallbacks
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.ipc.control import address_of

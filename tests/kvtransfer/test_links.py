@@ -9,9 +9,9 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.protocol.events import Arrived, Committed
 from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
 from kvtransfer.protocol.handshake import open_request
+from kvtransfer.receiver.events import Arrived, Committed
 from kvtransfer.receiver.link_table import MAX_LINKS
 from tests.kvtransfer.conftest import LinkPeers, TamperedConnector
 from tests.kvtransfer.memory_transport import MemorySenderWire, MemoryTransport

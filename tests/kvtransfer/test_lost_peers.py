@@ -21,8 +21,9 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from baton.errors import ErrorKind
-from kvtransfer.protocol.events import Acknowledged, Committed, Failed, Withdrawn
 from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.receiver.events import Committed, Withdrawn
+from kvtransfer.sender.events import Acknowledged, Failed
 from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.conftest import BETWEEN_GPUS, ON_CUDA, OVER_NCCL
 from tests.kvtransfer.device_rigs import rig_of

@@ -14,8 +14,8 @@ from baton.device import nccl_line
 from baton.device.link_device import Moment
 from baton.device.nccl import Result
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.protocol.events import Acknowledged
 from kvtransfer.protocol.frames import FrameError, Piece, Quiet, encode, encode_piece_header
+from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.fallbacks import Fallbacks
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener

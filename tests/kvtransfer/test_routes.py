@@ -13,7 +13,7 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
-from kvtransfer.protocol.events import Acknowledged
+from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.routes import routes
 from kvtransfer.transports.ipc.control import address_of
 from kvtransfer.transports.nccl.endpoint import NcclLinks

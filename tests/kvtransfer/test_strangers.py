@@ -12,10 +12,10 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse, SignedOpenLinkRequest
-from kvtransfer.protocol.events import Failed, SenderEvent
 from kvtransfer.protocol.frames import Quiet, encode
 from kvtransfer.protocol.handshake import open_request
 from kvtransfer.protocol.link_auth import LIFE_S, Challenges, LinkAuth
+from kvtransfer.sender.events import Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD
 from kvtransfer.transports.ipc.control import VERSION, receive_message, send_message, socket_name

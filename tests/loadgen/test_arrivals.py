@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
 from loadgen.load.arrivals import Stage, arrivals, steady, unit_times
 
 SIGNIFICANCE = 0.001

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import Settings
 from loadgen.generator.driver import Driver
 from loadgen.generator.plan import Share, numbers_of, open_times
 from loadgen.load.workload import SyntheticWorkload
-from loadgen.record import Outcome, Record
-from loadgen.settings import Settings
 from loadgen.targets.target import Answer, Failure, Payload, Request, RunClock
 from tests.loadgen.builders import settings
 from tests.loadgen.virtual_time import run_virtual

@@ -11,10 +11,10 @@ import grpc
 import pytest
 
 from baton.v1.admin_pb2 import AdminServiceGetStatusResponse
-from loadgen import run_folder
+from loadgen.analysis import run_folder
+from loadgen.common.settings import TargetSettings
 from loadgen.reports.html_run import run_page
 from loadgen.reports.markdown import run_markdown
-from loadgen.settings import TargetSettings
 from loadgen.targets import admin_port, at_rest
 from loadgen.targets.at_rest import check_leaks, judge
 from tests.loadgen.fake_server import Behaviour

@@ -17,25 +17,27 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 from rich.console import Console
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import Difference, compare
+from loadgen.analysis.run_folder import Run
 from loadgen.analysis.steady import Steadiness
 from loadgen.cli import main
-from loadgen.generator.crew import Measured, Progress
+from loadgen.common.figures import number
+from loadgen.common.measured import Measured
+from loadgen.common.record import Record
+from loadgen.common.server_samples import Sample, read_samples, write_samples
+from loadgen.generator.crew import Progress
 from loadgen.generator.progress import ProgressView
-from loadgen.generator.scrape import Sample, read_metrics, read_samples, write_samples
+from loadgen.generator.scrape import read_metrics
 from loadgen.goodput.crossing import Crossing
 from loadgen.goodput.curve import Curve, Point, read_curve, write_curve
 from loadgen.goodput.probe import Probe, Verdict
-from loadgen.record import Record
 from loadgen.reports.html_curve import curve_page
 from loadgen.reports.html_run import run_page
 from loadgen.reports.markdown import run_markdown
 from loadgen.reports.scales import Scale, around, around_log
 from loadgen.reports.server_charts import all_series, server_charts
-from loadgen.reports.words import number
 from loadgen.reports.write import write_reports
-from loadgen.run_folder import Run
 from tests.loadgen.builders import record, settings
 
 

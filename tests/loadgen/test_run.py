@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import run_folder
+from loadgen.analysis import run_folder
 from loadgen.cli import main
 from loadgen.generator.worker import Assignment, settle
 from tests.loadgen.builders import settings

@@ -18,9 +18,9 @@ from loadgen.analysis.slo import Judge, parse_goodput
 from loadgen.analysis.summary import Summary, summarize
 from loadgen.analysis.validity import ReasonKind
 from loadgen.commands.classes import parse_class
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome, Record
-from loadgen.settings import RequestClass
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import RequestClass
 from tests.loadgen.builders import record, settings
 
 ONE = record(10.0, [0.5, 0.6, 0.8, 0.9, 1.4], sent=10.1, ended=11.5)

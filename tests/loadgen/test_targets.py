@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.errors import LoadgenError
-from loadgen.record import Outcome, Record
-from loadgen.settings import RequestClass, TargetSettings
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Outcome, Record
+from loadgen.common.settings import RequestClass, TargetSettings
 from loadgen.targets.http_connection import HttpConnection
 from loadgen.targets.http_target import spread
 from loadgen.targets.open_target import open_target

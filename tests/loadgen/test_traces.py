@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.cli import main
-from loadgen.errors import LoadgenError
+from loadgen.common.errors import LoadgenError
+from loadgen.common.settings import TraceFormat, TraceSettings
 from loadgen.generator.plan import open_times
 from loadgen.load.sources import recorded_times, workload_of
 from loadgen.load.trace_facts import facts_of
 from loadgen.load.traces import Entry, Trace, TraceWorkload, read_trace, scaled, sniff, write_mooncake
-from loadgen.settings import TraceFormat, TraceSettings
 from tests.loadgen import builders
 
 MOONCAKE = [

@@ -17,7 +17,7 @@ import pytest
 
 from baton.block_hash import BlockHasher, seed_of
 from baton.engine.decode.slots import SlotPool
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -26,9 +26,9 @@ from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
-from kvtransfer.protocol.events import Announced, Committed, Described, Withdrawn
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import Announced, Committed, Described, Withdrawn
 from services.worker.engine.decode.reservations import DecodeSide
 from services.worker.engine.decode.ticket_book import AttemptKey
 from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text

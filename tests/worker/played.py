@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.errors import BatonError
-from kvtransfer.protocol.events import ReceiverEvent
+from kvtransfer.receiver.events import ReceiverEvent
 from services.worker.engine.decode.reservation import Key
 from services.worker.engine.decode.ticket_book import AttemptKey
 

@@ -14,7 +14,7 @@ from baton.engine.prefill.loop import ChunkResult
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import PrefillResponse
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.protocol.events import SenderEvent
+from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.transfer import Transfer, TransferState
 from services.common.config import EngineConfig
 from services.worker.engine.prefill.requests import Job

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.engine.decode.slots import Grant
-from baton.engine.memory.blocks import BlockPools, BlockTables
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.memory.kv_cache import KVCache
 from baton.layout import CacheGroup, Layout, Plane

@@ -25,9 +25,9 @@ from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.common.engine_channel import EngineEnd
+from services.common.engine_launch import EngineLaunch
 from services.worker.engine.process import Engine
 from services.worker.engine.startup.model_loader import load
-from services.worker.launch import EngineLaunch
 from tests.engine.local_engine import CONFIG
 
 SLOTS = 2

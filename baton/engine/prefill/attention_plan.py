@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 
+from baton.engine.kernels.gpu.attention.prompt_items import Span
+
 # (first position, rows) of a chunk.
 Run = tuple[int, int]
 
@@ -91,21 +93,6 @@ class LibraryRule:
         for rows in (steps * self.step for steps in self.row_steps):
             if rows <= self.row_size(most_rows):
                 yield from (CallShape(1, rows, keys, False) for keys in self.key_sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows `row` to `row + rows` of a pass, of the sequence whose line of the block tables is `table`. The
-    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself. What they
-    yield is written to row `into` and those behind it; None: to their own."""
-
-    row: int
-    rows: int
-    position: int
-    begin: int
-    end: int
-    table: int
-    into: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

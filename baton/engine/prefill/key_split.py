@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.engine.prefill.attention_plan import AttentionPlan, PartedRows, Span
+from baton.engine.kernels.gpu.attention.prompt_items import Span
+from baton.engine.prefill.attention_plan import AttentionPlan, PartedRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from baton.engine.memory.blocks import BlockPool, BlockPools, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence

@@ -22,7 +22,8 @@ from itertools import islice, takewhile
 from typing import Protocol
 
 from baton.block_hash import BlockHasher
-from baton.engine.memory.blocks import BlockPools, BlockTables, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import Entry
 from baton.engine.sequence import Sequence
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.reference.philox import random_words
+from baton.engine.kernels.reference.philox import PURPOSE_DRAW, random_words
 from baton.engine.sampling.logit_edits import NO_EDITS, LogitEdits
-
-PURPOSE_DRAW = 0
 
 
 @dataclass(frozen=True, slots=True)

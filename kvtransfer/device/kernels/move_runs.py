@@ -1,8 +1,9 @@
 """Copies runs of words, converts them on the way, and sums what travels: one pass, one kernel.
 
 Some programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64,
-so programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or leave their parts to whoever
-adds them (`kvtransfer.device.piece_sums`). bfloat16 is taken for the upper half of a float32, by its bits.
+so programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or leave their parts
+to whoever adds them (`kvtransfer.device.piece_sums`). bfloat16 is taken for the upper half of a float32, by
+its bits.
 
 A move is a guest: its programs are few (`programs`), so that whoever else has work for the GPU finds
 multiprocessors and memory free at any moment, and each has two tiles of loads under way.

@@ -13,9 +13,9 @@ from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.frame_queue import CONTROL_FRAMES, SenderInbox
 from kvtransfer.link.interfaces import OutOfReachError
+from kvtransfer.protocol.addresses import IPC_SCHEME, NCCL_SCHEME
 from kvtransfer.protocol.frames import FrameError, Piece, ReceiverFrame, Words, encode, encode_piece_header
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.sender.routes import IPC_SCHEME, NCCL_SCHEME
 from kvtransfer.transports.grpc.stream import (
     CONNECT_S,
     ERROR_KIND_KEY,

@@ -33,8 +33,8 @@ from enum import IntEnum
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
+from kvtransfer.protocol.addresses import IPC_SCHEME
 from kvtransfer.protocol.frames import MAX_REASON_BYTES
-from kvtransfer.sender.routes import IPC_SCHEME
 
 TRANSPORT = "ipc"
 

@@ -11,8 +11,8 @@ from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.frame_queue import CONTROL_FRAMES
 from kvtransfer.link.interfaces import OutOfReachError
+from kvtransfer.protocol.addresses import NCCL_SCHEME
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.sender.routes import NCCL_SCHEME
 from kvtransfer.transports.grpc.connector import GrpcConnector, GrpcSenderWire
 from kvtransfer.transports.nccl.endpoint import SENDER_RANK, TRANSPORT, NcclLinks
 from kvtransfer.transports.nccl.frame_acceptor import bring

@@ -16,9 +16,9 @@ from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.frame_queue import CONTROL_FRAMES
 from kvtransfer.link.interfaces import OpenCall
 from kvtransfer.link.staging import Staging
+from kvtransfer.protocol.addresses import NCCL_SCHEME
 from kvtransfer.protocol.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced, encode
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.sender.routes import NCCL_SCHEME
 from kvtransfer.transports.grpc.listener import GrpcListener, GrpcOpenCall, GrpcReceiverWire
 from kvtransfer.transports.nccl.endpoint import RECEIVER_RANK, TRANSPORT, NcclLinks
 from kvtransfer.transports.nccl.frame_acceptor import FrameDoor

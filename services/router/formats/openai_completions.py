@@ -9,12 +9,12 @@ from baton.errors import FieldError
 from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id, parse
 from services.router.formats.openai_logprobs import legacy_logprobs
 from services.router.request.request import Asked
+from services.router.request.sizes import MAX_PROMPTS
 
 if TYPE_CHECKING:
     from services.router.request.request import Delta, Request
     from services.router.text.token_texts import TokenTexts
 
-MAX_PROMPTS = 256
 MAX_CHOICES = 1024
 _NEUTRAL: Neutral = {**NEUTRAL, "suffix": ("",)}
 

@@ -14,8 +14,8 @@ from services.router.request import validate
 from services.router.request.request import Asked
 
 if TYPE_CHECKING:
+    from services.router.request.served_model import Model
     from services.router.text.tokenizer import ModelText
-    from services.router.tokenization.helper_jobs import Model
 
 _NEUTRAL: Neutral = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
 

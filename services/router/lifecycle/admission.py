@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from baton.errors import FieldError
 from services.router.request import validate
 from services.router.request.request import Echo, Request
+from services.router.request.served_model import Model
 from services.router.text.output_text import OutputText
 from services.router.text.stop_automaton import automaton_of
-from services.router.tokenization.helper_jobs import Model
 from services.router.tokenization.request_reader import RequestReader
 
 if TYPE_CHECKING:

@@ -7,42 +7,23 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
-from services.router.lifecycle.request_lifecycle import Life
+from services.router.lifecycle.request_lifecycle import Life, LifecycleDeps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from baton.state import Journal
-    from services.router.lifecycle.cancels import Cancels
-    from services.router.lifecycle.observations import Observations
     from services.router.lifecycle.outbox import Outbox
-    from services.router.lifecycle.unread import Unread
     from services.router.request.request import Request
     from services.router.text.output_text import OutputText
-    from services.router.workers.prefix_affinity import Prefixes
-    from services.router.workers.waiting_queue import WaitingRoom
 
 
 class Dispatcher:
     """Runs requests, each as a task of its own, so that a door that reads slowly holds up nothing."""
 
-    def __init__(
-        self,
-        room: WaitingRoom,
-        cancels: Cancels,
-        max_attempts: int,
-        observations: Observations,
-        prefixes: Prefixes,
-        unread: Unread,
-        journal: Journal | None = None,
-    ) -> None:
-        self.room = room
-        self.cancels = cancels
-        self.max_attempts = max_attempts
-        self.observations = observations
-        self.prefixes = prefixes
-        self.journal = journal
-        self.unread = unread
+    def __init__(self, deps: LifecycleDeps) -> None:
+        self.deps = deps
+        self.observations = deps.observations
+        self.unread = deps.unread
         # Bounded by the waiting room and the workers' slots.
         self._lives: set[asyncio.Task[None]] = set()
         self.draining = False
@@ -62,7 +43,7 @@ class Dispatcher:
         """
         if self.draining:
             raise BatonError(ErrorKind.UNAVAILABLE, "the router is shutting down")
-        life = Life(self, request, text, news)
+        life = Life(self.deps, request, text, news)
         task = asyncio.create_task(life.run())
         self._lives.add(task)
         task.add_done_callback(self._lives.discard)
@@ -85,4 +66,4 @@ class Dispatcher:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-        await self.cancels.drain(timeout_s=5.0)
+        await self.deps.cancels.drain(timeout_s=5.0)

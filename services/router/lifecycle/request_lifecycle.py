@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,13 +43,17 @@ from services.router.workers.worker_error import (
 )
 
 if TYPE_CHECKING:
+    from baton.state import Journal
     from baton.v1.decode_pb2 import Ticket
-    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.lifecycle.cancels import Cancels
+    from services.router.lifecycle.observations import Observations
+    from services.router.lifecycle.unread import Unread
     from services.router.request.request import Request
     from services.router.text.output_text import OutputText
     from services.router.workers.block_wait import Place
     from services.router.workers.placement import Claim
-    from services.router.workers.prefix_affinity import Prompt
+    from services.router.workers.prefix_affinity import Prefixes, Prompt
+    from services.router.workers.waiting_queue import WaitingRoom
 
 # A prompt ahead of its ticket has this start, in seconds, before the ticket is asked for: the two calls do
 # not meet on their way, and the ticket still comes before the first token.
@@ -59,11 +64,24 @@ _DECODING = Stage.STAGE_DECODING
 _log = get_log("dispatch")
 
 
+@dataclass(frozen=True, slots=True)
+class LifecycleDeps:
+    """What the lifecycles of all requests share. `max_attempts`: of one request."""
+
+    room: WaitingRoom
+    cancels: Cancels
+    max_attempts: int
+    observations: Observations
+    prefixes: Prefixes
+    unread: Unread
+    journal: Journal | None = None
+
+
 class Life:
     """One request. `run` never raises but for its own cancellation: errors go to the outbox."""
 
-    def __init__(self, owner: Dispatcher, request: Request, text: OutputText, news: asyncio.Event) -> None:
-        self._owner = owner
+    def __init__(self, deps: LifecycleDeps, request: Request, text: OutputText, news: asyncio.Event) -> None:
+        self._deps = deps
         self._request = request
         self._text = text
         # Its place in the order of arrival, kept from attempt to attempt.
@@ -85,12 +103,12 @@ class Life:
         self._placed_ns: int | None = None
         self._shown_at: int | None = None
         self._outcome = ""
-        self.outbox = Outbox(news, owner.unread)
+        self.outbox = Outbox(news, deps.unread)
 
     async def run(self) -> None:
         """Attempts until one comes to the output's end."""
         self._mark(Stage.STAGE_ADMITTED)
-        entry = JournalEntry(self._owner.journal, self._request)
+        entry = JournalEntry(self._deps.journal, self._request)
         self.outbox.receipt = entry.receipt
         try:
             async with asyncio.timeout_at(self._request.deadline):
@@ -108,9 +126,9 @@ class Life:
             self._fail(router_fault(self._request.id, error))
         finally:
             if self._place_number is not None:
-                self._owner.room.ended(self._place_number)
+                self._deps.room.ended(self._place_number)
             entry.close()
-            self._owner.observations.ended(self._record())
+            self._deps.observations.ended(self._record())
 
     async def _attempt(self, entry: JournalEntry) -> bool:
         """One dispatch; False where another is due. Whatever happens, nothing of it is left behind."""
@@ -119,7 +137,7 @@ class Life:
             return True
         self._sequence.begin(self._sequence.attempt + 1)
         entry.attempt(self._sequence.attempt)
-        until = asyncio.get_running_loop().time() + self._owner.room.timeout_s
+        until = asyncio.get_running_loop().time() + self._deps.room.timeout_s
         if self._request.max_tokens == 0:
             await self._run_prompt(until)
             return False
@@ -129,10 +147,9 @@ class Life:
 
     async def _try_pair(self, claim: Claim) -> bool:
         """Runs the attempt on this pair; False where decode had no room for it, and another pair may."""
-        owner = self._owner
         if self._placed_ns is None:
             self._placed_ns = self._elapsed_ns()
-        calls = AttemptCalls(self._request, self._sequence, claim, owner.cancels, self._names(claim))
+        calls = AttemptCalls(self._request, self._sequence, claim, self._deps.cancels, self._names(claim))
         self._calls = calls
         self._pair = (claim.prefill.name, claim.decode.name)
         early = claim.sure_of_room
@@ -145,10 +162,10 @@ class Life:
             except BatonError as error:
                 if error.kind is not ErrorKind.OVERLOADED:
                     raise
-                self._owner.room.refused(self._place()[0], claim.decode)
+                self._deps.room.refused(self._place()[0], claim.decode)
                 calls.refused()
                 return early  # what prefill may have told is this attempt's, so the next has its own number
-            self._owner.room.ended(self._place()[0])
+            self._deps.room.ended(self._place()[0])
             if early:
                 await calls.give(ticket)
             else:
@@ -171,7 +188,7 @@ class Life:
         """An attempt at a prompt whose logprobs are all that is asked."""
         place, fresh = self._place()
         tokens = len(self._request.prompt_ids)
-        claim = await self._owner.room.claim_prefill(place, self._request.call, tokens, until, fresh=fresh)
+        claim = await self._deps.room.claim_prefill(place, self._request.call, tokens, until, fresh=fresh)
         self._pair = (claim.prefill.name, "")
         self._mark(Stage.STAGE_PREFILLING)
         try:
@@ -183,11 +200,11 @@ class Life:
         place, fresh = self._place()
         tokens = len(self._request.prompt_ids) + len(self._sequence.emitted)
         left = self._request.max_tokens - len(self._sequence.emitted)
-        prefixes = self._owner.prefixes
+        prefixes = self._deps.prefixes
         if self._named is None:
             self._named = await prefixes.name(self._request.prompt_ids)
         cached = partial(prefixes.cached_tokens, prompt=self._named)
-        claim = await self._owner.room.claim(
+        claim = await self._deps.room.claim(
             place, self._request.call, tokens, left, until, fresh=fresh, cached=cached
         )
         for worker in {claim.prefill, claim.decode}:
@@ -205,7 +222,7 @@ class Life:
         """The place in the waiting queue, and whether it is a new one."""
         if self._place_number is not None:
             return self._place_number, False
-        self._place_number = self._owner.room.next_place(self._request.call)
+        self._place_number = self._deps.room.next_place(self._request.call)
         return self._place_number, True
 
     async def _follow_output(self, calls: AttemptCalls) -> None:
@@ -261,7 +278,7 @@ class Life:
             self._shown += 1
             self.outbox.put(token_id, self._text.push(token_id), offset, logprobs)
         if self._shown > before:
-            self._shown_at = self._owner.observations.shown(self._shown - before, self._shown_at)
+            self._shown_at = self._deps.observations.shown(self._shown - before, self._shown_at)
 
     async def _ended(self, calls: AttemptCalls) -> None:
         """A worker says that it is over. Prefill's word stands above decode's: a first token that
@@ -294,7 +311,7 @@ class Life:
 
     def _count_failure(self, error: BatonError) -> None:
         """Raises where another attempt would be one too many, or as useless as this one."""
-        self._owner.observations.attempt_failed(error.kind)
+        self._deps.observations.attempt_failed(error.kind)
         if error.kind not in WORTH_ANOTHER:
             raise error
         self._failures += 1
@@ -305,7 +322,7 @@ class Life:
             kind=error.kind.name,
             reason=error.message,
         )
-        if self._failures >= self._owner.max_attempts:
+        if self._failures >= self._deps.max_attempts:
             message = f"gave up after {self._failures} attempts: {public_text(error)}"
             raise BatonError(ErrorKind.UNAVAILABLE, message) from error
 

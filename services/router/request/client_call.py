@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.router.workers.pools import Binding
+from services.router.request.pool import Binding
 
 
 class ClientCall:

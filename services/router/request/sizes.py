@@ -10,7 +10,6 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING
 
 from baton.errors import FieldError
-from services.router.formats.openai_completions import MAX_PROMPTS
 from services.router.request.validate import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRINGS,
@@ -105,3 +104,6 @@ def _check_message_count(count: int, context: int) -> None:
     if count > context:
         message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
         raise FieldError(message, param="messages", code="context_length_exceeded")
+
+
+MAX_PROMPTS = 256

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -28,6 +27,7 @@ from services.router.formats.tokenize_bodies import (
     tokenize_answer,
 )
 from services.router.request import sizes, validate
+from services.router.request.served_model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,21 +37,6 @@ if TYPE_CHECKING:
 
 # Of a request without its prompt: stop strings are the longest of it.
 MAX_REST_BYTES = 512 * 1024
-
-
-@dataclass(frozen=True)
-class Model:
-    """What requests are judged by; `vocab_size` and `context` may become less while workers come and go."""
-
-    served_name: str
-    eos: tuple[int, ...]
-    vocab_size: int
-    context: int
-
-    @property
-    def most_listed(self) -> int:
-        """Tokens that /tokenize and /detokenize take or give at most."""
-        return max(self.context, sizes.MAX_LISTED_TOKENS)
 
 
 Parts = list[bytes]

@@ -1,4 +1,5 @@
-"""`python -m services.router.tokenization.helper_process`: tokenises large requests for the router that started it.
+"""`python -m services.router.tokenization.helper_process`: tokenises large requests for the router that
+started it.
 
 stdin is a socket (see `text_frames`). The first frame configures the process and is answered once the
 tokenizer is loaded; after that each frame is a job and each is answered, in order. The process ends with the
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
+from services.router.request.served_model import Model
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelText
 from services.router.tokenization.helper_frames import receive_frame, send_frame
-from services.router.tokenization.helper_jobs import JOBS, Model
+from services.router.tokenization.helper_jobs import JOBS
 
 # Above the router, which the kernel should rather keep, in the order of whom it kills for want of memory.
 _OOM_SCORE = 500

@@ -26,7 +26,7 @@ from services.router.tokenization.helper_frames import receive_frame, send_frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.tokenization.helper_jobs import Model
+    from services.router.request.served_model import Model
 
 _MODULE = "services.router.tokenization.helper_process"
 # Until the tokenizer is loaded, of one job, and of a job with its wait for others.

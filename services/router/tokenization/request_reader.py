@@ -22,7 +22,8 @@ from services.router.tokenization import helper_jobs as text_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.tokenization.helper_jobs import Job, Model
+    from services.router.request.served_model import Model
+    from services.router.tokenization.helper_jobs import Job
     from services.router.tokenization.tokenizer_pool import TextPool
 
 Body = bytes | bytearray

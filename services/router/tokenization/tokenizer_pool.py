@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from services.router.request.request import Chat
+    from services.router.request.served_model import Model
     from services.router.text.detokenizer import Detokenizer
     from services.router.text.tokenizer import ModelText
-    from services.router.tokenization.helper_jobs import Model
     from services.router.tokenization.helper_processes import TextProcesses
 
 T = TypeVar("T")

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from services.router.request.pool import Binding
     from services.router.workers.directory import Directory
-    from services.router.workers.pools import Binding, Pools
+    from services.router.workers.pools import Pools
     from services.router.workers.worker import Worker
 
     Cached = Callable[[Worker], int]

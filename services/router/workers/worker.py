@@ -15,7 +15,7 @@ from baton.v1.prefill_pb2_grpc import PrefillServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.logs import get_log
-from services.router.workers.pools import pool_id
+from services.router.request.pool import pool_id
 from services.router.workers.silence import Silence
 from services.router.workers.worker_error import WorkerError
 

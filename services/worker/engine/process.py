@@ -28,7 +28,7 @@ from baton.device.heap import keep_freed_memory
 from baton.device.kernel_cache import keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.device.wakeup import Wakeup
-from baton.engine.back_ends import decode_loop
+from baton.engine.decode.factory import decode_loop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.host_blocks import HostBlocks
@@ -53,6 +53,7 @@ from kvtransfer.sender.sender import Sender
 from kvtransfer.transports.registry import connectors_of
 from services.common.config import EngineConfig
 from services.common.engine_channel import ChannelClosedError, EngineEnd
+from services.common.engine_launch import EngineLaunch, identity_of
 from services.common.logs import configure_logs, get_log
 from services.worker.engine import audit
 from services.worker.engine.decode.reservations import DecodeSide
@@ -67,7 +68,6 @@ from services.worker.engine.startup.prefill_setup import prefill_loop
 from services.worker.engine.startup.prefix_cache_setup import prefix_cache
 from services.worker.engine.startup.startup_log import capture_told, tell_memory
 from services.worker.engine.step_clock import StepClock
-from services.worker.launch import EngineLaunch, identity_of
 from services.worker.pool import pool_of
 
 # Bounds of one turn of the loop: no kind of work starves the others.

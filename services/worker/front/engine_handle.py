@@ -16,7 +16,7 @@ from baton.parent_death import tied
 from baton.v1.types_pb2 import WorkerIdentity
 from services.common.config import WorkerConfig
 from services.common.engine_channel import FrontEnd
-from services.worker.launch import EngineLaunch
+from services.common.engine_launch import EngineLaunch
 
 ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine.main")
 _STOP_S = 5.0

@@ -29,6 +29,7 @@ from services.common.child import StartAnewError, StopSignal, say_ready
 from services.common.config import WorkerConfig
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
+from services.common.engine_launch import identity_of
 from services.common.grpc_server import GrpcServer
 from services.common.logs import configure_logs, get_log
 from services.common.metrics import MetricsServer
@@ -38,7 +39,6 @@ from services.worker.front.engine_handle import EngineHandle, start_engine
 from services.worker.front.engine_watch import hang_of
 from services.worker.front.metrics import WorkerMetrics
 from services.worker.front.worker_servicer import WorkerServicer
-from services.worker.launch import identity_of
 
 if TYPE_CHECKING:
     from services.worker.front.registration import Registration

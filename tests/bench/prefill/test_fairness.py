@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import LEAST_ROWS_GPU
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds

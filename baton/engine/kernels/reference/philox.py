@@ -49,3 +49,6 @@ def random_words(seed: Tensor, position: Tensor, purpose: int, count: int) -> Te
 
 def _high(product: Tensor) -> Tensor:
     return (product >> 32) & _MASK
+
+
+PURPOSE_DRAW = 0

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.memory.blocks import BlockPools, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
 from services.worker.engine.decode.output_lengths import OutputLengths
 from services.worker.engine.decode.reservation import Key, Reservation

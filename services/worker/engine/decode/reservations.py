@@ -28,8 +28,8 @@ from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import SlotState
-from kvtransfer.protocol.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
 from kvtransfer.protocol.ticket import TicketSigner
+from kvtransfer.receiver.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
 from kvtransfer.receiver.receiver import Receiver
 from services.worker.engine.decode.admission import Admissions
 from services.worker.engine.decode.block_growth import Growth

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.memory.blocks import BlockPools, BlockTables, OutOfBlocksError
+from baton.engine.memory.block_pools import BlockPools
+from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.host_blocks import Copy, HostBlocks, Saved
 from services.worker.engine.decode.reservation import Key, Reservation
 

@@ -13,7 +13,7 @@ from baton.device.link_device import Moment
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
-from kvtransfer.receiver.commit_check import complete
+from kvtransfer.receiver.inbound_transfer import complete
 from services.worker.engine.decode.reservations import DecodeSide
 
 

@@ -34,8 +34,8 @@ from baton.v1.prefill_pb2 import (
 )
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import FinishReason, WorkerIdentity
-from kvtransfer.protocol.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.protocol.frames import WithdrawReason
+from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from baton.engine.memory.blocks import BlockPools
+from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.reference import Decoder

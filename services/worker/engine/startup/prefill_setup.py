@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baton.device.lane import lane_of
-from baton.engine.back_ends import prompt_pass
 from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
+from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.prefill.attention_plan import Span
 
 # What the list says of an item, int32 each.
 ITEM_ROW = tl.constexpr(0)
@@ -82,3 +81,18 @@ def check_table(tables: Tensor) -> None:
     """Raises ValueError unless these are block tables as kernels read them."""
     if tables.dtype != torch.int32 or tables.stride(1) != 1:
         raise ValueError("block tables are int32 with contiguous rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `row` to `row + rows` of a pass, of the sequence whose line of the block tables is `table`. The
+    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself. What they
+    yield is written to row `into` and those behind it; None: to their own."""
+
+    row: int
+    rows: int
+    position: int
+    begin: int
+    end: int
+    table: int
+    into: int | None = None

@@ -1,7 +1,8 @@
 """Bias, penalties, held stops and masks, in that order, and the range of what is left: of the rows that ask.
 
-The same numbers as `baton.engine.sampling.logit_edits`: computed in float64, rounded once. Bias and stops are a few
-tokens of a row, so a program writes its chunk without them first, and then those tokens again, whole.
+The same numbers as `baton.engine.sampling.logit_edits`: computed in float64, rounded once. Bias and stops
+are a few tokens of a row, so a program writes its chunk without them first, and then those tokens again,
+whole.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     seed_of,
 )
 from baton.engine.kernels.gpu.sampling.thresholds import SearchSpace
-from baton.engine.sampling.reference import PURPOSE_DRAW
+from baton.engine.kernels.reference.philox import PURPOSE_DRAW
 
 _PURPOSE = tl.constexpr(PURPOSE_DRAW)
 _TILE = 256

@@ -1,8 +1,8 @@
 """Greedy and temperature-only draws: the largest of (logit / temperature + Gumbel noise) of each row.
 
-The same numbers as `baton.engine.sampling.reference`: noise is Philox(seed, position, purpose, vocabulary index) in
-float64; temperature 0 takes the largest logit; of equals the lowest index wins. A row's vocabulary is cut
-into chunks, a program each; `settle` takes the best of them.
+The same numbers as `baton.engine.sampling.reference`: noise is Philox(seed, position, purpose, vocabulary
+index) in float64; temperature 0 takes the largest logit; of equals the lowest index wins. A row's vocabulary
+is cut into chunks, a program each; `settle` takes the best of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from baton.device.ptx import clock_ns
 from baton.engine.kernels.gpu.step.step_kernels import CLOCK_LINES, CLOCK_WIDTH, RECORD_WORDS, REPLAYS
+from baton.engine.kernels.reference.philox import PURPOSE_DRAW
 from baton.engine.rings.mailbox import field_offset
-from baton.engine.sampling.reference import PURPOSE_DRAW
 
 CHUNK = 8192
 _QUADS = 512

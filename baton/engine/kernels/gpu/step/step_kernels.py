@@ -129,7 +129,8 @@ def fetch(control, header, mailbox_words, mailbox_laps, inbox, ENTRIES: tl.const
 
 @triton.jit
 def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.constexpr, POWER: tl.constexpr):
-    """`baton.engine.rings.logprob_records`' record of a ring position, from a row of `SlotSampler.last_records`."""
+    """`baton.engine.rings.logprob_records`' record of a ring position, from a row of
+    `SlotSampler.last_records`."""
     width: tl.constexpr = 4 + 2 * TOP  # lap (two words), count, logprob, ids, logprobs
     record = logprobs + (position % CAPACITY) * width
     j = tl.arange(0, POWER)
@@ -295,8 +296,9 @@ def plan(
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """`baton.engine.kernels.reference.split_plan` of the rows; FIXED 0: mode `fast`. The list holds them all: `fast`
-    cuts no more than its policy's bound, and of parts of one length `begin` has run no row that does not fit.
+    """`baton.engine.kernels.reference.split_plan` of the rows; FIXED 0: mode `fast`. The list holds them
+    all: `fast` cuts no more than its policy's bound, and of parts of one length `begin` has run no row that
+    does not fit.
     """
     row = tl.arange(0, SLOTS_POWER)
     there = row < tl.load(control + ROWS)

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from loadgen.analysis.summary import Summary, summarize
-from loadgen.errors import LoadgenError
-from loadgen.record import Record
-from loadgen.settings import Settings
+from loadgen.common.errors import LoadgenError
+from loadgen.common.record import Record
+from loadgen.common.settings import Settings
 
 if TYPE_CHECKING:
-    from loadgen.generator.crew import Measured
+    from loadgen.common.measured import Measured
 
 SETTINGS, ABOUT, REQUESTS, SUMMARY = "settings.json", "about.json", "requests.jsonl", "summary.json"
 METRICS = "metrics.jsonl"

@@ -1,16 +1,15 @@
-"""What a receiver and a sender tell the loop that polls them."""
+"""What a receiver reports to the loop that polls it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from baton.errors import BatonError
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
 
 if TYPE_CHECKING:
-    from kvtransfer.sender.transfer import Transfer
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +59,4 @@ class Withdrawn:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """The receiver accepted the commit, over a link of this transport: at `at_ns` of the monotonic clock
-    where both are of one host, over ipc, else heard then."""
-
-    transfer: Transfer
-    transport: str
-    at_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The transfer will not be committed; its blocks are unpinned."""
-
-    transfer: Transfer
-    error: BatonError
-
-
 ReceiverEvent = Arrived | Described | Announced | Committed | Withdrawn
-SenderEvent = Acknowledged | Failed
