@@ -98,7 +98,7 @@ class Sender:
         )
         key = (body.transfer_address, body.issuer.incarnation)
         link = self._links.get(key)
-        if link is None or link.broken is not None:
+        if link is None:
             link = self._open(key, body.issuer)
         if body.transfer_id in link.transfers:
             raise BatonError(ErrorKind.CONFLICT, f"transfer {body.transfer_id} is under way")
@@ -160,8 +160,6 @@ class Sender:
         return [*self._leaving, *self._links.items()]
 
     def _open(self, key: LinkKey, peer: WorkerIdentity) -> SendingLink:
-        if (old := self._links.get(key)) is not None and old.broken is not None:
-            self._break(key, old, old.broken)
         if (opening := self._returning.pop(key, None)) is not None:
             opening.close()
         passed_over = self._fallbacks.passed_over(key, self._clock())
@@ -226,7 +224,8 @@ class Sender:
             if link.finish_opening(now):
                 self._return(key, link, now)
             link.check_deadline(now)
-            if link.broken is not None and self._returning.pop(key, None) is not None:
+            if link.broken is not None:
+                del self._returning[key]
                 self._fallbacks.fall(key, self._rank_in_use(key), link.broken.message, now)
                 link.close()
         for key, link in [one for one in self._leaving if one[1].at_rest]:

@@ -146,7 +146,7 @@ class Transfer:
             raise ValueError(f"some of {which} were pushed before")
         self._pushed[group].update(ordinals)
         idle = not self._queue  # else whoever ships the first goes on with them
-        self._queue.extend([_Pushed(group, *place, after) for place in zip(ordinals, blocks, strict=True)])
+        self._queue.extend(_Pushed(group, n, block, after) for n, block in enumerate(blocks, first))
         if idle and blocks:
             self._wake()
 
@@ -203,11 +203,10 @@ class Transfer:
         calls `read_done` when it has been read."""
         first = self._queue[0]
         group, offset = first.group, first.offset
-        run = self._run(most_blocks) if most_blocks > 1 and not offset else (first,)
+        run = (first,) if offset else self._run(most_blocks)
         length = geometry.piece_length(group, offset)
         last = offset + length == self._block_bytes[group]
-        if len(run) > 1:
-            length *= len(run)
+        length *= len(run)
         for pushed in run:
             pushed.reading += 1
         first.offset += length

@@ -246,6 +246,14 @@ class Peers:
         assert not self.source.pins
 
 
+def until(holds: Callable[[], bool], step: Callable[[], object], seconds: float = 5.0) -> None:
+    """Takes steps until it holds."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "not reached"
+        step()
+
+
 def make_receiver(
     shape: Shape, sink: Store, wake: Callable[[], None], clock: Callable[[], float], incarnation: int = 1,
     fingerprint: bytes = FINGERPRINT, device: DeviceSink | None = None,

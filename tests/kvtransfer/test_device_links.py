@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 
 from baton.errors import ErrorKind
+from kvtransfer.device.scatter import DeviceScatter
+from kvtransfer.protocol.checksum import PieceChecksum
+from kvtransfer.protocol.frames import Piece, WithdrawReason
 from kvtransfer.transports.ipc.control import Word
+from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.device_ends import Ends, device_wire, sent, windows
 from tests.kvtransfer.fake_device import FakeDevice
+from tests.kvtransfer.peers import Shape
 
 
 def test_several_blocks_are_one_piece(ends: Ends) -> None:
@@ -133,6 +139,44 @@ def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
     peers.expect(2, [[1], []])
     assert peers.receiver.expectant
     peers.forget(2)
+
+
+def test_a_device_is_kept_awake_while_a_transfer_is_expected(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = ends()
+    sent(peers, 1)
+    kept: list[DeviceScatter] = []
+    monkeypatch.setattr(DeviceScatter, "keep_awake", lambda scatter: kept.append(scatter))
+    (link,) = peers.receiver._links
+    peers.receiver.poll(4)
+    assert kept == []
+    peers.expect(2, [[1], []])
+    peers.receiver.poll(4)
+    assert kept == [link.scatter]
+    peers.forget(2)
+    peers.receiver.poll(4)
+    assert kept == [link.scatter]
+
+
+@pytest.mark.parametrize("link_peers", ["ipc-played"], indirect=True)
+def test_a_piece_that_is_cut_otherwise_ends_the_link_when_it_has_landed(link_peers: LinkPeers) -> None:
+    peers = link_peers(Shape(block_bytes=(8192,), window_pieces=4))
+
+    def shorten(piece: Piece, payload: bytes) -> tuple[Piece, bytes]:
+        data = payload[:2048]
+        place = piece.transfer, piece.group, piece.ordinal, piece.offset
+        checksum = PieceChecksum(4096).of(memoryview(data), *place)
+        return dataclasses.replace(piece, length=len(data), checksum=checksum), data
+
+    link_peers.connector.tamper = shorten
+    peers.send(1, [[1]], [[1]])
+    peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
+    withdrawn = peers.withdrawn()[1]
+    assert withdrawn.reason is WithdrawReason.LINK_LOST
+    assert withdrawn.message.startswith("malformed frame: blocks are not cut so: Piece(transfer=1, ")
+    assert withdrawn.message in peers.failures()[1].message
+    assert peers.receiver.counters.links_broken == 1
 
 
 def test_who_does_not_sleep_is_rung_no_bell(ends: Ends) -> None:

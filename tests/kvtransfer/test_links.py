@@ -284,16 +284,20 @@ def test_of_two_incarnations_that_answer_at_once_the_newer_is_right() -> None:
     peers, connector = memory.peers, _Renaming(memory.transport)
     woken: list[None] = []
     peers.sender = make_sender(SHAPE, peers.source, lambda: woken.append(None), memory.clock, [connector])
-    for incarnation in (7, 8):
-        peers.sender.begin(*peers.ticket(incarnation, [1], issuer=identity("receiver", incarnation)))
-        while len(woken) < incarnation - 6:  # the thread's last act: its link is there, and nobody has looked
+    for incarnation, address in ((6, "elsewhere:1"), (7, peers.address), (8, peers.address)):
+        issuer = identity("receiver", incarnation)
+        ticket = peers.ticket(incarnation, [1], issuer=issuer, transfer_address=address)
+        peers.sender.begin(*ticket)
+        while len(woken) < incarnation - 5:  # the thread's last act: its link is there, and nobody has looked
             peers.receiver.poll(1)
     peers.sent += peers.sender.poll(4)
-    assert connector.answered == 2
+    assert connector.answered == 3
     assert [audit.peer.incarnation for audit in peers.sender.links] == [bytes([8]) * 16]
-    assert list(peers.failures()) == [7]
-    assert peers.failures()[7].kind is ErrorKind.UNAVAILABLE
-    assert "restarted" in peers.failures()[7].message
+    assert {transfer: (error.kind, error.message) for transfer, error in peers.failures().items()} == {
+        7: (ErrorKind.UNAVAILABLE, "the receiver at memory:1 has restarted"),
+        # Another address is not judged by it: that link was heard in the same poll, and its own end.
+        6: (ErrorKind.UNAVAILABLE, "the link to 'receiver' broke: sender 'sender' opened a newer link"),
+    }
     peers.close()
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import structlog.testing
 
 from services.router.workers.block_wait import BlockWait
 from services.router.workers.worker import Worker
@@ -104,3 +105,29 @@ def test_a_worker_that_is_away_is_kept_for_nobody() -> None:
     assert waits.may_use((0, 7), other, 40)
     waits.refused((0, 7), other)
     assert waits.holds((0, 7))
+
+
+def test_the_log_says_for_which_worker_a_request_waits_and_only_once() -> None:
+    kept, other = worker(), worker()
+    other.name = "other"  # type: ignore[misc]
+    waits = BlockWait()
+    with structlog.testing.capture_logs() as logs:
+        waits.refused((0, 5), kept)
+        for one in (kept, other):
+            waits.refused((0, 5), one)
+        assert not waits.may_use((0, 7), kept, 40)  # it waits where it was refused first
+        assert waits.may_use((0, 7), other, 40)
+        kept.alive = False  # type: ignore[misc]
+        waits.refused((0, 5), other)
+        assert not waits.may_use((0, 7), other, 40)
+        waits.refused((0, 4), other)
+    told = {"event": "request_waits_for_blocks", "part": "block_wait", "log_level": "info"}
+    assert logs == [{**told, "worker": "w"}, {**told, "worker": "other"}]
+
+
+def test_nothing_waits_at_first() -> None:
+    waits = BlockWait()
+    assert not waits.holds((0, 5))
+    assert waits.may_use((0, 5), worker(), 40)
+    waits.ended((0, 5))
+    assert not waits.holds((0, 5))

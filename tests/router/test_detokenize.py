@@ -71,6 +71,20 @@ def test_after_a_prompt(prompt: str, ids: list[int]) -> None:
     assert "".join(stream(TOKENIZER, ids, prompt=prompt_ids)) == whole(TOKENIZER, ids)
 
 
+@pytest.mark.parametrize("begun", [b"\xe2", b"\xe2\x82", b"abc\xf0\x9f\x98", b"\x80" * 9])
+def test_a_prompt_that_ends_within_a_character_is_no_part_of_the_text(begun: bytes) -> None:
+    ids = list("€uro".encode())
+    assert stream(TOKENIZER, ids, prompt=list(begun)) == ["", "", "€", "u", "r", "o", ""]
+
+
+@pytest.mark.parametrize(("ids", "held"), [([0x41, 0xE2, 0x82], "\ufffd"), ([0x41], ""), ([], "")])
+def test_what_was_held_goes_out_once(ids: list[int], held: str) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    for token in ids:
+        detokenizer.push(token)
+    assert [detokenizer.flush(), detokenizer.flush()] == [held, ""]
+
+
 @given(st.text(max_size=80))
 @settings(deadline=None)
 def test_characters_are_never_split_and_never_late(text: str) -> None:
@@ -143,6 +157,19 @@ def test_byte_fallback_characters_in_a_row() -> None:
     parts = stream(fallback_tokenizer(), [256, *ids, 257], frozenset())
     assert "".join(parts) == "Hello€€ 😀é€ world"
     assert not any("\ufffd" in part for part in parts)
+
+
+def test_byte_fallback_characters_after_others_of_the_prompt() -> None:
+    """The decoder judges a run of bytes as a whole: the prompt's must not spoil the output's."""
+    ids = list("€€".encode())
+    parts = stream(fallback_tokenizer(), ids, frozenset(), list("€€€".encode()))
+    assert parts == ["", "", "€", "", "", "€", ""]
+
+
+def test_a_long_run_of_tokens_without_text_loses_nothing_after_it() -> None:
+    tokenizer = Tokenizer(models.BPE(vocab={"A": 0, "_": 1, "B": 2}, merges=[]))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("_", ""), decoders.Fuse()])
+    assert "".join(stream(tokenizer, [0, *[1] * 100, 2, 0], frozenset())) == "ABA"
 
 
 @given(st.lists(st.integers(0, 258), max_size=100))

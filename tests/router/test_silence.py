@@ -74,6 +74,25 @@ def test_a_worker_that_stays_silent_is_given_up_within_three_seconds() -> None:
         assert 1.5 < given_up_at - begin <= 3.0
 
 
+def test_silence_is_counted_from_the_last_message_to_the_look_after_the_limit() -> None:
+    now = 5.0
+    silent = Silence(lambda: now)
+    for _ in range(2):
+        for _ in range(20):  # an eighth of a second each
+            now += 0.125
+            assert not silent.look()
+        now += 0.125
+        assert silent.look()
+        silent.heard()
+    now += 1000.0  # this process stood still
+    assert not silent.look()
+    for _ in range(18):
+        now += 0.125
+        assert not silent.look()
+    now += 0.125
+    assert silent.look()
+
+
 async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
     """It still answers, and what ran there goes on at the other."""
     async with site(decode=2) as here:

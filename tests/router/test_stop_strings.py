@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import tracemalloc
 from types import FrameType
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.router.text.stop_automaton import StopAutomaton
 from services.router.text.stop_strings import StopStrings
 
 TEXT = st.text(alphabet="abc", max_size=30)
@@ -89,6 +91,11 @@ def test_without_stops_nothing_is_held() -> None:
     assert watch.flush() == ""
 
 
+def test_what_was_held_goes_out_once() -> None:
+    watch = StopStrings(["abc"])
+    assert [watch.push("xab"), watch.flush(), watch.flush()] == ["x", "ab", ""]
+
+
 LETTERS = st.text(alphabet="ab\0\u00e9", min_size=1, max_size=12)
 REPEATED = st.builds(lambda part, times, end: part * times + end, LETTERS, st.integers(1, 4), LETTERS)
 
@@ -122,6 +129,23 @@ def test_a_token_costs_about_the_same_whatever_the_stop_strings_are(name: str) -
     tokens = [letters * 4] * (5000 // len(letters))
     ordinary = _lines(["\n\n", "User:"], [random.Random(1).choice("xyz") * len(tokens[0])] * len(tokens))
     assert _lines(stops, tokens) <= 5 * ordinary
+
+
+def test_without_stops_a_token_costs_the_same_however_long_it_is() -> None:
+    assert _lines([], ["x" * 500] * 20) == _lines([], ["x"] * 20)
+
+
+def test_the_largest_request_has_an_automaton_of_a_few_bytes_a_character() -> None:
+    """16 strings of 1,024 characters each; hardly an edge needs a dictionary."""
+    stops = ["a" + chr(100 + index) * 1023 for index in range(16)]
+    tracemalloc.start()
+    try:
+        automaton = StopAutomaton(stops)
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(automaton.depth) == 2 + 16 * 1023
+    assert size <= 32 * len(automaton.depth)
 
 
 def _lines(stops: list[str], tokens: list[str]) -> int:

@@ -327,10 +327,11 @@ class Life:
             raise BatonError(ErrorKind.UNAVAILABLE, message) from error
 
     def _count_move(self) -> None:
-        """A move costs no attempt as long as tokens came since the last one."""
+        """A move costs no attempt as long as tokens came since the last one; else raises what the attempt
+        failed with."""
         emitted = len(self._sequence.emitted)
         if emitted == self._emitted_at_move:
-            self._count_failure(BatonError(ErrorKind.UNAVAILABLE, "moved without a token"))
+            raise BatonError(ErrorKind.UNAVAILABLE, "moved without a token")
         self._emitted_at_move = emitted
 
     def _complete(self) -> bool:

@@ -189,7 +189,7 @@ def _check_roles(chat: Chat) -> None:
 def _logprobs(asked: Asked) -> int | None:
     if asked.logprobs is None:
         return None
-    return _whole(asked.named("logprobs"), asked.logprobs, 0, MAX_LOGPROBS, default=0)
+    return _whole_within(asked.named("logprobs"), asked.logprobs, 0, MAX_LOGPROBS)
 
 
 def _logit_bias(asked: Asked, vocab_size: int) -> list[LogitBias]:
@@ -199,8 +199,8 @@ def _logit_bias(asked: Asked, vocab_size: int) -> list[LogitBias]:
     ids = check_token_ids(name, tuple(token_id for token_id, _ in biases), vocab_size)
     if len(set(ids)) < len(ids):
         raise FieldError("logit_bias names a token twice", param=name)
-    values = [_number(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, default=0.0) for _, bias in biases]
-    return [LogitBias(token_id=token, bias=value) for token, value in zip(ids, values, strict=True) if value]
+    narrow = [(token, _within(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)) for token, bias in biases]
+    return [LogitBias(token_id=token, bias=bias) for token, bias in narrow if bias]
 
 
 def _penalty(name: str, value: float | None) -> float:
@@ -208,35 +208,46 @@ def _penalty(name: str, value: float | None) -> float:
 
 
 def _above_zero(name: str, value: float | None) -> float:
-    narrow = _float32(name, value, default=1.0)
+    if value is None:
+        return 1.0
+    narrow = _finite(name, value)
     if not 0 < narrow <= 1:
         raise FieldError(f"{name} must be above 0 and at most 1", param=name)
     return narrow
 
 
 def _number(name: str, value: float | None, least: float, most: float, default: float) -> float:
-    narrow = _float32(name, value, default)
-    if not _float32(name, least, least) <= narrow <= most:
+    return default if value is None else _within(name, value, least, most)
+
+
+def _within(name: str, value: float, least: float, most: float) -> float:
+    narrow = _finite(name, value)
+    if not _float32(least) <= narrow <= most:
         raise FieldError(f"{name} must be from {least:g} to {most:g}", param=name)
     return narrow
 
 
-def _float32(name: str, value: float | None, default: float) -> float:
-    """The number as the wire will carry it: finite in single precision."""
-    if value is None:
-        return default
-    try:
-        narrow = float(struct.unpack("<f", struct.pack("<f", value))[0])
-    except OverflowError:
-        narrow = math.inf
+def _finite(name: str, value: float) -> float:
+    """The number as the wire will carry it, where it is finite in single precision."""
+    narrow = _float32(value)
     if not math.isfinite(narrow):
         raise FieldError(f"{name} must be a finite number", param=name)
     return narrow
 
 
+def _float32(value: float) -> float:
+    """The nearest number of single precision; infinite where none is near."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", value))[0])
+    except OverflowError:
+        return math.inf
+
+
 def _whole(name: str, value: int | None, least: int, most: int, default: int) -> int:
-    if value is None:
-        return default
+    return default if value is None else _whole_within(name, value, least, most)
+
+
+def _whole_within(name: str, value: int, least: int, most: int) -> int:
     if not least <= value <= most:
         raise FieldError(f"{name} must be from {least} to {most}", param=name)
     return value

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NO_CHILD = "\0"
+_NO_CHILD = ""  # which no character equals
 ROOT = 0
 
 
@@ -24,9 +24,8 @@ class StopAutomaton:
 
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` are not empty."""
-        # The character that leads from node i to node i + 1; _has_next where there is one.
+        # The character that leads from node i to node i + 1, where one does.
         self._labels: list[str] = [_NO_CHILD]
-        self._has_next = bytearray(1)
         # Every other edge, by its node: at most one a string.
         self._branches: dict[int, dict[str, int]] = {}
         # How many characters a node stands for.
@@ -40,9 +39,9 @@ class StopAutomaton:
 
     def step(self, state: int, character: str) -> int:
         """The state after one more character."""
-        labels, has_next, branches, fail = self._labels, self._has_next, self._branches, self._fail
+        labels, branches, fail = self._labels, self._branches, self._fail
         while True:
-            if labels[state] == character and has_next[state]:
+            if labels[state] == character:
                 return state + 1
             if state in branches and (child := branches[state].get(character)) is not None:
                 return child
@@ -51,7 +50,7 @@ class StopAutomaton:
             state = fail[state]
 
     def _child(self, node: int, character: str) -> int | None:
-        if self._labels[node] == character and self._has_next[node]:
+        if self._labels[node] == character:
             return node + 1
         return self._branches.get(node, {}).get(character)
 
@@ -66,11 +65,9 @@ class StopAutomaton:
         child = len(self._labels)
         if child == parent + 1:
             self._labels[parent] = character
-            self._has_next[parent] = 1
         else:
             self._branches.setdefault(parent, {})[character] = child
         self._labels.append(_NO_CHILD)
-        self._has_next.append(0)
         self.depth.append(self.depth[parent] + 1)
         self.matched.append(0)
         return child
@@ -91,7 +88,7 @@ class StopAutomaton:
 
     def _children(self, node: int) -> list[tuple[str, int]]:
         found = list(self._branches.get(node, {}).items())
-        return [(self._labels[node], node + 1), *found] if self._has_next[node] else found
+        return [(self._labels[node], node + 1), *found] if self._labels[node] else found
 
 
 @lru_cache(maxsize=64)

@@ -24,34 +24,38 @@ class BlockWait:
     """At most one request waits for blocks in this sense, and it is the oldest of those that were refused."""
 
     def __init__(self) -> None:
-        self._place: Place | None = None
-        self._worker: Worker | None = None
+        # Its place, and the worker that is kept for it.
+        self._waiting: tuple[Place, Worker] | None = None
 
     def refused(self, place: Place, worker: Worker) -> None:
         """A worker had no room for the request at this place."""
-        waits_there = self._worker is not None and self._worker.alive
-        if self._place is not None and waits_there and self._place <= place:
-            return
-        if self._place != place:
+        if self._waiting is not None:
+            oldest, kept = self._waiting
+            if kept.alive and oldest <= place:
+                return
+        if not self.holds(place):
             _log.info("request_waits_for_blocks", worker=worker.name)
-        self._place, self._worker = place, worker
+        self._waiting = place, worker
 
     def ended(self, place: Place) -> None:
         """The request at this place has its room, or does not wait any more."""
-        if self._place == place:
-            self._place = self._worker = None
+        if self.holds(place):
+            self._waiting = None
 
     def holds(self, place: Place) -> bool:
         """Whether the request at this place is the one that waits."""
-        return self._place == place
+        return self._waiting is not None and self._waiting[0] == place
 
     def may_use(self, place: Place, worker: Worker, tokens: int) -> bool:
         """Whether a request for `tokens` may be placed on a worker that has a free slot.
 
         The one that waits is tried where it waits, and elsewhere once there are blocks enough for it.
         """
-        if self._place is None or self._worker is None or not self._worker.alive or place < self._place:
+        if self._waiting is None:
             return True
-        if place == self._place:
-            return worker is self._worker or worker.has_blocks_for(tokens)
-        return worker is not self._worker
+        oldest, kept = self._waiting
+        if not kept.alive or place < oldest:
+            return True
+        if place == oldest:
+            return worker is kept or worker.has_blocks_for(tokens)
+        return worker is not kept

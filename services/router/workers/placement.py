@@ -147,7 +147,7 @@ class Placement:
 
     def pick_prefill(self, tokens: int, binding: Binding | None = None) -> PrefillClaim | None:
         """Claims the idlest worker that computes prompts, for a prompt of `tokens` alone."""
-        idle = [worker for worker in self._admitted(binding) if worker.alive and self._starts_soon(worker)]
+        idle = [worker for worker in self._admitted(binding) if self._starts_soon(worker)]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
             return None
