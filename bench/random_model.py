@@ -10,18 +10,19 @@ from typing import Any
 from bench.shapes import Shape, torch_dtype, with_positions
 
 
-def random_decoder(model: Shape, dtype: str, tokens: int, block_tokens: int, device: str) -> Any:
-    """A decoder for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
+def random_model(shape: Shape, dtype: str, tokens: int, block_tokens: int, device: str) -> Any:
+    """A model for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
     no meaning, but of the right size."""
     import torch
 
     from baton.engine.model.config import ModelConfig
-    from baton.engine.model.reference import Decoder
+    from baton.engine.model.modules import Model
+    from baton.engine.model.precision import Precision
     from baton.engine.model.weights import weight_shapes
 
     kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(with_positions(model, tokens).config))
+        (Path(folder) / "config.json").write_text(json.dumps(with_positions(shape, tokens).config))
         config = ModelConfig.load(folder)
     layout = config.layout(block_tokens, torch_dtype(dtype))
 
@@ -31,9 +32,9 @@ def random_decoder(model: Shape, dtype: str, tokens: int, block_tokens: int, dev
         return torch.randn(size, device=place, dtype=kind).mul_(size[-1] ** -0.5)
 
     weights = {name: random(name, size) for name, size in weight_shapes(config).items()}
-    decoder = Decoder(config, weights, layout, place, kind)
+    model = Model(config, weights, layout, place, Precision.of(kind))
     del weights
     if place.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    return decoder
+    return model

@@ -27,7 +27,11 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder, Rows
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
+from baton.engine.model.reference import ReferenceModel, Rows
+from baton.engine.model.weights import weight_places
+from baton.engine.prefill.reference_pass import PlainPass
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.tokenizer_files import TokenizerFiles
@@ -52,12 +56,11 @@ def age_ms(token: int, received_ns: int) -> float:
     return (received_ns // TICK_NS - token) % VOCAB * TICK_NS / 1e6
 
 
-class FakeDecoder(Decoder):
-    """Waits, layer by layer, until its step has taken `step_s`, and then names the moment."""
+class FakeModel(ReferenceModel):
+    """Waits, layer by layer, until its step has taken `step_s`, and then emits the time."""
 
-    def __init__(self, config: ModelConfig, step_s: float) -> None:
-        self.config = config
-        self.device, self.dtype = torch.device("cpu"), torch.float32
+    def __init__(self, step_s: float) -> None:
+        self.device = torch.device("cpu")
         self._step_s = step_s
         self._last = 0.0
 
@@ -87,7 +90,7 @@ class FakeDecodeLoop(TorchDecodeLoop):
         state, count = self._state, rows.numel()
         position = state.position[rows].long()
         steps = Rows(rows, position, list(range(count + 1)), ())
-        self._decoder.forward(steps, self._cache, self.meanwhile)
+        self._reference.forward(steps, self._cache, self.meanwhile)
         token = ticks()
         going = position + 2 < state.end[rows]
         state.position[rows] += 1
@@ -98,21 +101,31 @@ class FakeDecodeLoop(TorchDecodeLoop):
 
 
 def decode_loop(
-    decoder: Decoder, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
+    model: Model, cache: KVCache, state: SlotState, rings: SharedRings, memory: SharedMemory, **_: object
 ) -> DecodeLoop:
-    """Stands in for `baton.engine.prefill.factory.decode_loop`."""
-    return FakeDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory))
+    """Stands in for `baton.engine.decode.factory.decode_loop`."""
+    return FakeDecodeLoop(_fake(), cache, state, rings.mailbox(memory), rings.writer(memory))
+
+
+def prompt_pass(model: Model, cache: KVCache, most_rows: int, **_: object) -> PlainPass:
+    """Stands in for `baton.engine.prefill.factory.prompt_pass`."""
+    return PlainPass(_fake(), cache)
+
+
+def _fake() -> FakeModel:
+    return FakeModel(float(os.environ[STEP_VARIABLE]) / 1e3)
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
     """What a worker serves instead of a checkpoint: `model` is a folder that `write_model` made."""
     config = ModelConfig.load(Path(model))
     layout = config.layout(engine.block_tokens_on("cpu"), "float32")
+    precision = Precision.of(torch.float32)
     slots = engine.slots or CPU_SLOTS
     blocks = engine.kv_blocks or slots * layout.groups[0].blocks_for(CONTEXT) + 1
     return LoadedModel(
         config=config,
-        decoder=FakeDecoder(config, float(os.environ[STEP_VARIABLE]) / 1e3),
+        decoder=Model(config, weight_places(config, "cpu", torch.float32), layout, "cpu", precision),
         cache=KVCache(layout, blocks, "cpu"),
         pools=BlockPools(layout, [blocks]),
         slots=slots,
@@ -161,8 +174,10 @@ def _run_worker() -> int:
 
 def _run_engine() -> int:
     from services.worker.engine import process as engine_process
+    from services.worker.engine.startup import prefill_setup
 
     engine_process.decode_loop = decode_loop  # type: ignore[attr-defined]
+    prefill_setup.prompt_pass = prompt_pass  # type: ignore[attr-defined]
     return engine_process.main(load)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, Room
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
-from bench.random_model import random_decoder
+from bench.random_model import random_model
 
 if TYPE_CHECKING:
     from baton.engine.decode.slots import Grant
@@ -54,7 +54,7 @@ class DecodeEngine:
         from baton.engine.rings.layout import SharedRings
 
         begun = time.perf_counter()
-        self.decoder = random_decoder(case.model, case.dtype, room.tokens + 1, BLOCK_TOKENS, device)
+        self.decoder = random_model(case.model, case.dtype, room.tokens + 1, BLOCK_TOKENS, device)
         weights = time.perf_counter()
         self.weight_bytes = _allocated(device)
         self.model = _model(self.decoder, case, room)

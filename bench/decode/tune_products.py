@@ -15,11 +15,15 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.device.matrix_library import ENVIRONMENT
-from bench.shapes import SHAPES, torch_dtype
+from bench.shapes import SHAPES, Shape, torch_dtype
+
+if TYPE_CHECKING:
+    from baton.engine.model.modules import Product
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _TABLES = Path(__file__).parents[2] / "baton" / "engine" / "forward" / "gemm_tables"
@@ -105,73 +109,86 @@ def _many(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:
     yield 128, 64, 128, 1, 3, 4
 
 
+def model_products(shape: Shape, dtype: str) -> list[Product]:
+    """The distinct products of a model of that shape; their tensors have shapes and no memory."""
+    from bench.random_model import random_model
+
+    found: list[Product] = random_model(shape, dtype, 1, 16, "meta").product_kinds()
+    return found
+
+
 def warm(job: tuple[Any, int, str]) -> None:
     """Compiles one variant into the cache on disk, from a process of its own."""
     import torch
 
     from baton.engine.forward.gemm import Scratch, run_product
-    from baton.engine.kernels.gpu.gemm.gemv import Epilogue, Norm
-    from baton.engine.model.reference import Linear
+    from baton.engine.kernels.fusion import Epilogue, Norm
+    from baton.engine.model.modules import Linear, Product
 
     choice, epilogue, dtype = job
     kind, device, k = getattr(torch, dtype), torch.device("cuda"), 4096
     rows = choice.rows if hasattr(choice, "splits") else 1
-    double = 2 if epilogue == Epilogue.SWIGLU else 1
+    double = 2 if Epilogue(epilogue).gated else 1
     out, x = (torch.zeros(rows, n, device=device, dtype=kind) for n in (256, k))
     weight = torch.zeros(256 * double, k, device=device, dtype=kind)
-    scratch = Scratch.empty(rows, k, 256, (1 << 22, 64), device, kind)
+    scratch = Scratch.empty(rows, k, 2 * 256, (1 << 22, 64), device, kind)
     norm = None if epilogue == Epilogue.RESIDUAL else Norm(x[0], 1e-5)
     try:
-        run_product(out, x, Linear(weight, None), Epilogue(epilogue), norm, choice, scratch)
+        run_product(out, x, Product("", Linear(weight, None), Epilogue(epilogue), norm), choice, scratch)
     except Exception as error:  # a tile that does not fit this GPU: measured as such later
         print(f"does not compile: {choice}: {str(error)[:80]}", file=sys.stderr)
 
 
-def warm_all(rows: tuple[int, ...], dtype: str) -> None:
+def warm_all(products: list[Product], rows: tuple[int, ...], dtype: str) -> None:
     """Compiles every candidate of Triton's, many at once."""
-    from baton.engine.forward.gemm import PRODUCTS
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
 
-    found = {c for product in PRODUCTS for count in rows for c in candidates(product, count)}
+    found = {c for product in products for count in rows for c in candidates(product.name, count)}
     choices = [c for c in found if isinstance(c, GemvTuning | SkinnyTuning)]
-    jobs = [(choice, epilogue, dtype) for choice in choices for epilogue in range(3)]
+    epilogues = sorted({int(product.epilogue) for product in products})
+    jobs = [(choice, epilogue, dtype) for choice in choices for epilogue in epilogues]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(_COMPILERS, mp_context=context) as pool:
         list(pool.map(warm, jobs, chunksize=2))
 
 
-def measure(product: str, rows: int, n: int, k: int, dtype: str) -> list[tuple[float, Any]]:
-    """(microseconds, choice) of each candidate, fastest first. `n`, `k` are W's shape."""
+def measure(product: Product, rows: int, dtype: str) -> list[tuple[float, Any]]:
+    """(microseconds, choice) of each candidate, fastest first."""
     import torch
 
-    from baton.engine.forward.gemm import EPILOGUES, Scratch, run_product, space_needed
-    from baton.engine.kernels.gpu.gemm.gemv import Epilogue, Norm
-    from baton.engine.model.reference import Linear
+    from baton.engine.forward.gemm import Scratch, run_product, space_needed
+    from baton.engine.kernels.fusion import Norm
+    from baton.engine.model.modules import Linear
     from bench.gpu_timing import graph_us
 
     kind, device = getattr(torch, dtype), torch.device("cuda")
-    epilogue = EPILOGUES[product]
-    outputs = n // 2 if epilogue is Epilogue.SWIGLU else n
+    n, k = product.linear.weight.shape
     copies = max(1, int(_ROTATED_BYTES // (n * k * kind.itemsize)))
-    weights = [Linear(torch.randn(n, k, device=device, dtype=kind) * 0.02, None) for _ in range(copies)]
     x, out = (
         torch.randn(rows, k, device=device, dtype=kind),
-        torch.zeros(rows, outputs, device=device, dtype=kind),
+        torch.zeros(rows, product.outputs, device=device, dtype=kind),
     )
-    norm = None if epilogue is Epilogue.RESIDUAL else Norm(torch.ones(k, device=device, dtype=kind), 1e-5)
+    norm = None if product.norm is None else Norm(torch.ones(k, device=device, dtype=kind), product.norm.eps)
+
+    def drawn() -> Product:
+        weight = torch.randn(n, k, device=device, dtype=kind) * 0.02
+        return replace(product, linear=Linear(weight, None), norm=norm)
+
+    rotated = [drawn() for _ in range(copies)]
     results: list[tuple[float, Any]] = []
-    for choice in candidates(product, rows):
-        scratch = Scratch.empty(rows, k, outputs, space_needed(rows, n, product, choice), device, kind)
+    for choice in candidates(product.name, rows):
+        space = space_needed(rows, product, choice)
+        scratch = Scratch.empty(rows, k, 2 * product.outputs, space, device, kind)
 
         def launch(choice: Any = choice, scratch: Scratch = scratch) -> None:
-            for weight in weights:
-                run_product(out, x, weight, epilogue, norm, choice, scratch)
+            for one in rotated:
+                run_product(out, x, one, choice, scratch)
 
         try:
             results.append((graph_us(launch) / copies, choice))
         except Exception as error:  # too much shared memory for this GPU, say
-            print(f"{product} {rows}: {choice}: {str(error)[:80]}", file=sys.stderr)
+            print(f"{product.name} {rows}: {choice}: {str(error)[:80]}", file=sys.stderr)
     return sorted(results, key=lambda result: result[0])
 
 
@@ -186,22 +203,26 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows = tuple(int(part) for part in arguments.rows.split(","))
-    entries = tune(SHAPES[arguments.shape].products(), rows, torch_dtype(arguments.dtype))
+    dtype = torch_dtype(arguments.dtype)
+    entries = tune(model_products(SHAPES[arguments.shape], dtype), rows, dtype)
     if arguments.write:
         write(entries)
 
 
-def tune(products: dict[str, tuple[int, int]], rows: tuple[int, ...], dtype: str) -> list[dict[str, Any]]:
+def tune(products: list[Product], rows: tuple[int, ...], dtype: str) -> list[dict[str, Any]]:
     """Measures all; prints a line each; returns the table's entries."""
+    import torch
+
+    from baton.engine.forward.gemm import ProductKey
     from baton.engine.forward.gemm_table import entry_of
 
-    warm_all(rows, dtype)
+    warm_all(products, rows, dtype)
     entries = []
-    for product, (n, k) in products.items():
+    for product in products:
         for count in rows:
-            results = measure(product, count, n, k, dtype)
+            results = measure(product, count, dtype)
             best, choice = results[0]
-            entries.append(entry_of((product, count, n, k, dtype), choice, best))
+            entries.append(entry_of(ProductKey.of(product, count, getattr(torch, dtype)), choice, best))
             library = next(us for us, c in results if type(c).__name__ == "Library")
             print(
                 json.dumps({**entries[-1], "library_us": round(library, 2), "tried": len(results)}),
@@ -214,12 +235,11 @@ def write(entries: list[dict[str, Any]]) -> None:
     """Replaces these entries in this GPU's file and keeps the others."""
     import torch
 
-    from baton.engine.forward.gemm_table import file_stem
+    from baton.engine.forward.gemm_table import file_stem, key_of
 
     path = _TABLES / f"{file_stem(torch.cuda.get_device_name())}.json"
     old = json.loads(path.read_text()) if path.is_file() else []
-    key = ("product", "rows", "n", "k", "dtype")
-    table = {tuple(entry[name] for name in key): entry for entry in [*old, *entries]}
+    table = {key_of(entry): entry for entry in [*old, *entries]}
     lines = ",\n".join(" " + json.dumps(entry) for entry in table.values())
     path.write_text(f"[\n{lines}\n]\n")
 

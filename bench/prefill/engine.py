@@ -26,10 +26,10 @@ from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget
-from bench.random_model import random_decoder
+from bench.random_model import random_model
 
 if TYPE_CHECKING:
-    from baton.engine.model.reference import Decoder
+    from baton.engine.model.modules import Model
 
 # A prompt waits so long for its prefix's blocks to come from a disk, and a flush for what is to go there.
 DEADLINE_S = 120.0
@@ -59,14 +59,14 @@ class PrefillEngine:
         *,
         exact: bool = False,
         graphs: bool = True,
-        make_pass: Callable[[Decoder, KVCache, int], Any] | None = None,
+        make_pass: Callable[[Model, KVCache, int], Any] | None = None,
     ) -> None:
         """`folder`: the disk tier's. `make_pass`: instead of the back end's own choice, for tests."""
         first = cases[0]
         longest = max(case.tokens for case in cases)
         self._seed = 0
         self.folder = folder
-        self.decoder = random_decoder(first.model, first.dtype, longest + 2, BLOCK_TOKENS, device)
+        self.decoder = random_model(first.model, first.dtype, longest + 2, BLOCK_TOKENS, device)
         # Twice, so that what is cached need not give way to those that it is for.
         self.blocks = 2 + 2 * max(case.blocks for case in cases)
         self.cache = KVCache(self.decoder.layout, self.blocks, device)

@@ -10,7 +10,8 @@ from baton.engine.decode.gpu_pass import DecodePass
 from baton.engine.kernels.reference.split_plan import split_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
 
 BLOCK_TOKENS = 64
 
@@ -25,14 +26,14 @@ def decoded_logits(
     first = next(iter(weights.values()))
     dtype, device = first.dtype, first.device
     layout = config.layout(BLOCK_TOKENS, str(dtype).removeprefix("torch."))
-    decoder = Decoder(config, weights, layout, device, dtype)
+    model = Model(config, weights, layout, device, Precision.of(dtype))
     batch, length = token_ids.shape
     width = -(-length // BLOCK_TOKENS)
     cache = KVCache(layout, 1 + batch * width, device)
     shuffled = torch.randperm(batch * width, generator=torch.Generator().manual_seed(1))
     table = (1 + shuffled).view(batch, width).int().to(device)
-    options = pass_options(decoder, exact=exact)
-    step = DecodePass(decoder, cache, tuple(table for _ in layout.groups), batch, options)
+    options = pass_options(model, exact=exact)
+    step = DecodePass(model, cache, tuple(table for _ in layout.groups), batch, options)
     step.inputs.slot.copy_(torch.arange(batch))
     out = torch.empty(batch, length, config.vocab_size)
     for position in range(length):

@@ -13,7 +13,8 @@ import torch
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
@@ -54,11 +55,11 @@ class GraphTwins:
         config = ModelConfig.load(folder)
         layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
         weights = random_weights(config, 3, torch.device(device), dtype)
-        decoder = Decoder(config, weights, layout, device, dtype)
+        model = Model(config, weights, layout, device, Precision.of(dtype))
         blocks = [-(-length // block_tokens) for length in lengths]
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
         self.eager, self.graphed = (
-            PrefillPass(decoder, cache, most_rows, rule, tuning, split) for cache in self.caches
+            PrefillPass(model, cache, most_rows, rule, tuning, split) for cache in self.caches
         )
         self.graphed.capture(bounds)
         assert self.graphed.uncaptured == ""
@@ -78,7 +79,11 @@ class GraphTwins:
         """Runs a step both ways: rows and caches are the same, bit for bit, whatever an earlier one left."""
         chunks = [Chunk(self.sequences[number], start, count) for number, start, count in pieces]
         expected = self.eager.forward(chunks).clone()
-        for left in (self.graphed._hidden, self.graphed._attention._attended, self.graphed._attention._sums):
+        for left in (
+            self.graphed.workspace.hidden,
+            self.graphed.workspace.attended,
+            self.graphed._attention._sums,
+        ):
             left.fill_(torch.nan)
         found = self.graphed.forward(chunks)
         assert bool(found.isfinite().all())

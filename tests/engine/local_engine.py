@@ -21,7 +21,9 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
+from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_weights, random_weights
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefill.reference_pass import PlainPass
@@ -122,11 +124,13 @@ class LocalEngine:
             config = ModelConfig.load(folder)
             weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
         layout = config.layout(block_tokens, dtype)
-        decoder = Decoder(config, weights, layout, device, weights_dtype)
+        model = Model(config, weights, layout, device, Precision.of(weights_dtype))
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
-        self.prefill = PrefillLoop(PlainPass(decoder, cache), self.scheduler, lane_of(decoder.device))
+        self.prefill = PrefillLoop(
+            PlainPass(ReferenceModel(model), cache), self.scheduler, lane_of(model.device)
+        )
         rings = SharedRings(ring_slots or slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)
@@ -136,10 +140,10 @@ class LocalEngine:
         if graph:
             from baton.engine.decode.factory import graph_loop
 
-            self.decode = graph_loop(decoder, cache, self.state, rings, memory, exact=numerics == "exact")
+            self.decode = graph_loop(model, cache, self.state, rings, memory, exact=numerics == "exact")
         else:
             box, ring = rings.mailbox(memory), rings.writer(memory)
-            self.decode = TorchDecodeLoop(decoder, cache, self.state, box, ring)
+            self.decode = TorchDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}

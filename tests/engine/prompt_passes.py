@@ -13,7 +13,9 @@ from torch import Tensor
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
+from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
@@ -79,11 +81,11 @@ class BothPasses:
         config = ModelConfig.load(folder)
         layout = config.layout(block_tokens, "float32")
         weights = random_weights(config, 3, torch.device(device), torch.float32)
-        decoder = Decoder(config, weights, layout, device, torch.float32)
+        model = Model(config, weights, layout, device, Precision.of(torch.float32))
         blocks = [-(-length // block_tokens) for length in lengths]
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
-        self.plain = PlainPass(decoder, self.caches[0])
-        self.kernels = PrefillPass(decoder, self.caches[1], most_rows, rule, SMALL_TUNING, split)
+        self.plain = PlainPass(ReferenceModel(model), self.caches[0])
+        self.kernels = PrefillPass(model, self.caches[1], most_rows, rule, SMALL_TUNING, split)
         self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
 
     def run(self, chunks: Run[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:

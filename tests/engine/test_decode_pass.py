@@ -1,4 +1,4 @@
-"""The decode pass by GPU kernels against the plain-torch decoder: every family's features, tiny sizes."""
+"""The decode pass by GPU kernels against the plain-torch model: every family's features, tiny sizes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from baton.engine.forward.gemm_table import ProductTable
 from baton.engine.kernels.reference.split_plan import SplitPolicy, split_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder, Rows
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
+from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import random_weights
 from tests.engine.local_engine import CONFIG
 
@@ -39,7 +41,9 @@ def test_logits_are_the_plain_decoders(tmp_path: Path, family: str, exact: bool)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **FAMILIES[family]}))
     config = ModelConfig.load(tmp_path)
     layout = config.layout(4, "float32")
-    decoder = Decoder(config, random_weights(config, 3, DEVICE, torch.float32), layout, DEVICE, torch.float32)
+    model = Model(
+        config, random_weights(config, 3, DEVICE, torch.float32), layout, DEVICE, Precision.of(torch.float32)
+    )
     positions = [37] if family == "llama" and not exact else [37, 3, 70]
     table = 1 + torch.randperm(3 * 20, generator=torch.Generator().manual_seed(1)).view(3, 20).to(DEVICE)
     caches = [KVCache(layout, 61, DEVICE) for _ in range(2)]
@@ -53,12 +57,13 @@ def test_logits_are_the_plain_decoders(tmp_path: Path, family: str, exact: bool)
         query_start=list(range(count + 1)),
         block_tables=tuple(table[:count] for _ in layout.groups),
     )
-    expected = decoder.logits(decoder.forward(rows, caches[0]))
+    reference = ReferenceModel(model)
+    expected = reference.logits(reference.forward(rows, caches[0]))
 
     policy = SplitPolicy(fixed=64) if exact else SplitPolicy(wanted=4, shortest=64)
     options = PassOptions(ProductTable([], exact=exact), policy)
     tables = tuple(table.int() for _ in layout.groups)
-    step = DecodePass(decoder, caches[1], tables, count, options)
+    step = DecodePass(model, caches[1], tables, count, options)
     step.inputs.slot.copy_(torch.arange(count))
     step.inputs.token.copy_(rows.token_ids)
     step.inputs.position.copy_(rows.positions)

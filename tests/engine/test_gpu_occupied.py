@@ -14,7 +14,7 @@ from torch import Tensor
 
 from baton.device.lane import GpuLane
 from baton.engine.decode.graph_loop import GraphDecodeLoop
-from baton.engine.kernels.gpu.gemm.gemv import Epilogue
+from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.prefill.loop import PrefillLoop

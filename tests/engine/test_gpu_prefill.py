@@ -23,7 +23,9 @@ from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
+from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention import library_rule
 from baton.engine.prefill.attention_plan import LibraryRule
@@ -81,7 +83,7 @@ def passes(
     for name, kind in (("truth", torch.float64), ("plain", dtype), ("kernels", dtype)):
         layout = config.layout(BLOCK_TOKENS, str(kind).removeprefix("torch."))
         weights = {key: weight.to(kind) for key, weight in rounded.items()}
-        decoder = Decoder(config, weights, layout, DEVICE, kind)
+        model = Model(config, weights, layout, DEVICE, Precision.of(kind))
         cache = KVCache(layout, 1 + len(order), DEVICE)
         first = 0
         for number, count in blocks.items():
@@ -91,8 +93,8 @@ def passes(
         tuning: PromptTuning | None = None
         if DEVICE == "cpu":
             tuning = SMALL_TUNING
-        made = PrefillPass(decoder, cache, most, rule, tuning) if name == "kernels" else None
-        yield name, made or PlainPass(decoder, cache), sequences
+        made = PrefillPass(model, cache, most, rule, tuning) if name == "kernels" else None
+        yield name, made or PlainPass(ReferenceModel(model), cache), sequences
 
 
 def logits(made: PromptPass, sequences: dict[int, Sequence], steps: Steps) -> Tensor:
@@ -156,10 +158,10 @@ def test_the_library_takes_every_shape_of_the_rule(tmp_path: Path) -> None:
     config = ModelConfig.load(tmp_path)
     layout = config.layout(BLOCK_TOKENS, "bfloat16")
     weights = random_weights(config, 3, torch.device(DEVICE), torch.bfloat16)
-    decoder = Decoder(config, weights, layout, DEVICE, torch.bfloat16)
-    rule = library_rule(decoder, 2048)
+    model = Model(config, weights, layout, DEVICE, Precision.of(torch.bfloat16))
+    rule = library_rule(model, 2048)
     assert rule is not None
-    made = PrefillPass(decoder, KVCache(layout, 300, DEVICE), 2048, rule)
+    made = PrefillPass(model, KVCache(layout, 300, DEVICE), 2048, rule)
     missing = [shape for shape in rule.shapes(2048) if not made._attention.has(shape)]
     assert missing == []
 
@@ -171,23 +173,23 @@ def test_a_loop_ahead_of_the_gpu_never_waits_and_draws_the_same(tmp_path: Path) 
     config = ModelConfig.load(tmp_path)
     layout = config.layout(BLOCK_TOKENS, "float32")
     weights = random_weights(config, 3, torch.device(DEVICE), torch.float32)
-    decoder = Decoder(config, weights, layout, DEVICE, torch.float32)
-    plain = _drawn(PlainPass(decoder, KVCache(layout, 400, DEVICE)), decoder, waits=True)
-    mine = _drawn(prompt_pass(decoder, KVCache(layout, 400, DEVICE), 512, exact=False), decoder, waits=False)
+    model = Model(config, weights, layout, DEVICE, Precision.of(torch.float32))
+    plain = _drawn(PlainPass(ReferenceModel(model), KVCache(layout, 400, DEVICE)), model, waits=True)
+    mine = _drawn(prompt_pass(model, KVCache(layout, 400, DEVICE), 512, exact=False), model, waits=False)
     assert len(plain) == 24
     assert {number: plain[number] for number in mine} == mine
     assert 1 <= len(mine) < 24, "some were cancelled"
 
 
-def _drawn(made: PromptPass, decoder: Decoder, *, waits: bool) -> dict[int, int]:
+def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
     """First tokens of 24 prompts, by number; where nobody waits, a third are cancelled on the way."""
-    pools = BlockPools(decoder.layout, [400])
+    pools = BlockPools(model.layout, [400])
     scheduler = PrefillScheduler(pools, StepBounds(512), max_sequences=64)
-    loop = PrefillLoop(made, scheduler, lane_of(decoder.device))
+    loop = PrefillLoop(made, scheduler, lane_of(model.device))
     draw = random.Random(4)
     numbers: dict[Sequence, int] = {}
     for number in range(24):
-        tokens = tuple(draw.choices(range(decoder.config.vocab_size), k=draw.randint(1, 900)))
+        tokens = tuple(draw.choices(range(model.config.vocab_size), k=draw.randint(1, 900)))
         sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=number) if number % 2 else SamplingParams()
         sequence = Sequence(tokens, len(tokens), sampling, Limits(4))
         numbers[sequence] = number

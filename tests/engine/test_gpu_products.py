@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.gpu.gemm.gemv import Epilogue, GemvTuning, Norm, gemv
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.step.row_ops import embed, norm_rows, swiglu_rows

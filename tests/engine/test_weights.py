@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
 from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.weight_reader import read_tensors
 from baton.engine.model.weights import (
@@ -146,17 +147,18 @@ def test_parts_of_one_product_lie_behind_one_another(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen2")  # it has biases
     config = ModelConfig.load(folder)
     loaded = load_weights(config, folder, "cpu", torch.float32)
-    decoder = Decoder(config, loaded, config.layout(16, "float32"), "cpu", torch.float32)
+    model = Model(config, loaded, config.layout(16, "float32"), "cpu", Precision.of(torch.float32))
     assert not dict(load_file(folder / "model.safetensors").items()).keys() - loaded.keys()
-    for number, layer in enumerate(decoder.layers):
+    for number, layer in enumerate(model.layers):
         prefix = f"model.layers.{number}."
-        for linear, names in ((layer.qkv, JOINED[0]), (layer.gate_up, JOINED[1])):
+        qkv, _, gate_up, down = (product.linear for product in layer.products())
+        for linear, names in ((qkv, JOINED[0]), (gate_up, JOINED[1])):
             parts = [loaded[f"{prefix}{name}.weight"] for name in names]
             assert linear.weight.data_ptr() == parts[0].data_ptr()  # no copy
             assert torch.equal(linear.weight, torch.cat(parts))
-        assert layer.qkv.bias is not None
-        assert layer.qkv.bias.data_ptr() == loaded[f"{prefix}{JOINED[0][0]}.bias"].data_ptr()
-        assert layer.down.weight.data_ptr() == loaded[f"{prefix}mlp.down_proj.weight"].data_ptr()
+        assert qkv.bias is not None
+        assert qkv.bias.data_ptr() == loaded[f"{prefix}{JOINED[0][0]}.bias"].data_ptr()
+        assert down.weight.data_ptr() == loaded[f"{prefix}mlp.down_proj.weight"].data_ptr()
 
 
 def test_what_does_not_lie_so_is_copied() -> None:

@@ -9,13 +9,13 @@ from torch import Tensor
 from baton.device.cuda_runtime import CudaError
 from baton.device.cuda_source import can_compile, compile_source
 from baton.engine.forward.gemm import Scratch, run_product, space_needed
-from baton.engine.kernels.gpu.gemm.gemv import Epilogue
+from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.kernels.reference.rms_norm import rms_norm
 from baton.engine.kernels.reference.swiglu import swiglu
-from baton.engine.model.reference import Linear
+from baton.engine.model.modules import Linear, Product
 
 KIND = torch.bfloat16
 PLAIN, RESIDUAL, SWIGLU = Epilogue
@@ -76,18 +76,19 @@ def test_the_space_that_splits_need(m: int, n: int, tuning: WideTuning, needed: 
 
 def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:
     tuning = WideTuning(64, splits=2)
-    assert space_needed(300, 256, "down", tuning) == wide_space_needed(300, 256, tuning)
-    assert space_needed(300, 256, "gate_up", WideTuning()) == (0, 0)
+    weight = Linear(zeros(256, 8), None)
+    assert space_needed(300, Product("down", weight, RESIDUAL), tuning) == wide_space_needed(300, 256, tuning)
+    assert space_needed(300, Product("gate_up", weight, SWIGLU), WideTuning()) == (0, 0)
 
 
 def test_a_product_with_a_bias_is_the_librarys() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
     out = torch.zeros(3, 6)
-    scratch = Scratch.empty(3, 8, 6, (0, 0), torch.device("cpu"), torch.float32)
-    run_product(out, x, Linear(weight, bias), PLAIN, None, WideTuning(16), scratch)
+    scratch = Scratch.empty(3, 8, 12, (0, 0), torch.device("cpu"), torch.float32)
+    run_product(out, x, Product("qkv", Linear(weight, bias)), WideTuning(16), scratch)
     torch.testing.assert_close(out, x @ weight.t() + bias)
     with pytest.raises(ValueError, match="dtypes"):
-        run_product(out, x, Linear(weight, None), PLAIN, None, WideTuning(16), scratch)
+        run_product(out, x, Product("qkv", Linear(weight, None)), WideTuning(16), scratch)
 
 
 @pytest.mark.gpu

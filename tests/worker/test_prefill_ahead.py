@@ -8,7 +8,7 @@ import pytest
 
 from baton.device.lane import HostLane, Moment
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
@@ -87,8 +87,8 @@ def test_the_tokens_are_the_same_by_the_kernels_too(
     request.getfixturevalue("late")
     assert run(tmp_path / "late") == expected
 
-    def by_kernels(decoder: Decoder, cache: KVCache, most_rows: int, **_: bool) -> PrefillPass:
-        return PrefillPass(decoder, cache, most_rows, SMALL_RULE, SMALL_TUNING)
+    def by_kernels(model: Model, cache: KVCache, most_rows: int, **_: bool) -> PrefillPass:
+        return PrefillPass(model, cache, most_rows, SMALL_RULE, SMALL_TUNING)
 
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.prompt_pass", by_kernels)
     assert run(tmp_path / "kernels") == expected

@@ -11,7 +11,8 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import TorchDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.reference import ReferenceModel
 from baton.engine.rings.layout import SharedRings
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _EXACT_PART = 512
 
 
 def decode_loop(
-    decoder: Decoder,
+    model: Model,
     cache: KVCache,
     state: SlotState,
     rings: SharedRings,
@@ -33,17 +34,17 @@ def decode_loop(
     exact: bool,
     serves: bool = True,
 ) -> DecodeLoop:
-    """The loop for this decoder's device and dtype. On a GPU this compiles and captures: seconds.
+    """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
 
     `serves`: False where no slot will ever be admitted, and nothing need be captured.
     """
-    if serves and decoder.device.type == "cuda" and decoder.dtype != torch.float64:
-        return graph_loop(decoder, cache, state, rings, memory, exact=exact)
-    return TorchDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory))
+    if serves and model.device.type == "cuda" and model.precision.activations != torch.float64:
+        return graph_loop(model, cache, state, rings, memory, exact=exact)
+    return TorchDecodeLoop(ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory))
 
 
 def graph_loop(
-    decoder: Decoder,
+    model: Model,
     cache: KVCache,
     state: SlotState,
     rings: SharedRings,
@@ -56,23 +57,23 @@ def graph_loop(
     from baton.engine.decode.graph_loop import GraphDecodeLoop
 
     return GraphDecodeLoop(
-        decoder,
+        model,
         cache,
         state,
         rings,
-        HostMemory(memory, decoder.device),
+        HostMemory(memory, model.device),
         rings.mailbox(memory),
         rings.writer(memory),
-        pass_options(decoder, exact=exact),
+        pass_options(model, exact=exact),
     )
 
 
-def pass_options(decoder: Decoder, *, exact: bool) -> PassOptions:
+def pass_options(model: Model, *, exact: bool) -> PassOptions:
     """How the kernels are cut for this GPU and mode."""
     from baton.engine.decode.gpu_pass import PassOptions
     from baton.engine.forward.gemm_table import ProductTable
     from baton.engine.kernels.reference.split_plan import SplitPolicy
 
-    name = torch.cuda.get_device_name(decoder.device) if decoder.device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
     policy = SplitPolicy(fixed=_EXACT_PART) if exact else SplitPolicy()
     return PassOptions(ProductTable.for_gpu(name, exact=exact), policy)

@@ -25,7 +25,7 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import DeviceWatchdog, StepTimes
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mailbox import Entry, EntryKind, Mailbox
 from baton.engine.rings.output_ring import RingWriter
@@ -59,7 +59,7 @@ class GraphDecodeLoop(DecodeLoop):
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         cache: KVCache,
         state: SlotState,
         rings: SharedRings,
@@ -73,8 +73,8 @@ class GraphDecodeLoop(DecodeLoop):
         self._slots = state.active.shape[0]
         self._clock = clock
         self._memory = memory  # registered while the graphs live
-        self._queue = Queue(decoder.device)
-        self.step_state = GraphStep(decoder, cache, state, rings, memory, self._queue, options)
+        self._queue = Queue(model.device)
+        self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
         self._graphs = self.step_state.capture()
         self._queue.drain()
         self._enqueued = self._status(0, 0).replays

@@ -24,7 +24,7 @@ from baton.engine.kernels.gpu.sampling.pick import pick, pick_places
 from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.kernels.reference.split_plan import TILE
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mailbox import Feature
 
@@ -73,7 +73,7 @@ class GraphStep:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         cache: KVCache,
         state: SlotState,
         rings: SharedRings,
@@ -81,14 +81,14 @@ class GraphStep:
         queue: Queue,
         options: PassOptions,
     ) -> None:
-        device = decoder.device
+        device = model.device
         self._slots = state.active.shape[0]
         self._state = state
         self._queue = queue
         self._capacity = rings.ring_words
         self._top = rings.max_logprobs
         self._mailbox_entries = rings.mailbox_entries
-        self._windows = [group.window or NO_WINDOW for group in decoder.layout.groups]
+        self._windows = [group.window or NO_WINDOW for group in model.layout.groups]
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
         lines = kernels.CLOCK_LINES
         self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH, dtype=torch.int64, device=device)
@@ -96,11 +96,11 @@ class GraphStep:
         self._inbox = torch.zeros(
             kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
         )
-        self.pass_ = DecodePass(decoder, cache, state.block_tables, self._slots, options)
+        self.pass_ = DecodePass(model, cache, state.block_tables, self._slots, options)
         bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
         self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
-        self._places = pick_places(self._slots, decoder.config.vocab_size, device)
-        self._sampler = GraphSampler(state, self._slots, decoder.config.vocab_size)
+        self._places = pick_places(self._slots, model.config.vocab_size, device)
+        self._sampler = GraphSampler(state, self._slots, model.config.vocab_size)
         self._drawn = torch.zeros(self._slots, dtype=torch.int32, device=device)
         self._place = torch.zeros(self._slots, dtype=torch.int32, device=device)
 

@@ -15,7 +15,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.device_watchdog import StepTimes
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder, Rows
+from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.rings.mailbox import EntryKind, Mailbox
 from baton.engine.rings.output_ring import Finish, RingWriter
 
@@ -24,10 +24,10 @@ class TorchDecodeLoop(DecodeLoop):
     """A step runs when `step` is called, and has run when that returns."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, state: SlotState, mailbox: Mailbox, ring: RingWriter
+        self, reference: ReferenceModel, cache: KVCache, state: SlotState, mailbox: Mailbox, ring: RingWriter
     ) -> None:
         super().__init__(state, mailbox, ring)
-        self._decoder = decoder
+        self._reference = reference
         self._cache = cache
         self._slots = state.active.shape[0]
         self._tokens_decoded = 0
@@ -97,7 +97,7 @@ class TorchDecodeLoop(DecodeLoop):
     def _advance(self, rows: Tensor) -> None:
         state = self._state
         position = state.position[rows].long()
-        hidden = self._decoder.forward(
+        hidden = self._reference.forward(
             Rows(
                 token_ids=state.last_token[rows].long(),
                 positions=position,
@@ -107,7 +107,7 @@ class TorchDecodeLoop(DecodeLoop):
             self._cache,
             self.meanwhile,
         )
-        logits = self._decoder.logits(hidden)
+        logits = self._reference.logits(hidden)
         tokens, logprobs = state.sampler.draw(logits, rows, position + 1, state.stop_ids)
         stopped = (state.stop_ids[rows] == tokens[:, None]).any(dim=1)
         # Sequence length after this token is position + 2: indices 0 .. position + 1.

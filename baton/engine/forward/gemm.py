@@ -1,31 +1,23 @@
-"""Which kernel computes a product: the same five products a step, each by the fastest of four kinds.
+"""Matrix products: which of four kinds of kernel computes each, and the scratch memory that they share.
 
-The choice is data (`product_table`): by GPU, shape and rows. Without a table a default holds that no
-shape makes slow by much. Mode `exact` takes one choice whatever the rows.
+A choice is data (`gemm_table`): by GPU, shape and rows. Mode `exact` takes one choice whatever the rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.gpu.gemm.gemv import Epilogue, GemvTuning, Norm, gemv
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
 from baton.engine.kernels.gpu.step.row_ops import norm_rows, swiglu_rows
-from baton.engine.model.reference import Linear
-
-PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
-EPILOGUES = {
-    "qkv": Epilogue.PLAIN,
-    "output": Epilogue.RESIDUAL,
-    "gate_up": Epilogue.SWIGLU,
-    "down": Epilogue.RESIDUAL,
-    "head": Epilogue.PLAIN,
-}
+from baton.engine.model.modules import Model, Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +29,29 @@ Choice = GemvTuning | SkinnyTuning | WideTuning | Library
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """What products of up to R rows need beside their operands, shared by all that follow one another.
+class ProductKey:
+    """What a choice depends on: the product's name, the rows of x, W's shape [n, k], and the dtypes of W and
+    x as torch spells them."""
 
-    `normed` [R, widest input], `gate_up` [R, 2 · inner], both flat; `space` for split products.
+    product: str
+    rows: int
+    n: int
+    k: int
+    weight_dtype: str
+    act_dtype: str
+
+    @classmethod
+    def of(cls, product: Product, rows: int, activations: torch.dtype) -> ProductKey:
+        weight = product.linear.weight
+        return cls(product.name, rows, *weight.shape, dtype_name(weight.dtype), dtype_name(activations))
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Memory that products of up to R rows need beside their operands, shared by all of a stream.
+
+    `normed` [R, widest normed input], `gate_up` [R, widest gate and up], both flat; `space` for split
+    products.
     """
 
     normed: Tensor
@@ -51,40 +62,56 @@ class Scratch:
     def empty(
         cls,
         rows: int,
-        hidden: int,
-        inner: int,
+        normed: int,
+        gate_up: int,
         space: tuple[int, int],
         device: torch.device,
         dtype: torch.dtype,
     ) -> Scratch:
+        """`normed`, `gate_up`: widths; `space`: elements and tiles for split products."""
         return cls(
-            torch.empty(rows * hidden, device=device, dtype=dtype),
-            torch.empty(rows * 2 * inner, device=device, dtype=dtype),
+            torch.empty(rows * normed, device=device, dtype=dtype),
+            torch.empty(rows * gate_up, device=device, dtype=dtype),
             SplitSpace.empty(max(1, space[0]), max(1, space[1]), device),
         )
 
 
-def space_needed(rows: int, weight_rows: int, product: str, choice: Choice) -> tuple[int, int]:
-    """Elements and tiles of `Scratch.space` that a product with `weight_rows` rows of W takes."""
-    epilogue = EPILOGUES[product]
-    outputs = weight_rows // 2 if epilogue is Epilogue.SWIGLU else weight_rows
+class Gemm:
+    """Computes a model's products, each by the kernel that `choose` gives for it and its rows."""
+
+    def __init__(
+        self, model: Model, batches: Iterable[int], choose: Callable[[Product, int], Choice]
+    ) -> None:
+        """`batches`: every number of rows that split products may have; scratch is sized for all of them."""
+        self._choose = choose
+        batches, kinds = list(batches), model.product_kinds()
+        needs = [space_needed(rows, kind, choose(kind, rows)) for kind in kinds for rows in batches]
+        self.scratch = Scratch.empty(
+            max(batches),
+            max(kind.inputs for kind in kinds if kind.norm is not None),
+            max(2 * kind.outputs for kind in kinds if kind.epilogue.gated),
+            (max(elements for elements, _ in needs), max(tiles for _, tiles in needs)),
+            model.device,
+            model.precision.activations,
+        )
+
+    def __call__(self, product: Product, out: Tensor, x: Tensor) -> None:
+        """x [M, K] → out [M, N]."""
+        run_product(out, x, product, self._choose(product, out.shape[0]), self.scratch)
+
+
+def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]:
+    """Elements and tiles of `Scratch.space` that a product takes."""
     if isinstance(choice, SkinnyTuning):
-        return split_space_needed(rows, outputs, choice, epilogue)
+        return split_space_needed(rows, product.outputs, choice, product.epilogue)
     if isinstance(choice, WideTuning):
-        return wide_space_needed(rows, outputs, choice)
+        return wide_space_needed(rows, product.outputs, choice)
     return 0, 0
 
 
-def run_product(
-    out: Tensor,
-    x: Tensor,
-    linear: Linear,
-    epilogue: Epilogue,
-    norm: Norm | None,
-    choice: Choice,
-    scratch: Scratch,
-) -> None:
-    """x [M, K], normed first where `norm` is given, times the weights → out [M, N] by `epilogue`."""
+def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
+    """x [M, K] → out [M, N] by the kernel of `choice`; a wide product with a bias goes to the library."""
+    linear, epilogue, norm = product.linear, product.epilogue, product.norm
     if isinstance(choice, GemvTuning):
         gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice)
         return
@@ -98,22 +125,27 @@ def run_product(
     if isinstance(choice, WideTuning) and linear.bias is None:
         wide_product(out, x, linear.weight, epilogue, choice, scratch.space)
         return
-    _by_library(out, x, linear, epilogue, scratch)
+    _by_library(out, x, product, scratch)
 
 
-def _by_library(out: Tensor, x: Tensor, linear: Linear, epilogue: Epilogue, scratch: Scratch) -> None:
-    weight, bias = linear.weight.t(), linear.bias
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch.bfloat16 → "bfloat16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _by_library(out: Tensor, x: Tensor, product: Product, scratch: Scratch) -> None:
+    weight, bias, epilogue = product.linear.weight.t(), product.linear.bias, product.epilogue
     if epilogue is Epilogue.RESIDUAL:
         out.addmm_(x, weight)
         if bias is not None:
             out.add_(bias)
         return
     target = out
-    if epilogue is Epilogue.SWIGLU:
+    if epilogue.gated:
         target = scratch.gate_up[: 2 * out.numel()].view(out.shape[0], -1)
     if bias is None:
         torch.mm(x, weight, out=target)
     else:
         torch.addmm(bias, x, weight, out=target)
-    if epilogue is Epilogue.SWIGLU:
+    if epilogue.gated:
         swiglu_rows(out, target)

@@ -1,4 +1,4 @@
-"""A model's tensors: loaded from safetensors, or drawn from a seed. Both give what `Decoder` takes.
+"""A model's tensors: loaded from safetensors, or drawn from a seed. Both give what `Model` takes.
 
 Names are those of the published checkpoints (`model.layers.0.self_attn.q_proj.weight`).
 """

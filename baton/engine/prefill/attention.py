@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from baton.device.attention_library import HALF_DTYPES, AttentionLibrary
+from baton.engine.forward.layers import attention_heads
+from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.absorb_attention import absorb_attention
 from baton.engine.kernels.gpu.attention.gather_prefix import gather_prefix
 from baton.engine.kernels.gpu.attention.items import Heads
@@ -17,7 +19,7 @@ from baton.engine.kernels.gpu.attention.join_parts import join_parts
 from baton.engine.kernels.gpu.attention.prompt_attention import prompt_attention
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning, item_lines
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder, Layer
+from baton.engine.model.modules import Attention, Model
 from baton.engine.prefill.attention_plan import (
     AttentionPlan,
     CallShape,
@@ -46,38 +48,32 @@ class PlannedRows:
 
 
 class PromptAttention:
-    """Owns the buffers that attention of up to `most_rows` rows needs, and the library's shapes.
+    """Computes the attention of up to `most_rows` rows; owns the buffers it needs beside the workspace, and
+    the library's shapes.
 
-    Parts of rows whose keys are split stand behind row `most_rows`.
-    `qkv` [most rows + rule.slack, (heads + 2 kv heads) · dim] is the caller's: passes have their product in
-    its first rows, and `rule.step` rows of zeros behind them.
+    A pass has its products in the first rows of `workspace.qkv`, and `rule.step` rows of zeros behind them.
+    In `workspace.attended` the parts of rows whose keys are split stand behind row `product_rows(most_rows)`.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         cache: KVCache,
-        qkv: Tensor,
+        workspace: Workspace,
         most_rows: int,
         rule: LibraryRule | None,
         split: KeySplit,
     ) -> None:
-        config = decoder.config
+        """`workspace`: as `prompt_workspace` makes it."""
+        config = model.config
         self._cache = cache
-        self._qkv = qkv
+        self._qkv, self._attended = workspace.qkv, workspace.attended
         self.rule = rule
-        self.heads = [
-            Heads(
-                config.num_heads, config.num_kv_heads, config.head_dim,
-                config.attention_scale, config.rms_norm_eps, group.window,
-            )
-            for group in decoder.layout.groups
-        ]  # fmt: skip
-        device, dtype = decoder.device, decoder.dtype
+        self.heads = attention_heads(model)
+        device, dtype = model.device, model.precision.activations
         self._most_rows = product_rows(most_rows)
         self._split = split
-        rows = self._most_rows + split.rows
-        self._attended = torch.zeros(rows, config.num_heads * config.head_dim, dtype=dtype, device=device)
+        rows = self._attended.shape[0]
         self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
         self._library = AttentionLibrary(config.attention_scale, device, dtype)
         keys = rule.key_sizes[0] if rule is not None else 0
@@ -86,7 +82,7 @@ class PromptAttention:
         )
         shapes = list(rule.shapes(most_rows)) if rule is not None else []
         self._ready = {shape for shape in shapes if self._prepare(shape)}
-        # Shapes that the library would not take: the paged kernel does, slower.
+        # Shapes that the library does not support: the paged kernel computes them, more slowly.
         self.refused = len(shapes) - len(self._ready)
 
     def has(self, shape: CallShape) -> bool:
@@ -123,18 +119,14 @@ class PromptAttention:
         """By the rows that products have: a graph's is as that of the steps that it may be."""
         return PromptTuning.of(heads, self._qkv.dtype, product_rows(rows))
 
-    def attended(self, rows: int) -> Tensor:
-        """What `run` yields into."""
-        return self._attended[:rows]
-
     def begin(self, rows: int) -> None:
-        """Before a pass: those of the rows that `run` does not yield are zeros."""
+        """Zeroes the rows of the output that `run` may leave as they are; to be called before a pass."""
         self._attended[:rows].zero_()
 
-    def run(self, layer: Layer, rows: int, planned: PlannedRows) -> Tensor:
+    def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
         """→ [rows, heads · dim]; what padding among them yields is nobody's. The rows' q and k must be
         rotated, and k and v in the cache."""
-        group, plan = self._cache.groups[layer.group], planned.plan
+        group, plan = self._cache.groups[attention.group], planned.plan
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
@@ -143,9 +135,9 @@ class PromptAttention:
                 return found[:rows]
             out[: found.shape[0]].copy_(found)
             return out
-        heads, places = self.heads[layer.group], planned.places
+        heads, places = self.heads[attention.group], planned.places
         prompt_attention(
-            self._attended, self._qkv[:rows], group, layer.index, planned.tables, places.items,
+            self._attended, self._qkv[:rows], group, attention.index, planned.tables, places.items,
             heads, planned.tuning, self._sums if plan.prefix or places.joins is not None else None,
         )  # fmt: skip
         if places.joins is not None:
@@ -154,7 +146,7 @@ class PromptAttention:
             self._take(causal, out, sums)
         for call in plan.prefix:
             table = planned.tables[planned.lines[call.table] : planned.lines[call.table + 1], 0]
-            gather_prefix(self._gathered, group, layer.index, table, call.first, call.keys)
+            gather_prefix(self._gathered, group, attention.index, table, call.first, call.keys)
             found, their_sums = self._over_prefix(call.row, call.rows, call.keys)
             self._join(out, sums, call.row, found[0][:, : call.real], their_sums[0][:, : call.real])
         return out
@@ -217,7 +209,13 @@ def product_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def library_rule(decoder: Decoder, most_rows: int) -> LibraryRule | None:
+def prompt_workspace(model: Model, most_rows: int, rule: LibraryRule | None, split: KeySplit) -> Workspace:
+    """The workspace of passes of up to `most_rows` rows, with the further rows that attention needs."""
+    slack = 0 if rule is None else rule.slack(most_rows)
+    return Workspace.empty(model, product_rows(most_rows), more_qkv=slack, more_attended=split.rows)
+
+
+def library_rule(model: Model, most_rows: int) -> LibraryRule | None:
     """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
-    fits = decoder.dtype in HALF_DTYPES and decoder.config.head_dim % 8 == 0
-    return LibraryRule.of(most_rows) if fits and decoder.device.type == "cuda" else None
+    fits = model.precision.activations in HALF_DTYPES and model.config.head_dim % 8 == 0
+    return LibraryRule.of(most_rows) if fits and model.device.type == "cuda" else None

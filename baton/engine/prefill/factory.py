@@ -1,38 +1,33 @@
-"""Which back end runs a decode loop: graphs on a GPU, plain torch on a CPU and for float64 anywhere; and
-which runs prompts: kernels on a GPU, but plain torch in mode `exact`."""
+"""Which pass prefills prompts: that of the GPU kernels, or the reference on a CPU, in mode `exact` and
+in float64."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.reference import ReferenceModel
 from baton.engine.prefill.loop import PromptPass
 from baton.engine.prefill.reference_pass import PlainPass
 
-if TYPE_CHECKING:
-    # Imported where it is used: it brings Triton, which a CPU worker needs not.
-    pass
-
 
 def prompt_pass(
-    decoder: Decoder, cache: KVCache, most_rows: int, *, exact: bool, graphs: bool = True
+    model: Model, cache: KVCache, most_rows: int, *, exact: bool, graphs: bool = True
 ) -> PromptPass:
-    """The prefill pass for this decoder's device and dtype, of up to `most_rows` rows. On a GPU this compiles
+    """The prefill pass for this model's device and dtype, of up to `most_rows` rows. On a GPU this compiles
     kernels, lets the attention library build its plans and captures graphs: seconds. `graphs`: whether
     short steps are."""
-    if decoder.device.type != "cuda" or decoder.dtype == torch.float64 or exact:
-        return PlainPass(decoder, cache)
+    if model.device.type != "cuda" or model.precision.activations == torch.float64 or exact:
+        return PlainPass(ReferenceModel(model), cache)
     from baton.engine.prefill.attention import library_rule
     from baton.engine.prefill.gpu_pass import PrefillPass
 
-    made = PrefillPass(decoder, cache, most_rows, library_rule(decoder, most_rows))
+    made = PrefillPass(model, cache, most_rows, library_rule(model, most_rows))
     made.warm()
     if graphs:
         made.capture()
     made.take_paces()
-    torch.cuda.synchronize(decoder.device)
+    torch.cuda.synchronize(model.device)
     torch.cuda.empty_cache()  # of another stream than the steps'
     return made

@@ -1,17 +1,16 @@
 """A prefill step's forward pass by the GPU kernels: chunks of any lengths packed into one run of rows.
 
-    embed ─▶ ( norm ─ qkv ─ q, k, v: norm, rotary, cache ─ attention ─ output + residual
-               norm ─ gate, up ─ silu · ─ down + residual ) a layer ─▶ norm
-
-Products are the vendor library's, with the residual added within. All that the host knows of the rows goes
-to the device in one copy, and nothing waits for the device. Steps of few rows are graphs of the same launches
-(`prefill_graphs`).
+The layer program of `forward.layers`, with the vendor library's products, and as `attend` the norms and
+rotary embedding of q and k, the write to the cache, and `prefill.attention`. The step's inputs go to the
+device in one copy, and nothing waits for the device. Steps of few rows are graphs of the same launches
+(`prefill.graphs`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Run
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -19,14 +18,14 @@ from torch import Tensor
 
 from baton.device.lane import Lane, lane_of
 from baton.device.upload import put_ints
-from baton.engine.forward.gemm import EPILOGUES, Library, Scratch, run_product
+from baton.engine.forward.gemm import Gemm, Library
+from baton.engine.forward.layers import embed_rows, run_layers
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
-from baton.engine.kernels.gpu.gemm.gemv import Norm
-from baton.engine.kernels.gpu.step.row_ops import embed, norm_rows
+from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder, Layer, Linear
-from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows
+from baton.engine.model.modules import Attention, Model
+from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.cost import Pace
 from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
@@ -47,7 +46,7 @@ class PrefillPass:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: Model,
         cache: KVCache,
         most_rows: int,
         rule: LibraryRule | None,
@@ -56,33 +55,20 @@ class PrefillPass:
     ) -> None:
         """`rule`: what the library takes of attention; `tuning` None: by the rows; `split`: when
         few rows' keys are shared by several programs; None: as is best for a large GPU."""
-        config, device, dtype = decoder.config, decoder.device, decoder.dtype
         self.most_rows = most_rows
-        self._decoder = decoder
+        self._model = model
         self._cache = cache
         self._tuning = tuning
         self._split = split or KeySplit()
         self._padding = 0 if rule is None else rule.step
         self.grain = 1 if rule is None else rule.step
-        query_width = config.num_heads * config.head_dim
-        qkv_width = query_width + 2 * config.num_kv_heads * config.head_dim
-
-        widest = product_rows(most_rows)
-
-        def buffer(width: int, rows: int = widest, kind: torch.dtype = dtype) -> Tensor:
-            return torch.zeros(rows, width, dtype=kind, device=device)
-
-        self._hidden = buffer(config.hidden_size)
-        self._qkv = buffer(qkv_width, widest + (0 if rule is None else rule.slack(most_rows)))
-        self._inner = buffer(config.intermediate_size)
-        half = config.head_dim // 2
-        self._rotary = buffer(half, kind=torch.float32), buffer(half, kind=torch.float32)
-        self._scratch = Scratch.empty(
-            widest, config.hidden_size, config.intermediate_size, (0, 0), device, dtype
-        )
-        self._attention = PromptAttention(decoder, cache, self._qkv, most_rows, rule, self._split)
+        self.workspace = prompt_workspace(model, most_rows, rule, self._split)
+        self._gemm = Gemm(model, [product_rows(most_rows)], lambda product, rows: Library())
+        # Rows are normed by the pass itself; logits are taken of some of them.
+        self._head = replace(model.head, norm=None)
+        self._attention = PromptAttention(model, cache, self.workspace, most_rows, rule, self._split)
         self.refused = self._attention.refused
-        self._graphs = PrefillGraphs(device)
+        self._graphs = PrefillGraphs(model.device)
         self.uncaptured = ""
         self.paces: tuple[Pace, Pace] | None = None
 
@@ -114,14 +100,14 @@ class PrefillPass:
 
     def take_paces(self) -> None:
         """Of a small pass and of the largest, once all is there that they will run by."""
-        lane = lane_of(self._decoder.device)
+        lane = lane_of(self._model.device)
         self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
 
     def _scratch_chunk(self, start: int, rows: int) -> Chunk:
         """All of it is written to the block that is nobody's."""
         sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
         sequence.blocks = tuple(
-            (0,) * group.blocks_for(sequence.length) for group in self._decoder.layout.groups
+            (0,) * group.blocks_for(sequence.length) for group in self._model.layout.groups
         )
         return Chunk(sequence, start, rows)
 
@@ -139,16 +125,13 @@ class PrefillPass:
         return Pace(rows, median(took))
 
     def _warm_products(self) -> None:
-        """Each product with each number of rows that passes have, and the head with a few."""
-        layer = self._decoder.layers[0]
+        """Runs each product with each number of rows that passes have, and the head with a few."""
+        *of_layers, _ = self._model.product_kinds()
         for rows in sorted({product_rows(rows) for rows in range(1, self.most_rows + 1)}):
-            hidden, attended = self._hidden[:rows], self._attention.attended(rows)
-            self._product("qkv", self._qkv[:rows], hidden, layer.qkv)
-            self._product("output", hidden, attended, layer.output)
-            self._product("gate_up", self._inner[:rows], hidden, layer.gate_up)
-            self._product("down", hidden, self._inner[:rows], layer.down)
+            for product in of_layers:
+                self._gemm(product, *self.workspace.operands(product.name, rows))
         for rows in range(1, min(_HEAD_ROWS, self.most_rows) + 1):
-            self.logits(self._hidden[:rows])
+            self.logits(self.workspace.hidden[:rows])
 
     def forward(self, chunks: Run[Chunk]) -> Tensor:
         """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
@@ -168,9 +151,9 @@ class PrefillPass:
         """Says the step launch by launch."""
         if any(plan.attention.by_library for plan in step.plans):
             # Its calls read on behind the rows, and a NaN of an earlier pass would spread.
-            self._qkv[step.rows : step.rows + self._padding].zero_()
+            self.workspace.qkv[step.rows : step.rows + self._padding].zero_()
         layout = step.layout
-        there = torch.empty(layout.size, dtype=torch.int32, device=self._decoder.device)
+        there = torch.empty(layout.size, dtype=torch.int32, device=self._model.device)
         put_ints(step.values(layout), there)
         self._launch(layout.places(there), step.plans, step.lines)
 
@@ -182,41 +165,28 @@ class PrefillPass:
             PlannedRows(plan.attention, plan.tuning, places, there.tables, line)
             for plan, places, line in zip(plans, there.groups, lines, strict=True)
         ]
-        decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
-        hidden, qkv, inner = self._hidden[:rows], self._qkv[:rows], self._inner[:rows]
-        rotary = self._rotary[0][:rows], self._rotary[1][:rows]
+        model, workspace = self._model, self.workspace
         self._attention.begin(rows)
-        embed(
-            hidden, rotary, there.token, there.position,
-            decoder.embedding, decoder.rope.frequencies, decoder.rope.scale,
-        )  # fmt: skip
-        for layer in decoder.layers:
-            planned, heads = groups[layer.group], self._attention.heads[layer.group]
-            self._product("qkv", qkv, hidden, layer.qkv, Norm(layer.attention_norm, eps))
+        embed_rows(model, workspace, rows, there.token, there.position)
+
+        def attend(attention: Attention) -> Tensor:
+            planned, heads = groups[attention.group], self._attention.heads[attention.group]
             prompt_qkv(
-                qkv, self._cache.groups[layer.group], layer.index, there.tables, planned.places.line,
-                there.position, rotary, heads, _norms(layer),
+                workspace.qkv[:rows], self._cache.groups[attention.group], attention.index, there.tables,
+                planned.places.line, there.position, workspace.rotary(rows), heads, attention.head_norms,
             )  # fmt: skip
-            attended = self._attention.run(layer, rows, planned)
-            self._product("output", hidden, attended, layer.output)
-            self._product("gate_up", inner, hidden, layer.gate_up, Norm(layer.mlp_norm, eps))
-            self._product("down", hidden, inner, layer.down)
-        norm_rows(self._normed(rows), hidden, decoder.norm, eps)
+            return self._attention.run(attention, rows, planned)
+
+        run_layers(model, workspace, rows, attend, self._gemm)
+        norm_rows(self._normed(rows), workspace.hidden[:rows], model.norm.gain, model.norm.eps)
 
     def _normed(self, rows: int) -> Tensor:
-        """[rows, hidden]: where a pass leaves what it yields."""
-        width = self._hidden.shape[1]
-        return self._scratch.normed[: rows * width].view(rows, width)
+        """[rows, hidden]: the buffer of a pass's result."""
+        width = self.workspace.hidden.shape[1]
+        return self._gemm.scratch.normed[: rows * width].view(rows, width)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype."""
-        return torch.mm(hidden, self._decoder.head.t())
-
-    def _product(self, name: str, out: Tensor, x: Tensor, linear: Linear, norm: Norm | None = None) -> None:
-        run_product(out, x, linear, EPILOGUES[name], norm, Library(), self._scratch)
-
-
-def _norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
-    if layer.query_norm is None or layer.key_norm is None:
-        return None
-    return layer.query_norm, layer.key_norm
+        logits = hidden.new_empty(hidden.shape[0], self._head.outputs)
+        self._gemm(self._head, logits, hidden)
+        return logits

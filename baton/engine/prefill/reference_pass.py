@@ -1,4 +1,4 @@
-"""A prefill step's forward pass by the plain-torch decoder: on a CPU, in mode `exact`, and in float64."""
+"""A prefill step's forward pass by the reference model: on a CPU, in mode `exact`, and in float64."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.reference import Decoder, Rows
+from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.prefill.scheduler import Chunk
 
 
 class PlainPass:
-    """Chunks as the decoder's rows."""
+    """Runs chunks as rows of the reference model."""
 
     grain = 1
     refused = 0
     uncaptured = ""
     paces = None
 
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
-        self._decoder = decoder
+    def __init__(self, reference: ReferenceModel, cache: KVCache) -> None:
+        self._reference = reference
         self._cache = cache
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
         rows packed in the chunks' order."""
-        device = self._decoder.device
+        device = self._reference.device
         tokens = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.count]]
         positions = [p for c in chunks for p in range(c.start, c.start + c.count)]
         rows = Rows(
@@ -37,11 +37,11 @@ class PlainPass:
             query_start=[0, *accumulate(chunk.count for chunk in chunks)],
             block_tables=_block_tables(chunks, device),
         )
-        return self._decoder.forward(rows, self._cache)
+        return self._reference.forward(rows, self._cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] of `forward` → [M, vocab] in the model's dtype."""
-        return self._decoder.logits(hidden)
+        return self._reference.logits(hidden)
 
 
 def _block_tables(chunks: Sequence[Chunk], device: torch.device) -> tuple[Tensor, ...]:

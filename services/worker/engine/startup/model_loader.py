@@ -9,7 +9,8 @@ import torch
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.reference import Decoder
+from baton.engine.model.modules import Model
+from baton.engine.model.precision import Precision
 from baton.engine.model.source import resolve_model
 from baton.engine.model.weights import (
     checkpoint_digest,
@@ -32,7 +33,7 @@ class LoadedModel:
     """A decoder, its cache, and who holds the cache's blocks."""
 
     config: ModelConfig
-    decoder: Decoder
+    decoder: Model
     cache: KVCache
     pools: BlockPools
     slots: int
@@ -78,7 +79,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         torch.cuda.empty_cache()  # what casting and drawing took is free for blocks
     return LoadedModel(
         config=config,
-        decoder=Decoder(config, weights, layout, device, dtype),
+        decoder=Model(config, weights, layout, device, Precision.of(dtype)),
         cache=KVCache(layout, plan.kv_blocks, device),
         pools=BlockPools(layout, [plan.kv_blocks] * len(layout.groups)),
         slots=plan.slots,

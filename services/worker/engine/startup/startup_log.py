@@ -51,7 +51,7 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
     if model.device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(model.device)
-    weights = weight_bytes(model.config, model.decoder.dtype)
+    weights = weight_bytes(model.config, model.decoder.precision.weights)
     blocks = sum(group.nbytes for group in model.cache.groups)
     known = weights + blocks
     told = {

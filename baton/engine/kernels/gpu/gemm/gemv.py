@@ -11,27 +11,12 @@ and scales the sums at the end. Sums are float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Epilogue(IntEnum):
-    """What becomes of a product."""
-
-    PLAIN = 0
-    RESIDUAL = 1
-    SWIGLU = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """An RMSNorm before the product: `gain` [K], `eps`."""
-
-    gain: Tensor
-    eps: float
+from baton.engine.kernels.fusion import Epilogue, Norm
 
 
 @triton.jit
@@ -128,7 +113,7 @@ def gemv(
     tuning: GemvTuning = GemvTuning(),
 ) -> None:
     """x [1, K], weight [N, K] (SWIGLU: [2 N, K]), out [1, N]; raises ValueError for other shapes."""
-    n = weight.shape[0] // 2 if epilogue is Epilogue.SWIGLU else weight.shape[0]
+    n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     k = weight.shape[1]
     if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n):
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")

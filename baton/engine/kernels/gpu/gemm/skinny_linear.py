@@ -20,7 +20,8 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
-from baton.engine.kernels.gpu.gemm.gemv import Epilogue, silu_times
+from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.gpu.gemm.gemv import silu_times
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 
 

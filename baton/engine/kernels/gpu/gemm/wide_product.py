@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from baton.device.cuda_source import CudaFunction, can_compile, compile_source, tensor_map
-from baton.engine.kernels.gpu.gemm.gemv import Epilogue
+from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 
 _SOURCE = Path(__file__).with_suffix(".cu")

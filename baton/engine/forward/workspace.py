@@ -1,0 +1,59 @@
+"""The buffers that a forward pass keeps its activations in; made once, so that launches can be captured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.model.modules import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Activations of up to R rows.
+
+    `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attended` [R, heads
+    · dim] may have further rows behind them. `inner` [R, intermediate]. `cos`, `sin` [R, dim / 2] float32.
+    """
+
+    hidden: Tensor
+    qkv: Tensor
+    attended: Tensor
+    inner: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def empty(cls, model: Model, rows: int, *, more_qkv: int = 0, more_attended: int = 0) -> Workspace:
+        """All zeros. `more_qkv`, `more_attended`: rows of these buffers beyond `rows`."""
+        config = model.config
+
+        def buffer(width: int, rows: int = rows, dtype: torch.dtype = model.precision.activations) -> Tensor:
+            return torch.zeros(rows, width, dtype=dtype, device=model.device)
+
+        query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        half = config.head_dim // 2
+        return cls(
+            hidden=buffer(config.hidden_size),
+            qkv=buffer(query_width + 2 * key_width, rows + more_qkv),
+            attended=buffer(query_width, rows + more_attended),
+            inner=buffer(config.intermediate_size),
+            cos=buffer(half, dtype=torch.float32),
+            sin=buffer(half, dtype=torch.float32),
+        )
+
+    def rotary(self, rows: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of the first `rows` rows."""
+        return self.cos[:rows], self.sin[:rows]
+
+    def operands(self, product: str, rows: int) -> tuple[Tensor, Tensor]:
+        """Output and input of a layer's product by name, for `rows` rows; KeyError for any other name."""
+        output, x = {
+            "qkv": (self.qkv, self.hidden),
+            "output": (self.hidden, self.attended),
+            "gate_up": (self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }[product]
+        return output[:rows], x[:rows]

@@ -1,0 +1,174 @@
+"""A model as modules: the weights on the device, and how they are composed into layers.
+
+The reference forward pass and both GPU passes run the same modules; what is sized, warmed up or measured for
+each matrix product iterates `Model.products`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.model.config import ModelConfig
+from baton.engine.model.precision import Precision
+from baton.engine.model.rope import RopeTable
+from baton.engine.model.weights import JOINED, joined
+from baton.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """weight [N, K], bias [N] or None. `scale`: of a quantized weight; None where the weight is as it is."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product:
+    """One matrix product of a step with all that its kernel fuses: epilogue(norm(x) · Wᵀ + bias).
+
+    `name` identifies it in tables of measured kernels and is the same in every layer.
+    """
+
+    name: str
+    linear: Linear
+    epilogue: Epilogue = Epilogue.PLAIN
+    norm: Norm | None = None
+
+    @property
+    def inputs(self) -> int:
+        """Width of a row of x."""
+        return self.linear.weight.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        """Width of a row of the result."""
+        rows = self.linear.weight.shape[0]
+        return rows // 2 if self.epilogue.gated else rows
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A layer's attention. `head_norms`: gains [head dim] of the query's and the key's RMSNorm.
+
+    `group`: the cache group that its keys and values are written to; `index`: the layer's number in there.
+    """
+
+    qkv: Product
+    output: Product
+    head_norms: tuple[Tensor, Tensor] | None
+    group: int
+    index: int
+
+    def products(self) -> tuple[Product, ...]:
+        return self.qkv, self.output
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """A gated feed-forward block; `gate_up` has the gate's rows first."""
+
+    gate_up: Product
+    down: Product
+
+    def products(self) -> tuple[Product, ...]:
+        return self.gate_up, self.down
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """hidden += attention(hidden), then hidden += mlp(hidden); each norms its own input."""
+
+    attention: Attention
+    mlp: DenseMlp
+
+    def products(self) -> tuple[Product, ...]:
+        """In the order in which a step runs them."""
+        return *self.attention.products(), *self.mlp.products()
+
+
+class Model:
+    """Owns a model's weights on a device; the caller owns the cache and may drop `weights`.
+
+    Weights that `weight_places` laid out are joined without a copy. `head` norms its input.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        layout: Layout,
+        device: torch.device | str,
+        precision: Precision,
+    ) -> None:
+        self.config = config
+        self.layout = layout
+        self.device = torch.device(device)
+        self.precision = precision
+        place = {
+            layer: (number, index)
+            for number, group in enumerate(layout.groups)
+            for index, layer in enumerate(group.layers)
+        }
+        self.layers = [_layer(config, weights, i, *place[i]) for i in range(config.num_layers)]
+        self.embedding = weights["model.embed_tokens.weight"]
+        head = self.embedding if config.tied_head else weights["lm_head.weight"]
+        final = Norm(weights["model.norm.weight"], config.rms_norm_eps)
+        self.head = Product("head", Linear(head, None), norm=final)
+        self.norm = final
+        self.rope = RopeTable(config.rope, config.head_dim, self.device)
+
+    def products(self) -> Iterator[Product]:
+        """All matrix products of a step, in the order in which it runs them."""
+        for layer in self.layers:
+            yield from layer.products()
+        yield self.head
+
+    def product_kinds(self) -> list[Product]:
+        """One product for each distinct name, shape, dtype and presence of a bias, in the order of
+        `products`."""
+        kinds: dict[tuple[object, ...], Product] = {}
+        for product in self.products():
+            linear = product.linear
+            key = product.name, linear.weight.shape, linear.weight.dtype, linear.bias is None
+            kinds.setdefault(key, product)
+        return list(kinds.values())
+
+
+def _layer(config: ModelConfig, weights: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
+    prefix = f"model.layers.{number}."
+
+    def linear_of(*names: str) -> Linear:
+        biases = [weights[bias] for name in names if (bias := f"{prefix}{name}.bias") in weights]
+        weight = joined([weights[f"{prefix}{name}.weight"] for name in names])
+        return Linear(weight, joined(biases) if biases else None)
+
+    def norm_of(name: str) -> Norm:
+        return Norm(weights[f"{prefix}{name}.weight"], config.rms_norm_eps)
+
+    head_norms = None
+    if config.qk_norm:
+        head_norms = weights[f"{prefix}self_attn.q_norm.weight"], weights[f"{prefix}self_attn.k_norm.weight"]
+    qkv, gate_up = JOINED
+    residual = Epilogue.RESIDUAL
+    return Layer(
+        Attention(
+            qkv=Product("qkv", linear_of(*qkv), norm=norm_of("input_layernorm")),
+            output=Product("output", linear_of("self_attn.o_proj"), residual),
+            head_norms=head_norms,
+            group=group,
+            index=index,
+        ),
+        DenseMlp(
+            gate_up=Product(
+                "gate_up", linear_of(*gate_up), Epilogue.SWIGLU, norm_of("post_attention_layernorm")
+            ),
+            down=Product("down", linear_of("mlp.down_proj"), residual),
+        ),
+    )
