@@ -18,7 +18,7 @@ def random_model(shape: Shape, dtype: str, tokens: int, block_tokens: int, devic
     from baton.engine.model.config import ModelConfig
     from baton.engine.model.modules import Model
     from baton.engine.model.precision import Precision
-    from baton.engine.model.weights import weight_shapes
+    from baton.engine.model.tensors import tensor_specs
 
     kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
@@ -31,7 +31,7 @@ def random_model(shape: Shape, dtype: str, tokens: int, block_tokens: int, devic
             return torch.ones(size, device=place, dtype=kind)
         return torch.randn(size, device=place, dtype=kind).mul_(size[-1] ** -0.5)
 
-    weights = {name: random(name, size) for name, size in weight_shapes(config).items()}
+    weights = {spec.name: random(spec.name, spec.shape) for spec in tensor_specs(config)}
     model = Model(config, weights, layout, place, Precision.of(kind))
     del weights
     if place.type == "cuda":

@@ -15,9 +15,9 @@ from baton.engine.model.config import ModelConfig
 from baton.engine.model.modules import Model
 from baton.engine.model.precision import Precision
 from baton.engine.model.safetensors_file import stored_tensors
+from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_reader import read_tensors
 from baton.engine.model.weights import (
-    JOINED,
     checkpoint_digest,
     joined,
     load_weights,
@@ -25,18 +25,21 @@ from baton.engine.model.weights import (
     random_weights,
     weight_bytes,
     weight_places,
-    weight_shapes,
 )
 from baton.errors import BatonError, ErrorKind
 from tests.engine.passes import Passes
 from tests.support.checkpoints import FAMILIES, Case, make_checkpoint
 
 
+def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {spec.name: spec.shape for spec in tensor_specs(config)}
+
+
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 def test_the_names_and_shapes_are_the_files(case: Case, tmp_path: Path) -> None:
     case.make(tmp_path)
     stored = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    assert weight_shapes(ModelConfig.load(tmp_path)) == stored
+    assert shapes_of(ModelConfig.load(tmp_path)) == stored
 
 
 def test_shards_and_a_single_file_hold_the_same(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
     config = ModelConfig.load(make_checkpoint(tmp_path, "qwen2"))
     first, again = (random_weights(config, 5, "cpu", torch.float32) for _ in range(2))
     other = random_weights(config, 6, "cpu", torch.float32)
-    assert {name: tuple(t.shape) for name, t in first.items()} == weight_shapes(config)
+    assert {name: tuple(t.shape) for name, t in first.items()} == shapes_of(config)
     drawn = [name for name in first if not name.endswith("norm.weight")]
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not any(torch.equal(first[name], other[name]) for name in drawn)
@@ -149,15 +152,17 @@ def test_parts_of_one_product_lie_behind_one_another(tmp_path: Path) -> None:
     loaded = load_weights(config, folder, "cpu", torch.float32)
     model = Model(config, loaded, config.layout(16, "float32"), "cpu", Precision.of(torch.float32))
     assert not dict(load_file(folder / "model.safetensors").items()).keys() - loaded.keys()
+    of_qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+    of_gate_up = ["mlp.gate_proj", "mlp.up_proj"]
     for number, layer in enumerate(model.layers):
         prefix = f"model.layers.{number}."
         qkv, _, gate_up, down = (product.linear for product in layer.products())
-        for linear, names in ((qkv, JOINED[0]), (gate_up, JOINED[1])):
+        for linear, names in ((qkv, of_qkv), (gate_up, of_gate_up)):
             parts = [loaded[f"{prefix}{name}.weight"] for name in names]
             assert linear.weight.data_ptr() == parts[0].data_ptr()  # no copy
             assert torch.equal(linear.weight, torch.cat(parts))
         assert qkv.bias is not None
-        assert qkv.bias.data_ptr() == loaded[f"{prefix}{JOINED[0][0]}.bias"].data_ptr()
+        assert qkv.bias.data_ptr() == loaded[f"{prefix}{of_qkv[0]}.bias"].data_ptr()
         assert down.weight.data_ptr() == loaded[f"{prefix}mlp.down_proj.weight"].data_ptr()
 
 

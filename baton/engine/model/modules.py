@@ -16,7 +16,7 @@ from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.precision import Precision
 from baton.engine.model.rope import RopeTable
-from baton.engine.model.weights import JOINED, joined
+from baton.engine.model.weights import packed
 from baton.layout import Layout
 
 
@@ -96,7 +96,7 @@ class Layer:
 class Model:
     """Owns a model's weights on a device; the caller owns the cache and may drop `weights`.
 
-    Weights that `weight_places` laid out are joined without a copy. `head` norms its input.
+    Weights that `weight_places` laid out are packed without a copy. `head` norms its input.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Model:
             for number, group in enumerate(layout.groups)
             for index, layer in enumerate(group.layers)
         }
-        self.layers = [_layer(config, weights, i, *place[i]) for i in range(config.num_layers)]
-        self.embedding = weights["model.embed_tokens.weight"]
-        head = self.embedding if config.tied_head else weights["lm_head.weight"]
-        final = Norm(weights["model.norm.weight"], config.rms_norm_eps)
-        self.head = Product("head", Linear(head, None), norm=final)
-        self.norm = final
+        tensors = packed(config, weights)
+        self.layers = [_layer(config, tensors, i, *place[i]) for i in range(config.num_layers)]
+        self.embedding = tensors["model.embed_tokens.weight"]
+        self.norm = Norm(tensors["model.norm.weight"], config.rms_norm_eps)
+        head = self.embedding if config.tied_head else tensors["lm_head.weight"]
+        self.head = Product("head", Linear(head, None), norm=self.norm)
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
     def products(self) -> Iterator[Product]:
@@ -141,34 +141,29 @@ class Model:
         return list(kinds.values())
 
 
-def _layer(config: ModelConfig, weights: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
+def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
     prefix = f"model.layers.{number}."
 
-    def linear_of(*names: str) -> Linear:
-        biases = [weights[bias] for name in names if (bias := f"{prefix}{name}.bias") in weights]
-        weight = joined([weights[f"{prefix}{name}.weight"] for name in names])
-        return Linear(weight, joined(biases) if biases else None)
+    def linear(name: str) -> Linear:
+        return Linear(tensors[f"{prefix}{name}.weight"], tensors.get(f"{prefix}{name}.bias"))
 
-    def norm_of(name: str) -> Norm:
-        return Norm(weights[f"{prefix}{name}.weight"], config.rms_norm_eps)
+    def norm(name: str) -> Norm:
+        return Norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
 
     head_norms = None
     if config.qk_norm:
-        head_norms = weights[f"{prefix}self_attn.q_norm.weight"], weights[f"{prefix}self_attn.k_norm.weight"]
-    qkv, gate_up = JOINED
-    residual = Epilogue.RESIDUAL
+        head_norms = tensors[f"{prefix}self_attn.q_norm.weight"], tensors[f"{prefix}self_attn.k_norm.weight"]
+    residual, before_mlp = Epilogue.RESIDUAL, norm("post_attention_layernorm")
     return Layer(
         Attention(
-            qkv=Product("qkv", linear_of(*qkv), norm=norm_of("input_layernorm")),
-            output=Product("output", linear_of("self_attn.o_proj"), residual),
+            qkv=Product("qkv", linear("self_attn.qkv_proj"), norm=norm("input_layernorm")),
+            output=Product("output", linear("self_attn.o_proj"), residual),
             head_norms=head_norms,
             group=group,
             index=index,
         ),
         DenseMlp(
-            gate_up=Product(
-                "gate_up", linear_of(*gate_up), Epilogue.SWIGLU, norm_of("post_attention_layernorm")
-            ),
-            down=Product("down", linear_of("mlp.down_proj"), residual),
+            gate_up=Product("gate_up", linear("mlp.gate_up_proj"), Epilogue.SWIGLU, before_mlp),
+            down=Product("down", linear("mlp.down_proj"), residual),
         ),
     )

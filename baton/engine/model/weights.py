@@ -1,7 +1,5 @@
-"""A model's tensors: loaded from safetensors, or drawn from a seed. Both give what `Model` takes.
-
-Names are those of the published checkpoints (`model.layers.0.self_attn.q_proj.weight`).
-"""
+"""A model's weights on a device: loaded from safetensors, or drawn from a seed. Both give what `Model`
+takes, by the names of published checkpoints (`model.layers.0.self_attn.q_proj.weight`)."""
 
 from __future__ import annotations
 
@@ -10,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +19,7 @@ from baton.engine.kernels.reference.philox import philox, seed_key
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.config_file import ConfigFile
 from baton.engine.model.safetensors_file import StoredTensor, stored_tensors
+from baton.engine.model.tensors import TensorSpec, tensor_specs
 from baton.engine.model.weight_reader import Progress, read_tensors
 from baton.errors import BatonError, ErrorKind
 
@@ -29,7 +27,6 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Old checkpoints hold rope tables as tensors; they follow from the configuration.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-_IN_LAYER = re.compile(r"(?P<layer>model\.layers\.\d+)\.(?P<part>.+)\.(?P<kind>weight|bias)")
 _PURPOSE_WEIGHTS = 1
 _RANDOM_CHUNK = 1 << 22
 # Of each tensor, for its checkpoint's digest.
@@ -37,55 +34,34 @@ _SAMPLE_RUNS = 16
 _SAMPLE_BYTES = 64
 
 
-def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor the model has."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-
-    def add_linear(name: str, rows: int, columns: int, bias: bool) -> None:
-        shapes[f"{name}.weight"] = (rows, columns)
-        if bias:
-            shapes[f"{name}.bias"] = (rows,)
-
-    for number in range(config.num_layers):
-        layer = f"model.layers.{number}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{layer}.{norm}.weight"] = (hidden,)
-        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            add_linear(f"{layer}.self_attn.{name}", rows, hidden, config.qkv_bias)
-        add_linear(f"{layer}.self_attn.o_proj", hidden, queries, config.output_bias)
-        if config.qk_norm:
-            for name in ("q_norm", "k_norm"):
-                shapes[f"{layer}.self_attn.{name}.weight"] = (config.head_dim,)
-        for name in ("gate_proj", "up_proj"):
-            add_linear(f"{layer}.mlp.{name}", inner, hidden, config.mlp_bias)
-        add_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tied_head:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
-
-
-# Products whose weights are one matrix, by the names within a layer.
-JOINED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
-
-
 def weight_places(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Memory for every tensor, not filled yet. Those that are joined lie one behind another, so that `joined`
+    """Uninitialised memory for every tensor. Those of one pack lie one behind another, so that `packed`
     needs no copy: a model is in memory once, from the first byte on."""
-    shapes = weight_shapes(config)
+    packs: dict[str, list[TensorSpec]] = {}
+    specs = tensor_specs(config)
+    for spec in specs:
+        packs.setdefault(spec.key, []).append(spec)
     places: dict[str, Tensor] = {}
-    for names in _neighbours(shapes):
-        rows = [shapes[name][0] for name in names]
-        whole = torch.empty((sum(rows), *shapes[names[0]][1:]), device=device, dtype=dtype)
-        places.update(zip(names, torch.split(whole, rows), strict=True))
-    return {name: places[name] for name in shapes}
+    for parts in packs.values():
+        rows = [part.shape[0] for part in parts]
+        shape = (sum(rows), *parts[0].shape[1:])
+        whole = torch.empty(shape, device=device, dtype=_dtype_of(parts[0], dtype))
+        places.update(zip((part.name for part in parts), torch.split(whole, rows), strict=True))
+    return {spec.name: places[spec.name] for spec in specs}
+
+
+def packed(config: ModelConfig, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's tensors as its layers take them: those of one pack as one tensor, by its name, without a copy
+    where they lie as `weight_places` lays them; all others by their own names."""
+    packs: dict[str, list[Tensor]] = {}
+    for spec in tensor_specs(config):
+        packs.setdefault(spec.key, []).append(weights[spec.name])
+    return {name: parts[0] if len(parts) == 1 else joined(parts) for name, parts in packs.items()}
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of all parts in one tensor: the memory they share where they lie as `weight_places` lays them,
-    else a copy."""
+    """The rows of all parts in one tensor: the memory that they share where they are contiguous in it, else a
+    copy."""
     first, rows = parts[0], 0
     memory, end = first.untyped_storage().data_ptr(), first.data_ptr()
     for part in parts:
@@ -106,12 +82,12 @@ def load_weights(
     """Reads the folder's safetensors, one file or several with an index, and casts them on the device.
 
     All headers are checked before memory is taken, and the host holds no more of the data than a few small
-    buffers. `progress` hears bytes read and bytes in all. Raises BatonError(INVALID) for a file that is
-    missing or broken and for a tensor that is missing, of another shape, or unknown.
+    buffers. `progress` is called with bytes read and bytes in all. Raises BatonError(INVALID) for a file
+    that is missing or broken and for a tensor that is missing, of another shape, or unknown.
     """
     stored = _stored(config, Path(folder))
     places = weight_places(config, device, dtype)
-    read_tensors(stored, places, torch.device(device), progress or _unheard)
+    read_tensors(stored, places, torch.device(device), progress or _ignore_progress)
     return places
 
 
@@ -125,7 +101,7 @@ def random_weights(
     """Weights as a function of configuration, seed and tensor name alone: the same on every device.
 
     Norms are 1, biases small; matrices are uniform with a gain at which greedy text varies rather than loops.
-    `progress` hears bytes drawn and bytes in all.
+    `progress` is called with bytes drawn and bytes in all.
     """
     weights = weight_places(config, device, dtype)
     done, total = 0, sum(weight.nbytes for weight in weights.values())
@@ -145,7 +121,7 @@ def random_weights(
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all tensors."""
-    return sum(math.prod(shape) for shape in weight_shapes(config).values()) * dtype.itemsize
+    return sum(spec.elements * _dtype_of(spec, dtype).itemsize for spec in tensor_specs(config))
 
 
 def checkpoint_digest(config: ModelConfig, folder: str | Path) -> bytes:
@@ -205,7 +181,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _stored(config: ModelConfig, folder: Path) -> list[StoredTensor]:
     """Where the folder's files keep the model's tensors, file by file."""
-    shapes = weight_shapes(config)
+    shapes = {spec.name: spec.shape for spec in tensor_specs(config)}
     ignored = (*_IGNORED_SUFFIXES, "lm_head.weight") if config.tied_head else _IGNORED_SUFFIXES
     found: dict[str, StoredTensor] = {}
     files = _files(folder)
@@ -226,19 +202,12 @@ def _stored(config: ModelConfig, folder: Path) -> list[StoredTensor]:
     return list(found.values())
 
 
-def _neighbours(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
-    """The names in groups that are one memory each; most are alone."""
-    group_of = {part: group for group in JOINED for part in group}
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for name in shapes:
-        parts = _IN_LAYER.fullmatch(name)
-        group = parts and group_of.get(parts["part"])
-        key = (parts["layer"], *group, parts["kind"]) if parts and group else (name,)
-        groups.setdefault(key, []).append(name)
-    return list(groups.values())
+def _dtype_of(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:
+    found: torch.dtype = dtype if spec.dtype is None else getattr(torch, spec.dtype)
+    return found
 
 
-def _unheard(done: int, total: int) -> None:
+def _ignore_progress(done: int, total: int) -> None:
     pass
 
 

@@ -16,6 +16,7 @@ from statistics import median
 from typing import NamedTuple
 
 from baton.engine.model.config import ModelConfig
+from baton.engine.model.tensors import layer_matrices
 
 # What is measured is the median of so many steps: the first of all compiles, and a host has slow moments.
 _STEPS_KEPT = 9
@@ -38,10 +39,8 @@ class Pace(NamedTuple):
 def half_context(config: ModelConfig) -> float:
     """Tokens of context at which attention takes as long as the products."""
     width = config.num_heads * config.head_dim
-    key_values = 2 * config.num_kv_heads * config.head_dim
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    weights = config.hidden_size * (2 * width + key_values) + mlp
-    return weights / (2 * width)
+    weights = sum(rows * columns for rows, columns in layer_matrices(config).values())
+    return weights / (2 * width * config.num_layers)
 
 
 class PrefillCost:

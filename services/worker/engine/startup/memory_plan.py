@@ -20,6 +20,7 @@ import contextlib
 from dataclasses import dataclass
 
 from baton.engine.model.config import ModelConfig
+from baton.engine.model.tensors import layer_matrices
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from kvtransfer.device.blocks import staging_bytes
@@ -90,7 +91,7 @@ def memory_plan(
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
     """What a worker may take on a GPU beside weights, links and KV blocks."""
     logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
-    widest = 2 * config.intermediate_size + 4 * config.hidden_size
+    widest = max(rows for rows, _ in layer_matrices(config).values()) + 4 * config.hidden_size
     return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
 
 

@@ -1,0 +1,115 @@
+"""The tensors of a model: their names in published checkpoints, their shapes, and the matrices that they are
+parts of. Memory, loading, digests and random weights follow from it. Torch-free.
+
+A family is one function from a configuration to its list of `TensorSpec`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from baton.engine.model.config import ModelConfig
+
+
+class Shard(Enum):
+    """Which dimension of a tensor is divided among tensor-parallel ranks."""
+
+    NONE = "none"
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor. `dtype`: as torch spells it; None: that of the model's weights.
+
+    `pack`: the name of the tensor that it is rows of, together with all others of that pack in the order of
+    the list; None where it is a tensor by itself.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str | None = None
+    pack: str | None = None
+    shard: Shard = Shard.NONE
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def key(self) -> str:
+        """The name under which a model finds it: the pack's, or its own."""
+        return self.pack or self.name
+
+
+def tensor_specs(config: ModelConfig) -> list[TensorSpec]:
+    """Every tensor that the model has."""
+    return list(_FAMILIES[config.family](config))
+
+
+def layer_matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of every matrix that the layers multiply by, packed ones as one, by name."""
+    matrices: dict[str, tuple[int, int]] = {}
+    for spec in tensor_specs(config):
+        if len(spec.shape) == 2 and spec.name.startswith(_LAYERS):
+            rows, columns = spec.shape
+            matrices[spec.key] = matrices.get(spec.key, (0, 0))[0] + rows, columns
+    return matrices
+
+
+_LAYERS = "model.layers."
+
+
+def _decoder(config: ModelConfig) -> Iterator[TensorSpec]:
+    """Llama, Mistral, Qwen2 and Qwen3."""
+    yield TensorSpec("model.embed_tokens.weight", (config.vocab_size, config.hidden_size), shard=Shard.ROWS)
+    for number in range(config.num_layers):
+        yield from _layer(config, f"{_LAYERS}{number}.")
+    yield TensorSpec("model.norm.weight", (config.hidden_size,))
+    if not config.tied_head:
+        yield TensorSpec("lm_head.weight", (config.vocab_size, config.hidden_size), shard=Shard.ROWS)
+
+
+def _layer(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield TensorSpec(f"{prefix}{norm}.weight", (hidden,))
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+        pack = f"{attention}qkv_proj"
+        yield from _linear(f"{attention}{name}", rows, hidden, config.qkv_bias, Shard.ROWS, pack)
+    yield from _linear(f"{attention}o_proj", hidden, queries, config.output_bias, Shard.COLUMNS)
+    if config.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            yield TensorSpec(f"{attention}{name}.weight", (config.head_dim,))
+    for name in ("gate_proj", "up_proj"):
+        pack = f"{mlp}gate_up_proj"
+        yield from _linear(f"{mlp}{name}", inner, hidden, config.mlp_bias, Shard.ROWS, pack)
+    yield from _linear(f"{mlp}down_proj", hidden, inner, config.mlp_bias, Shard.COLUMNS)
+
+
+def _linear(
+    name: str, rows: int, columns: int, bias: bool, shard: Shard, pack: str | None = None
+) -> Iterator[TensorSpec]:
+    """A projection's weight and bias. One that is divided by columns adds its bias on every rank's sum
+    once."""
+
+    def part(kind: str, shape: tuple[int, ...], shard: Shard) -> TensorSpec:
+        return TensorSpec(f"{name}.{kind}", shape, pack=pack and f"{pack}.{kind}", shard=shard)
+
+    yield part("weight", (rows, columns), shard)
+    if bias:
+        yield part("bias", (rows,), shard if shard is Shard.ROWS else Shard.NONE)
+
+
+_FAMILIES: dict[str, Callable[[ModelConfig], Iterator[TensorSpec]]] = {
+    "llama": _decoder,
+    "mistral": _decoder,
+    "qwen2": _decoder,
+    "qwen3": _decoder,
+}
