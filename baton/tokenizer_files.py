@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from baton.errors import BatonError, ErrorKind
+from baton.model_files import ConfigFile
 
 TOKENIZER_FILE = "tokenizer.json"
 # In place of a tokenizer's content where there is none: one token for each byte.
@@ -34,28 +35,14 @@ class TokenizerFiles:
         `byte_tokenizer`: whether text is split into bytes, whatever tokenizer.json holds; unset: where there
         is no such file. Raises BatonError(INVALID) naming a file that cannot be read.
         """
-        config = read_json(folder / "tokenizer_config.json", required=False)
+        settings = folder / "tokenizer_config.json"
+        config = ConfigFile.read(settings).values if settings.is_file() else {}
         template, special = _chat_template(folder, config), _special_tokens(config)
         file = folder / TOKENIZER_FILE
         if byte_tokenizer is None:
             byte_tokenizer = not file.is_file()
         content = _BYTES if byte_tokenizer else _read(file)
         return cls(template, special, _digest(content, template, special))
-
-
-def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
-    """A JSON object; {} where the file is missing and not `required`. Raises BatonError(INVALID)."""
-    if not path.is_file():
-        if required:
-            raise BatonError(ErrorKind.INVALID, f"model folder {path.parent} has no {path.name}")
-        return {}
-    try:
-        document = json.loads(_read(path))
-    except ValueError as error:
-        raise BatonError(ErrorKind.INVALID, f"{path} cannot be read: {error}") from error
-    if not isinstance(document, dict):
-        raise BatonError(ErrorKind.INVALID, f"{path} is not a JSON object")
-    return document
 
 
 def _read(path: Path) -> bytes:
@@ -72,7 +59,7 @@ def _digest(tokenizer: bytes, template: str | None, special: dict[str, str]) -> 
     return digest.digest()
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     beside = folder / "chat_template.jinja"
     if beside.is_file():
         try:
@@ -86,7 +73,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(config: Mapping[str, object]) -> dict[str, str]:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     found = {name: config.get(name) for name in names}
     texts = {

@@ -1,7 +1,7 @@
 """What a model is, read from its folder's `config.json`: shapes, rope, windows, biases. Torch-free.
 
-Router, worker front and engine read the same file through `ModelConfig.load`. Keys of old and new
-transformers releases are both understood; whatever would silently change the answers is refused.
+Keys of old and new transformers releases are both understood; whatever would silently change the answers is
+refused. What the router needs of the same files is in `baton.model_files`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.model.config_file import ConfigFile
 from baton.engine.model.rope_config import RopeConfig, read_rope
 from baton.layout import DTYPE_BYTES, CacheGroup, Layout, Plane
+from baton.model_files import ConfigFile, ModelLimits
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -70,28 +70,27 @@ class ModelConfig:
             raise file.error("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
         head_dim = _head_dim(file, family, heads)
         layers = file.positive("num_hidden_layers")
-        max_positions = file.positive("max_position_embeddings")
-        vocab_size = file.positive("vocab_size")
+        limits = ModelLimits.read(file)
         attention_bias = family in ("llama", "qwen3") and file.flag("attention_bias", False)
         return cls(
             family=family,
-            vocab_size=vocab_size,
+            vocab_size=limits.vocab_size,
             hidden_size=file.positive("hidden_size"),
             intermediate_size=file.positive("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=max_positions,
+            max_position_embeddings=limits.max_positions,
             rms_norm_eps=file.positive_number("rms_norm_eps", 1e-6),
-            rope=read_rope(file, max_positions),
+            rope=read_rope(file, limits.max_positions),
             layer_windows=_layer_windows(file, family, layers),
             qkv_bias=family == "qwen2" or attention_bias,
             output_bias=attention_bias,
             mlp_bias=family == "llama" and file.flag("mlp_bias", False),
             qk_norm=family == "qwen3",
             tied_head=file.flag("tie_word_embeddings", False),
-            eos_token_ids=_eos_token_ids(Path(folder), file, vocab_size),
+            eos_token_ids=limits.eos_token_ids,
             dtype=_dtype_name(file),
         )
 
@@ -176,21 +175,6 @@ def _sliding_layers(file: ConfigFile, layers: int) -> list[bool]:
         if name not in ("full_attention", "sliding_attention"):
             raise file.error("layer_types", f"{name!r} is not supported")
     return [name == "sliding_attention" for name in types]
-
-
-def _eos_token_ids(folder: Path, file: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """The ids that end a text: those of `generation_config.json` where it names any, else `config.json`'s."""
-    generation = folder / "generation_config.json"
-    sources = [ConfigFile.read(generation)] if generation.is_file() else []
-    for source in [*sources, file]:
-        value = source.get("eos_token_id")
-        if value is None:
-            continue
-        ids = value if isinstance(value, list) else [value]
-        if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab_size for i in ids):
-            raise source.error("eos_token_id", f"expected token ids below {vocab_size}, got {value!r}")
-        return tuple(sorted(set(ids)))
-    return ()
 
 
 def _dtype_name(file: ConfigFile) -> str:

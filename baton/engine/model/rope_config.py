@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baton.engine.model.config_file import ConfigFile
+from baton.model_files import ConfigFile
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from baton.engine.kernels.reference.philox import philox, seed_key
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.config_file import ConfigFile
 from baton.engine.model.safetensors_file import StoredTensor, stored_tensors
 from baton.engine.model.tensors import TensorSpec, tensor_specs
 from baton.engine.model.weight_reader import Progress, read_tensors
 from baton.errors import BatonError, ErrorKind
+from baton.model_files import ConfigFile
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -1,4 +1,8 @@
-"""One JSON file of a model folder, read with errors that name the file and the key. Torch-free."""
+"""The configuration files of a model's folder, read with errors that name the file and the key. Torch-free.
+
+Router and engine read `config.json` and `generation_config.json` through this module alone, and so agree on
+what both of them use: vocabulary, context and end-of-sequence ids.
+"""
 
 from __future__ import annotations
 
@@ -99,3 +103,35 @@ class ConfigFile:
         if default is None:
             raise self.error(key, "is missing")
         return default
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What bounds a model's text: ids below `vocab_size`, sequences of up to `max_positions` tokens, and the
+    ids that end one, ascending."""
+
+    vocab_size: int
+    max_positions: int
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, config: ConfigFile) -> ModelLimits:
+        """Reads `config.json` and, beside it, `generation_config.json` if there is one.
+
+        The end-of-sequence ids are those of the latter where it names any. Raises BatonError(INVALID).
+        """
+        vocab_size = config.positive("vocab_size")
+        generation = config.path.with_name("generation_config.json")
+        sources = [ConfigFile.read(generation)] if generation.is_file() else []
+        ids = (_eos_token_ids(source, vocab_size) for source in (*sources, config))
+        return cls(vocab_size, config.positive("max_position_embeddings"), next(filter(None, ids), ()))
+
+
+def _eos_token_ids(source: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+    value = source.get("eos_token_id")
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < vocab_size for i in ids):
+        raise source.error("eos_token_id", f"expected token ids below {vocab_size}, got {value!r}")
+    return tuple(sorted(set(ids)))
