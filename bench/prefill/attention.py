@@ -116,7 +116,7 @@ class Bench:
         from baton.device.upload import put_ints
         from baton.engine.prefill.attention import PlannedRows, PromptAttention
         from baton.engine.prefill.key_split import KeySplit
-        from baton.engine.prefill.scheduler import Chunk
+        from baton.engine.prefill.scheduler import Chunk, step_of
         from baton.engine.prefill.step_inputs import StepInputs
 
         begun = time.perf_counter()
@@ -125,7 +125,7 @@ class Bench:
         plan = attention.plan([(self.start, self.rows)], attention.heads[0], tuning)
         if rule is not None and not plan.attention.by_library:
             print(f"{self.start}+{self.rows}: the library takes nothing of it", file=sys.stderr)
-        step = StepInputs([Chunk(self.sequence, self.start, self.rows)], self.rows, [plan])
+        step = StepInputs(step_of([Chunk(self.sequence, self.start, self.rows)]), self.rows, [plan])
         there = torch.empty(step.layout.size, dtype=torch.int32, device=self.decoder.device)
         put_ints(step.values(step.layout), there)
         places = step.layout.places(there)

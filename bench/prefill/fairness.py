@@ -64,10 +64,10 @@ class WatchedPass:
         self.grain, self.refused = inner.grain, inner.refused
         self.uncaptured, self.paces = inner.uncaptured, inner.paces
 
-    def forward(self, chunks: Any) -> Any:
-        self._log.said(chunks)
+    def forward(self, step: Any) -> Any:
+        self._log.said(step)
         begun = self._now()
-        hidden = self._inner.forward(chunks)
+        hidden = self._inner.forward(step)
         self._log.host.append(self._now() - begun)
         return hidden
 

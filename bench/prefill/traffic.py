@@ -9,13 +9,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # How late the end of a step is seen at most, as in an engine.
@@ -104,9 +103,9 @@ class StepLog:
         self._cost = cost
         self._said: list[tuple[tuple[tuple[int, int], ...], float]] = []
 
-    def said(self, chunks: Run[Chunk]) -> None:
+    def said(self, step: PrefillStep) -> None:
         """A step is begun."""
-        runs = tuple((chunk.start, chunk.count) for chunk in chunks)
+        runs = tuple(step.runs)
         self._said.append((runs, self._cost.seconds_of(self._cost.of_step(runs))))
 
     def took(self, seconds: float) -> None:

@@ -20,7 +20,7 @@ from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.graphs import GraphBounds
 from baton.engine.prefill.key_split import KeySplit
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.prefill.step_inputs import StepInputs
 from tests.engine.local_engine import CONFIG
 from tests.engine.prompt_passes import FAMILIES, scattered_sequences
@@ -77,15 +77,15 @@ class GraphTwins:
 
     def check(self, pieces: Pieces) -> None:
         """Runs a step both ways: rows and caches are the same, bit for bit, whatever an earlier one left."""
-        chunks = [Chunk(self.sequences[number], start, count) for number, start, count in pieces]
-        expected = self.eager.forward(chunks).clone()
+        step = step_of(Chunk(self.sequences[number], start, count) for number, start, count in pieces)
+        expected = self.eager.forward(step).clone()
         for left in (
             self.graphed.workspace.hidden,
             self.graphed.workspace.attended,
             self.graphed._attention._sums,
         ):
             left.fill_(torch.nan)
-        found = self.graphed.forward(chunks)
+        found = self.graphed.forward(step)
         assert bool(found.isfinite().all())
         assert torch.equal(found, expected), f"{pieces}: {(found - expected).abs().max()}"
         for theirs, ours in zip(*(cache.groups for cache in self.caches), strict=True):

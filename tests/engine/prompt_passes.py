@@ -21,7 +21,7 @@ from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.reference_pass import PlainPass
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from tests.engine.local_engine import CONFIG
 
@@ -90,7 +90,7 @@ class BothPasses:
 
     def run(self, chunks: Run[tuple[int, int, int]]) -> tuple[Tensor, Tensor]:
         """→ logits [N, vocab] of the plain pass and of the kernels."""
-        pieces = [Chunk(self.sequences[number], start, count) for number, start, count in chunks]
+        pieces = step_of(Chunk(self.sequences[number], start, count) for number, start, count in chunks)
         return (
             self.plain.logits(self.plain.forward(pieces)),
             self.kernels.logits(self.kernels.forward(pieces)),

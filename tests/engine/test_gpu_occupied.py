@@ -4,7 +4,6 @@ ends no step is noticed."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Run
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +17,7 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from tests.engine.local_engine import LocalEngine
 from tests.engine.occupant import Occupant
@@ -102,8 +101,8 @@ class QuietPass:
     uncaptured = ""
     paces = None
 
-    def forward(self, chunks: Run[Chunk]) -> Tensor:
-        return torch.zeros(sum(chunk.count for chunk in chunks), 97, device="cuda")
+    def forward(self, step: PrefillStep) -> Tensor:
+        return torch.zeros(step.rows, 97, device="cuda")
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden

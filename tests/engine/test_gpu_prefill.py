@@ -33,7 +33,7 @@ from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.loop import PrefillLoop, PromptPass
 from baton.engine.prefill.reference_pass import PlainPass
-from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from tests.engine.forced import relative_rms
 from tests.engine.local_engine import CONFIG
@@ -100,7 +100,7 @@ def passes(
 def logits(made: PromptPass, sequences: dict[int, Sequence], steps: Steps) -> Tensor:
     found = []
     for step in steps:
-        chunks = [Chunk(sequences[number], start, count) for number, start, count in step]
+        chunks = step_of(Chunk(sequences[number], start, count) for number, start, count in step)
         found.append(made.logits(made.forward(chunks)).float().cpu())
     return torch.cat(found)
 

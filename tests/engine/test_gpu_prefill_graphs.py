@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton.engine.prefill.attention_plan import LibraryRule
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.scheduler import Chunk, step_of
 from tests.engine.graph_twins import GraphTwins
 from tests.engine.test_gpu_prefill import BLOCK_TOKENS, SIZES, no_waiting
 
@@ -66,7 +66,9 @@ def test_steps_told_ahead_do_not_disturb_one_another(tmp_path: Path) -> None:
         steps = []
         for _ in range(40):
             pieces = [(number, 0, count) for number, _, count in made.packing(draw, draw.randint(1, 900), 9)]
-            steps.append([Chunk(made.sequences[number], start, count) for number, start, count in pieces])
+            steps.append(
+                step_of(Chunk(made.sequences[number], start, count) for number, start, count in pieces)
+            )
         expected = [made.eager.forward(step).clone() for step in steps]
         torch.cuda.synchronize()
         with no_waiting():

@@ -14,7 +14,7 @@ from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning, item_l
 from baton.engine.prefill.attention import product_rows
 from baton.engine.prefill.attention_plan import plan_attention
 from baton.engine.prefill.key_split import KeySplit
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.prefill.step_inputs import GroupPlan, InputLayout, StepInputs
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 
@@ -42,7 +42,7 @@ def step(runs: Run[tuple[int, int]]) -> tuple[StepInputs, list[Chunk]]:
         if heads.window is None:
             plan = SPLIT.split(plan, TUNING.rows(heads), heads.kv_heads, BUFFER)
         plans.append(GroupPlan(plan, TUNING, item_lines(plan.spans, TUNING.rows(heads), heads.window)))
-    return StepInputs(chunks, product_rows(sum(rows for _, rows in runs)), plans), chunks
+    return StepInputs(step_of(chunks), product_rows(sum(rows for _, rows in runs)), plans), chunks
 
 
 def check(made: StepInputs, chunks: list[Chunk], layout: InputLayout) -> None:
@@ -130,9 +130,8 @@ def test_every_place_begins_at_a_multiple_of_16_bytes() -> None:
 
 def test_a_sequence_without_blocks_is_refused() -> None:
     sequence = Sequence((1, 2), 2, SamplingParams(), Limits(1))
-    made, _ = step([(0, 2)])
     with pytest.raises(ValueError, match="no blocks"):
-        StepInputs([Chunk(sequence, 0, 2)], 64, made.plans)
+        step_of([Chunk(sequence, 0, 2)])
 
 
 @pytest.mark.parametrize("seed", range(10))

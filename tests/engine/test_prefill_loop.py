@@ -6,7 +6,6 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +16,8 @@ from baton.device.lane import Moment
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds
+from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
+from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
 
@@ -70,8 +70,8 @@ class NumberedPass:
     uncaptured: str = ""
     paces: None = None
 
-    def forward(self, chunks: Run[Chunk]) -> Tensor:
-        positions = [p for chunk in chunks for p in range(chunk.start, chunk.start + chunk.count)]
+    def forward(self, step: PrefillStep) -> Tensor:
+        positions = [p for chunk in step.chunks for p in range(chunk.start, chunk.start + chunk.count)]
         self.lane.rows.append(len(positions))
         self.lane.free_at += len(positions) * PACE
         return torch.tensor(positions)[:, None]

@@ -78,7 +78,7 @@ def test_every_token_is_computed_once_in_order_within_the_bounds(
     seen: dict[Sequence, int] = dict.fromkeys(sequences, 0)
     while scheduler.queued_tokens:
         clock.now += 0.05
-        chunks = scheduler.schedule()
+        chunks = scheduler.plan()
         assert chunks
         count = sum(chunk.count for chunk in chunks)
         assert count <= tokens
@@ -102,23 +102,23 @@ def test_chunks_end_at_the_grain_but_the_last_and_those_below_it() -> None:
     scheduler.add(one)
     ends = []
     while scheduler.queued_tokens:
-        (chunk,) = scheduler.schedule()
+        (chunk,) = scheduler.plan()
         scheduler.computed(chunk)
         ends.append(one.computed)
     assert ends == [96, 192, 288, 300]
     _, scheduler = make(1000, StepBounds(20, grain=32))
     scheduler.add(sequence(300))
-    assert scheduler.schedule()[0].count == 20
+    assert scheduler.plan()[0].count == 20
 
 
 def test_the_shortest_remaining_comes_first_and_a_long_one_gets_the_rest() -> None:
     _, scheduler = make(1000, StepBounds(100))
     long, short = sequence(1000), sequence(30)
     scheduler.add(long)
-    (chunk,) = scheduler.schedule()
+    (chunk,) = scheduler.plan()
     scheduler.computed(chunk)
     scheduler.add(short)
-    assert [(c.sequence, c.start, c.count) for c in scheduler.schedule()] == [(short, 0, 30), (long, 100, 70)]
+    assert [(c.sequence, c.start, c.count) for c in scheduler.plan()] == [(short, 0, 30), (long, 100, 70)]
 
 
 def test_what_has_waited_longer_than_the_cap_gets_half_of_every_fourth_step() -> None:
@@ -131,7 +131,7 @@ def test_what_has_waited_longer_than_the_cap_gets_half_of_every_fourth_step() ->
         scheduler.add(sequence(90))
 
     def of_long() -> int:
-        return next((chunk.count for chunk in scheduler.schedule() if chunk.sequence is long), 0)
+        return next((chunk.count for chunk in scheduler.plan() if chunk.sequence is long), 0)
 
     assert [of_long() for _ in range(6)] == [0] * 6
     clock.now = 1.0
@@ -147,8 +147,8 @@ def test_a_long_prompt_gets_half_of_a_step_that_others_wait_for() -> None:
     scheduler.add(long)
 
     def counts() -> dict[Sequence, int]:
-        found = {chunk.sequence: chunk.count for chunk in scheduler.schedule()}
-        for chunk in scheduler.schedule():
+        found = {chunk.sequence: chunk.count for chunk in scheduler.plan()}
+        for chunk in scheduler.plan():
             scheduler.computed(chunk)
             if chunk.is_last:
                 scheduler.remove(chunk.sequence)
@@ -175,14 +175,14 @@ def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:
         one = sequence(tokens)
         scheduler.add(one)
         for count in counts:
-            (chunk,) = scheduler.schedule()
+            (chunk,) = scheduler.plan()
             assert chunk.count == count
             scheduler.computed(chunk)
         scheduler.remove(one)
     several = [sequence(n) for n in (990, 60, 60, 60)]
     for one in several:
         scheduler.add(one)
-    assert sum(chunk.count for chunk in scheduler.schedule()) == 180 + 820, "the slack is the step's, once"
+    assert sum(chunk.count for chunk in scheduler.plan()) == 180 + 820, "the slack is the step's, once"
 
 
 def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_nobody() -> None:
@@ -190,10 +190,10 @@ def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_nobody(
     pools, scheduler = make(4, StepBounds(100, age_cap_s=1.0), clock=clock)
     first, long, longer, short = sequence(8), sequence(12), sequence(16), sequence(4)
     scheduler.add(first)
-    scheduler.computed(scheduler.schedule()[0])
+    scheduler.computed(scheduler.plan()[0])
     for one in (long, longer, short):
         scheduler.add(one)
-    (chunk,) = scheduler.schedule()
+    (chunk,) = scheduler.plan()
     assert chunk.sequence is short, "it passes those that lack blocks"
     scheduler.computed(chunk)
     scheduler.remove(short)
@@ -202,7 +202,7 @@ def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_nobody(
     another = sequence(4)
     pools.allocate(4)  # three are left: enough for `long`, not for both
     scheduler.add(another)
-    assert [c.sequence for c in scheduler.schedule()] == [long], "it waited too long to be passed again"
+    assert [c.sequence for c in scheduler.plan()] == [long], "it waited too long to be passed again"
 
 
 def test_refusals() -> None:

@@ -82,7 +82,7 @@ def test_a_chunk_starts_behind_what_is_cached() -> None:
         scheduler.add(one)
         chunks = []
         while one.computed < one.length:
-            chunks += scheduler.schedule()
+            chunks += scheduler.plan()
             scheduler.computed(chunks[-1])
         assert sum(chunk.count for chunk in chunks) == length - one.cached
         starts.append(chunks[0].start)
@@ -100,7 +100,7 @@ def test_who_is_lent_blocks_starts_beside_those_that_wait_for_some() -> None:
     borrower.lend = lambda prefix: prefix
     scheduler.add(waiting)
     scheduler.add(borrower)
-    assert [chunk.sequence for chunk in scheduler.schedule()] == [borrower]
+    assert [chunk.sequence for chunk in scheduler.plan()] == [borrower]
 
 
 def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> None:

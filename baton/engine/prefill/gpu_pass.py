@@ -30,9 +30,8 @@ from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.cost import Pace
 from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
 from baton.engine.prefill.key_split import KeySplit
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step import PrefillStep
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
-from baton.engine.sequence import Limits, SamplingParams, Sequence
 
 # Prompts that end in one step and whose head is warmed up.
 _HEAD_ROWS = 8
@@ -82,7 +81,7 @@ class PrefillPass:
         runs.append((4 * self._split.least_keys, 1))
         self._warm_products()
         for start, rows in runs:
-            self.logits(self.forward([self._scratch_chunk(start, rows)])[-1:])
+            self.logits(self.forward(PrefillStep.on_scratch(self._model.layout, start, rows))[-1:])
 
     def capture(self, bounds: GraphBounds | None = None) -> None:
         """Makes graphs of steps within `bounds`, which run instead of the same launches from then on. A graph
@@ -103,21 +102,13 @@ class PrefillPass:
         lane = lane_of(self._model.device)
         self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
 
-    def _scratch_chunk(self, start: int, rows: int) -> Chunk:
-        """All of it is written to the block that is nobody's."""
-        sequence = Sequence((0,) * (start + rows), start + rows, SamplingParams(), Limits(1))
-        sequence.blocks = tuple(
-            (0,) * group.blocks_for(sequence.length) for group in self._model.layout.groups
-        )
-        return Chunk(sequence, start, rows)
-
     def _pace(self, rows: int, lane: Lane) -> Pace:
         """The middle one of a few passes, each said when the one before has ended, as to an idle device."""
-        chunk, took = self._scratch_chunk(0, rows), []
+        step, took = PrefillStep.on_scratch(self._model.layout, 0, rows), []
         for _ in range(_TRIES):
             with lane.work():
                 begun = lane.moment()
-                self.forward([chunk])
+                self.forward(step)
                 end = lane.moment()
             while not end.ended():
                 time.sleep(_POLL_S)
@@ -133,19 +124,18 @@ class PrefillPass:
         for rows in range(1, min(_HEAD_ROWS, self.most_rows) + 1):
             self.logits(self.workspace.hidden[:rows])
 
-    def forward(self, chunks: Run[Chunk]) -> Tensor:
-        """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
-        rows packed in the chunks' order; a view of a buffer, good until the next pass. ValueError where
-        there are more rows than the pass is for."""
-        rows = sum(chunk.count for chunk in chunks)
-        if not 0 < rows <= self.most_rows:
-            raise ValueError(f"a pass of {rows} rows, made for {self.most_rows}")
-        runs, attention = [(chunk.start, chunk.count) for chunk in chunks], self._attention
-        plans = [attention.plan(runs, heads, self._tuning) for heads in attention.heads]
-        step = StepInputs(chunks, product_rows(rows), plans)
-        if not self._graphs.replay(step):
-            self._run_eagerly(step)
-        return self._normed(step.rows)[:rows]
+    def forward(self, step: PrefillStep) -> Tensor:
+        """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
+        the chunks' order; a view of a buffer, valid until the next pass. Raises ValueError where the step
+        has more rows than the pass is made for."""
+        if not 0 < step.rows <= self.most_rows:
+            raise ValueError(f"a pass of {step.rows} rows, made for {self.most_rows}")
+        attention = self._attention
+        plans = [attention.plan(step.runs, heads, self._tuning) for heads in attention.heads]
+        inputs = StepInputs(step, product_rows(step.rows), plans)
+        if not self._graphs.replay(inputs):
+            self._run_eagerly(inputs)
+        return self._normed(inputs.rows)[: step.rows]
 
     def _run_eagerly(self, step: StepInputs) -> None:
         """Says the step launch by launch."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from collections.abc import Sequence as Run
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +23,8 @@ from baton.device.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.prefill.cost import Pace
 from baton.engine.prefill.first_token import draw_first, first_logprobs, prompt_logprobs
-from baton.engine.prefill.scheduler import Chunk, PrefillScheduler
+from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
+from baton.engine.prefill.step import PrefillStep
 from baton.engine.rings.logprob_records import Logprobs
 
 # Steps begun and not ended, on a GPU: one runs, one waits.
@@ -55,9 +55,9 @@ class PromptPass(Protocol):
     @property
     def paces(self) -> tuple[Pace, Pace] | None: ...
 
-    def forward(self, chunks: Run[Chunk]) -> Tensor:
-        """Writes keys and values into the sequences' blocks → [N, hidden] after the final norm, rows packed
-        in the chunks' order; good until the next pass."""
+    def forward(self, step: PrefillStep) -> Tensor:
+        """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
+        the chunks' order; valid until the next pass."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [M, hidden] → [M, vocab] in the model's dtype."""
@@ -184,19 +184,19 @@ class PrefillLoop:
         """Says the next chunks to the device; False where there are none, or not yet."""
         if not self._is_due():
             return False
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.plan()
         if not chunks:
             return False
         cost = self.scheduler.cost
-        runs = [(chunk.start, chunk.count) for chunk in chunks]
-        units = cost.of_step(runs)
+        step = step_of(chunks)
+        units = cost.of_step(step.runs)
         self._begun_s = cost.seconds_of(units)
         if self.before_step is not None:
             self.before_step(self._begun_s)
         now = self._clock()
         with torch.inference_mode(), self._lane.work():
             begun = self._lane.moment()
-            hidden = self._pass.forward(chunks)
+            hidden = self._pass.forward(step)
             drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
             end = self._lane.moment()
         if self._lane.runs_ahead:
@@ -205,7 +205,7 @@ class PrefillLoop:
             self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
-        self._under_way.append(_Step(chunks, runs, units, drawn, of_prompts, begun, end))
+        self._under_way.append(_Step(chunks, step.runs, units, drawn, of_prompts, begun, end))
         if len(self._under_way) == 1:  # else nobody has looked at the one that runs
             self._looked_ns = time.monotonic_ns()
         return True

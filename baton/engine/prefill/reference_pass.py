@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.reference import ReferenceModel, Rows
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step import PrefillStep, StepChunk
 
 
 class PlainPass:
@@ -25,15 +25,15 @@ class PlainPass:
         self._reference = reference
         self._cache = cache
 
-    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Writes the chunks' keys and values into their sequences' blocks → [N, hidden] after the final norm,
-        rows packed in the chunks' order."""
-        device = self._reference.device
-        tokens = [t for c in chunks for t in c.sequence.token_ids[c.start : c.start + c.count]]
-        positions = [p for c in chunks for p in range(c.start, c.start + c.count)]
+    def forward(self, step: PrefillStep) -> Tensor:
+        """Writes keys and values into the chunks' blocks → [N, hidden] after the final norm, rows packed in
+        the chunks' order."""
+        device, chunks = self._reference.device, step.chunks
         rows = Rows(
-            token_ids=torch.tensor(tokens, dtype=torch.int64, device=device),
-            positions=torch.tensor(positions, dtype=torch.int64, device=device),
+            token_ids=torch.tensor(
+                [t for c in chunks for t in c.token_ids], dtype=torch.int64, device=device
+            ),
+            positions=torch.cat([torch.arange(c.start, c.start + c.count, device=device) for c in chunks]),
             query_start=[0, *accumulate(chunk.count for chunk in chunks)],
             block_tables=_block_tables(chunks, device),
         )
@@ -44,10 +44,9 @@ class PlainPass:
         return self._reference.logits(hidden)
 
 
-def _block_tables(chunks: Sequence[Chunk], device: torch.device) -> tuple[Tensor, ...]:
+def _block_tables(chunks: Sequence[StepChunk], device: torch.device) -> tuple[Tensor, ...]:
     tables = []
-    held = [chunk.sequence.blocks for chunk in chunks if chunk.sequence.blocks is not None]
-    for group in zip(*held, strict=True):
+    for group in zip(*(chunk.blocks for chunk in chunks), strict=True):
         width = max(len(blocks) for blocks in group)
         padded = [list(blocks) + [0] * (width - len(blocks)) for blocks in group]
         tables.append(torch.tensor(padded, dtype=torch.int64, device=device))

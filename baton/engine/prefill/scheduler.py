@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockPool, OutOfBlocksError
 from baton.engine.prefill.cost import PrefillCost
+from baton.engine.prefill.step import PrefillStep, StepChunk
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Sequence
 from baton.errors import BatonError, ErrorKind
@@ -50,6 +51,14 @@ class Chunk:
     def is_last(self) -> bool:
         return self.start + self.count == self.sequence.length
 
+    def inputs(self) -> StepChunk:
+        """What a forward pass needs of it. Raises ValueError where the sequence has no blocks."""
+        sequence = self.sequence
+        if sequence.blocks is None:
+            raise ValueError("a chunk's sequence has no blocks")
+        token_ids = sequence.token_ids[self.start : self.start + self.count]
+        return StepChunk(sequence.id, self.start, token_ids, sequence.blocks)
+
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
@@ -60,6 +69,11 @@ class StepBounds:
     seconds: float = 0.025
     age_cap_s: float = 2.0
     grain: int = 1
+
+
+def step_of(chunks: Iterable[Chunk]) -> PrefillStep:
+    """The step that computes these chunks."""
+    return PrefillStep(tuple(chunk.inputs() for chunk in chunks))
 
 
 class PrefillScheduler:
@@ -111,10 +125,10 @@ class PrefillScheduler:
         self._sequences[sequence] = self._clock()
         self._last.append((sequence, self._clock()))
 
-    def schedule(self) -> list[Chunk]:
-        """The next step's chunks; the caller computes all of them, then calls `computed`.
+    def plan(self) -> list[Chunk]:
+        """The next step's chunks (`step_of` has their data); the caller computes all, then calls `computed`.
 
-        Who has them computed ahead calls `begun` first, and gets the chunks behind them the next time.
+        A caller that launches steps ahead calls `begun` first; the next plan then starts behind its chunks.
         """
         waiting = [sequence for sequence in self._sequences if sequence.reached < sequence.length]
         runnable = self._with_blocks(waiting)

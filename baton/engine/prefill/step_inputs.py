@@ -24,7 +24,7 @@ from torch import Tensor
 from baton.engine.kernels.gpu.attention.join_parts import JOIN_COUNT, JOIN_FIRST, JOIN_STEP, JOIN_WIDTH
 from baton.engine.kernels.gpu.attention.prompt_items import ITEM_TABLE, ITEM_WIDTH, PromptTuning
 from baton.engine.prefill.attention_plan import AttentionPlan
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step import PrefillStep
 
 # Tables begin at multiples of so many entries: kernels are compiled anew where an address is a multiple of 16
 # bytes in one call and not in the next. The first is padding's: the scratch block.
@@ -116,10 +116,9 @@ class StepInputs:
     """One step's, on the host. `lines[group]`: where each chunk's block table begins, and behind them where
     the last one ends."""
 
-    def __init__(self, chunks: Run[Chunk], rows: int, plans: Run[GroupPlan]) -> None:
-        """`rows`: the chunks', up to what products have; `plans`: by cache group. ValueError where a
-        sequence has no blocks."""
-        self._chunks = chunks
+    def __init__(self, step: PrefillStep, rows: int, plans: Run[GroupPlan]) -> None:
+        """`rows`: the step's with padding; `plans`: by cache group."""
+        self._chunks = step.chunks
         self.rows = rows
         self.plans = plans
         self._entries = _LINE
@@ -151,7 +150,8 @@ class StepInputs:
         places = layout.places(run)
         counts = [chunk.count for chunk in self._chunks]
         real = sum(counts)
-        places.token[:real] = np.fromiter(_tokens(self._chunks), dtype=np.int32, count=real)
+        tokens = chain.from_iterable(chunk.token_ids for chunk in self._chunks)
+        places.token[:real] = np.fromiter(tokens, dtype=np.int32, count=real)
         places.token[real:] = _NO_TOKEN
         starts = np.repeat([chunk.start for chunk in self._chunks], counts)
         first_rows = np.repeat(np.cumsum(counts) - counts, counts)
@@ -166,27 +166,16 @@ class StepInputs:
             if group.joins is not None:
                 _fill_joins(group.joins, plan.attention)
             for chunk, first in zip(self._chunks, self.lines[number], strict=False):
-                table = _table(chunk, number)
+                table = chunk.blocks[number]
                 tables[first : first + len(table)] = table
         return run[: layout.used(self._entries)]
 
     def _lay_out(self, group: int) -> list[int]:
         lines = [self._entries]
         for chunk in self._chunks:
-            lines.append(lines[-1] + -(-len(_table(chunk, group)) // _LINE) * _LINE)
+            lines.append(lines[-1] + -(-len(chunk.blocks[group]) // _LINE) * _LINE)
         self._entries = lines[-1]
         return lines
-
-
-def _table(chunk: Chunk, group: int) -> tuple[int, ...]:
-    if chunk.sequence.blocks is None:
-        raise ValueError("a chunk's sequence has no blocks")
-    return chunk.sequence.blocks[group]
-
-
-def _tokens(chunks: Run[Chunk]) -> chain[int]:
-    runs = (chunk.sequence.token_ids[chunk.start : chunk.start + chunk.count] for chunk in chunks)
-    return chain.from_iterable(runs)
 
 
 def _fill_joins(joins: Ints, plan: AttentionPlan) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.device.lane import Moment
-from baton.engine.prefill.scheduler import Chunk
+from baton.engine.prefill.step import PrefillStep
 
 LAYERS, HEADS, KV_HEADS, DIM = 32, 32, 8, 128
 # Tokens of context at which attention's arithmetic is as much as the products'.
@@ -108,12 +108,12 @@ class ModelledPass:
     uncaptured: str = ""
     paces: None = None
 
-    def forward(self, chunks: Run[Chunk]) -> Tensor:
-        took = self.gpu.seconds([(chunk.start, chunk.count) for chunk in chunks])
+    def forward(self, step: PrefillStep) -> Tensor:
+        took = self.gpu.seconds(step.runs)
         # The device begins with what is said first, and ends no earlier than the host.
         self.lane.free_at = max(self.lane.free_at + took, self.lane.time.at + self.host_s)
         self.lane.time.at += self.host_s
-        return torch.zeros(sum(chunk.count for chunk in chunks), 1)
+        return torch.zeros(step.rows, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape[0], 2)
