@@ -70,7 +70,6 @@ class GraphDecodeLoop(DecodeLoop):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(state, mailbox, ring)
-        self._slots = state.active.shape[0]
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         self._queue = Queue(model.device)
@@ -93,7 +92,7 @@ class GraphDecodeLoop(DecodeLoop):
     def _time_largest(self) -> None:
         """Runs a step of the largest bucket with no slot active: some duration is known from the start."""
         began = self._clock()
-        self._graphs[self._slots].samples.replay()
+        self._graphs[self.shape.rows].samples.replay()
         self._queue.drain()
         self._times.add(self._clock() - began)
         self._enqueued = self._status(0, 0).replays
@@ -146,7 +145,7 @@ class GraphDecodeLoop(DecodeLoop):
         features = seen.features
         for _, more in self._posted:
             features |= more
-        bound = min(self._slots, seen.active + len(self._posted))
+        bound = self.shape.rows_of(min(self.shape.slots, seen.active + len(self._posted)))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
         graphs = self._graphs[bucket]
         (graphs.samples if features & ~int(PICKED) else graphs.picks).replay()
@@ -169,7 +168,7 @@ class GraphDecodeLoop(DecodeLoop):
         """With nothing queued: whether a step can advance. One that cannot is run once, to be counted."""
         tail = self._ring.tail
         room = self._ring.capacity - (int(self._ring.told[2]) - tail)
-        if room >= 2 * self._slots:
+        if room >= self.shape.words:
             return True
         first = tail != self._tail_when_full
         self._tail_when_full = tail

@@ -82,7 +82,8 @@ class GraphStep:
         options: PassOptions,
     ) -> None:
         device = model.device
-        self._slots = state.active.shape[0]
+        self._shape = state.shape
+        rows = self._shape.rows
         self._state = state
         self._queue = queue
         self._capacity = rings.ring_words
@@ -96,18 +97,18 @@ class GraphStep:
         self._inbox = torch.zeros(
             kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
         )
-        self.pass_ = DecodePass(model, cache, state.block_tables, self._slots, options)
+        self.pass_ = DecodePass(model, cache, state.block_tables, rows, options)
         bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
         self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
-        self._places = pick_places(self._slots, model.config.vocab_size, device)
-        self._sampler = GraphSampler(state, self._slots, model.config.vocab_size)
-        self._drawn = torch.zeros(self._slots, dtype=torch.int32, device=device)
-        self._place = torch.zeros(self._slots, dtype=torch.int32, device=device)
+        self._places = pick_places(rows, model.config.vocab_size, device)
+        self._sampler = GraphSampler(state, rows, model.config.vocab_size)
+        self._drawn = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._place = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def capture(self) -> dict[int, StepGraphs]:
         """The graphs of every bucket. The steps that capturing runs find no slot active."""
         graphs = {}
-        for bucket in reversed(buckets_up_to(self._slots)):
+        for bucket in reversed(buckets_up_to(self._shape.rows)):
             graphs[bucket] = StepGraphs(
                 picks=self._queue.capture(lambda b=bucket: self._picking(b)),  # type: ignore[misc]
                 samples=self._queue.capture(lambda b=bucket: self._sampling(b)),  # type: ignore[misc]
@@ -158,8 +159,9 @@ class GraphStep:
             self._item_bounds,
             bucket,
             int(features),
-            SLOTS=self._slots,
-            SLOTS_POWER=triton.next_power_of_2(self._slots),
+            SLOTS=self._shape.slots,
+            SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
+            WORDS=self._shape.words,
             CAPACITY=self._capacity,
             TOP=self._top,
             RECORD_POWER=triton.next_power_of_2(2 + 2 * self._top),
@@ -193,7 +195,7 @@ class GraphStep:
                 window,
                 policy.wanted,
                 policy.shortest,
-                SLOTS_POWER=triton.next_power_of_2(self._slots),
+                SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
                 TILE=TILE,
                 FIXED=policy.fixed or 0,
                 num_warps=4,
@@ -213,8 +215,8 @@ class GraphStep:
             inputs.position,
             self._place,
             self._drawn,
-            SLOTS=self._slots,
-            SLOTS_POWER=triton.next_power_of_2(self._slots),
+            SLOTS=self._shape.slots,
+            SLOTS_POWER=triton.next_power_of_2(self._shape.slots),
             CAPACITY=self._capacity,
             num_warps=4,
         )

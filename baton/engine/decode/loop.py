@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from baton.engine.decode.slot_state import SlotState
+from baton.engine.decode.slot_state import SlotState, SlotWrite
 from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.rings.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
+from baton.engine.step_shape import StepShape
 
 _NO_STOP = -1
 # The longest that a loop with work should be left alone before it is asked for its next step.
@@ -38,6 +39,10 @@ class DecodeLoop(ABC):
         self.meanwhile: Callable[[], None] | None = None
         # Called with `expected_step_s` before a step that the host computes itself, which blocks its loop.
         self.before_step: Callable[[float], None] | None = None
+
+    @property
+    def shape(self) -> StepShape:
+        return self._state.shape
 
     @property
     def ring(self) -> RingWriter:
@@ -86,9 +91,7 @@ class DecodeLoop(ABC):
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted. `masked`:
         each token after the last one waits for its mask (`write_mask`).
         """
-        self._state.set_block_table(grant.slot, grant.blocks)
-        if sampling.logit_bias:
-            self._state.sampler.set_bias(grant.slot, sampling.logit_bias)
+        self._state.apply(SlotWrite(grant.slot, blocks=grant.blocks, logit_bias=sampling.logit_bias))
         entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
         entry["position"] = len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
@@ -115,12 +118,11 @@ class DecodeLoop(ABC):
         refused (ValueError)."""
         if (last_logprobs is None) != (sampling.logprobs is None):
             raise ValueError("the last token comes with logprobs exactly where they are asked for")
-        slot = int(admission["slot"][0])
+        counted = None
         if sampling.penalizes:
-            output = [*token_ids[prompt_length:], last_token]
-            self._state.sampler.set_counts(slot, token_ids[:prompt_length], output)
-        if last_logprobs is not None:
-            self._state.sampler.set_last_logprobs(slot, last_logprobs)
+            counted = token_ids[:prompt_length], [*token_ids[prompt_length:], last_token]
+        slot = int(admission["slot"][0])
+        self._state.apply(SlotWrite(slot, counted=counted, last_logprobs=last_logprobs))
         admission["last_token"] = last_token
 
     def admit(self, admission: Entry) -> None:
@@ -132,7 +134,7 @@ class DecodeLoop(ABC):
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
     ) -> None:
         """Gives a slot blocks behind the `held` it has by cache group; they hold `capacity` tokens in all."""
-        self._state.extend_block_table(slot, more, held)
+        self._state.apply(SlotWrite(slot, blocks=more, first_blocks=held))
         entry = _entry(EntryKind.GROW, slot, generation, self._ring.steps)
         entry["capacity"] = capacity
         self._post(entry)

@@ -29,7 +29,6 @@ class TorchDecodeLoop(DecodeLoop):
         super().__init__(state, mailbox, ring)
         self._reference = reference
         self._cache = cache
-        self._slots = state.active.shape[0]
         self._tokens_decoded = 0
         self._times = StepTimes()
 
@@ -48,8 +47,7 @@ class TorchDecodeLoop(DecodeLoop):
     def step(self) -> bool:
         if not self.has_work:
             return False
-        # Every entry and every row may write one word.
-        if self._ring.room() < 2 * self._slots:
+        if self._ring.room() < self.shape.words:
             self._ring.count_full()
             return False
         heard = self._apply_mailbox()
@@ -66,7 +64,7 @@ class TorchDecodeLoop(DecodeLoop):
         return True
 
     def _apply_mailbox(self) -> bool:
-        entries = self._mailbox.take(self._ring.steps, limit=self._slots)
+        entries = self._mailbox.take(self._ring.steps, limit=self.shape.slots)
         for entry in entries:
             slot, generation = int(entry["slot"]), int(entry["generation"])
             if entry["kind"] == EntryKind.ADMIT:

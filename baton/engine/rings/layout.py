@@ -9,6 +9,7 @@ from baton.engine.rings.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from baton.engine.rings.logprob_records import MAX_LOGPROBS, LogprobRecords, logprob_bytes
 from baton.engine.rings.mailbox import HEADER_BYTES, Mailbox, mailbox_bytes
 from baton.engine.rings.output_ring import RING_HEADER_BYTES, RingReader, RingWriter, ring_bytes
+from baton.engine.step_shape import StepShape
 
 _PAGE = 4096
 
@@ -32,7 +33,7 @@ class SharedRings:
     @property
     def ring_words(self) -> int:
         """A power of two that holds at least 64 steps of all slots: a reader may be that late."""
-        return 1 << (64 * self.slots - 1).bit_length()
+        return 1 << (64 * StepShape(self.slots).rows - 1).bit_length()
 
     @property
     def size(self) -> int:

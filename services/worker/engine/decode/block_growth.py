@@ -148,11 +148,13 @@ class Growth:
         reservation = running.reservation
         if reservation.grant.capacity < reservation.most_tokens:
             left = reservation.grant.capacity - _AHEAD_TOKENS - running.position
-            heapq.heappush(self._due, (running.step + left, reservation.key))
+            steps = self._loop.shape.steps_for(left)
+            heapq.heappush(self._due, (running.step + steps, reservation.key))
 
     def _position(self, running: _Running) -> int:
         """Where its last token is at the furthest."""
-        position = running.position + self._loop.ring.steps - running.step
+        steps = self._loop.ring.steps - running.step
+        position = running.position + self._loop.shape.tokens_in(steps)
         return min(position, running.reservation.grant.capacity)
 
     def _make_room(self, short: _Running) -> None:

@@ -88,7 +88,8 @@ class Pauses:
             if pause.reservation.leaving:
                 continue  # until its last word is read
             if pause.stage is _Stage.HOLDING and self._loop.applied(pause.number):
-                furthest = pause.position + self._loop.ring.steps - pause.steps
+                steps = self._loop.ring.steps - pause.steps
+                furthest = pause.position + self._loop.shape.tokens_in(steps)
                 pause.position = min(furthest, pause.reservation.grant.capacity)
                 pause.saved, pause.copy = self._host.save(pause.reservation.blocks)
                 pause.stage = _Stage.SAVING

@@ -172,6 +172,7 @@ def begin(
     can,
     SLOTS: tl.constexpr,
     SLOTS_POWER: tl.constexpr,
+    WORDS: tl.constexpr,
     CAPACITY: tl.constexpr,
     TOP: tl.constexpr,
     RECORD_POWER: tl.constexpr,
@@ -179,9 +180,10 @@ def begin(
     TILE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """`bucket`: rows that this graph has; `can`: features of its sampler. `words` are the ring's, `records`
-    the slots' as int32; `logprobs` the ring's records as int32, of TOP alternatives each (0: none), and
-    `last_records` the slots' own of the tokens they are admitted with.
+    """`bucket`: rows that this graph has; WORDS: of the ring, that a step may write; `can`: features of its
+    sampler. `words` are the ring's, `records` the slots' as int32; `logprobs` the ring's records as int32,
+    of TOP alternatives each (0: none), and `last_records` the slots' own of the tokens they are admitted
+    with.
 
     Applies no entry that this graph has no room for, or whose features its sampler lacks: a later graph
     does, and takes what stands behind it as well.
@@ -195,8 +197,7 @@ def begin(
     tl.store(clocks + (replay % _CLOCK_LINES) * _CLOCK_WIDTH, clock_ns())
     steps = tl.load(control + STEPS)
     head = tl.load(control + HEAD)
-    # Every entry and every row may write one word.
-    ran = head + 2 * SLOTS <= tl.load(control + TAIL) + CAPACITY
+    ran = head + WORDS <= tl.load(control + TAIL) + CAPACITY
     lane = tl.arange(0, SLOTS_POWER)
     in_slots = lane < SLOTS
     turn = tl.load(control + TURN).to(tl.int32)
