@@ -25,7 +25,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import SamplingParams
 from tests.engine.local_engine import LocalEngine, Start
-from tests.engine.ring_checker import Checker, Found, numbered
+from tests.engine.rings.ring_checker import Checker, Found, numbered
 
 DEADLINE_S = 200.0
 
@@ -68,7 +68,7 @@ def reading(
 ) -> Iterator[Reader]:
     numbers = [str(n) for n in (memory.fd, rings.slots, rings.max_logprobs, behind)]
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.ring_checker", *numbers],
+        [sys.executable, "-m", "tests.engine.rings.ring_checker", *numbers],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(memory.fd,),

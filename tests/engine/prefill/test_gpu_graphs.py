@@ -11,7 +11,7 @@ import torch
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.scheduler import Chunk, step_of
 from tests.engine.graph_twins import GraphTwins
-from tests.engine.test_gpu_prefill import BLOCK_TOKENS, SIZES, no_waiting
+from tests.engine.prefill.test_gpu_numerics import BLOCK_TOKENS, SIZES, no_waiting
 
 pytestmark = pytest.mark.gpu
 SHORT = (1100, 1500, 1030, 2000, 1100, 1900, 3000, 1200, 1300, 1400, 1500, 2500)

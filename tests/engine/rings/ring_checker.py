@@ -1,6 +1,8 @@
 """A reader of an output ring in a process of its own, that stays behind and checks every word.
 
-    python -m tests.engine.ring_checker FD SLOTS LOGPROBS BEHIND   on standard input: tokens of a sequence
+    python -m tests.engine.rings.ring_checker FD SLOTS LOGPROBS BEHIND
+
+On standard input: tokens of a sequence
 
 Each generation of each slot has to emit just these tokens, the last with a finish, and generations have to
 follow each other. It reads some words only when the producer is BEHIND words ahead, or nothing comes for a
