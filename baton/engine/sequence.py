@@ -17,7 +17,7 @@ class SamplingParams:
     """How the next token is drawn. Temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep all.
 
     `logit_bias`: at most MAX_LOGIT_BIAS (token id, bias), each id once. `logprobs`: how many of the
-    likeliest tokens' are told beside the chosen one's; None: no logprobs at all.
+    likeliest tokens' are reported beside the chosen one's; None: no logprobs at all.
     """
 
     temperature: float = 0.0
@@ -72,7 +72,7 @@ class Sequence:
     # Unique within this process; from 1 on.
     id: int = field(default_factory=count(1).__next__, init=False)
     computed: int = field(default=0, init=False)
-    # Of a device that is told ahead: tokens whose chunks it was told, those that have ended included.
+    # Tokens whose chunks were launched, on a device that runs behind its host; computed ones included.
     begun: int = field(default=0, init=False)
     # Tokens whose KV was found, and how many of the blocks have been named or looked at for that.
     cached: int = field(default=0, init=False)

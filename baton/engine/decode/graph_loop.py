@@ -1,9 +1,10 @@
-"""The decode loop of a GPU: replays of the step's graph are queued ahead, and no token passes through here.
+"""The decode loop of a GPU: it enqueues replays of the step's CUDA graph ahead; tokens go from the GPU to the
+output ring without passing the host.
 
-The host knows what the steps write for it: a status word after each, in the ring's counters. From that and
-from what it has posted since, it picks a bucket that surely has room (slots only end by themselves) and the
-graph whose sampler has what the requests ask for. While every active slot is held nothing is replayed, until
-an entry is posted or a mask has been written.
+After each step the GPU writes a status word to the ring's counters. From that and from the entries posted
+since, the host picks a bucket that surely has room (slots only end by themselves), and the graph whose
+sampler has the features that the requests use. While every active slot is held nothing is replayed, until an
+entry is posted or a mask has been written.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.mailbox import Entry, EntryKind, Mailbox
 from baton.engine.rings.output_ring import RingWriter
 
-# Replays enqueued and not ended: one runs, one waits, so that nothing stands between two steps. Two steps
-# shorter than `_SHORT_S` may end before the host looks again, so of those one more is queued.
+# Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
+# steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
 QUEUED, QUEUED_SHORT = 2, 3
 _SHORT_S = 0.002
 _COUNT_MASK = kernels.STATUS_COUNT_MASK.value
@@ -55,7 +56,7 @@ class Status:
 
 
 class GraphDecodeLoop(DecodeLoop):
-    """`step` enqueues; tokens come out of the ring when they come."""
+    """`step` enqueues a replay; its tokens appear in the ring when it has run."""
 
     def __init__(
         self,
@@ -81,7 +82,7 @@ class GraphDecodeLoop(DecodeLoop):
         # (number of the entry, features) of admissions that no step is known to have applied.
         self._posted: deque[tuple[int, int]] = deque()
         self._tail_when_full = -1
-        # Whether a mask was written since a replay began that surely finds it.
+        # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
         self._times = StepTimes()
         self._watchdog = DeviceWatchdog(clock)
@@ -90,7 +91,8 @@ class GraphDecodeLoop(DecodeLoop):
             self._time_largest()
 
     def _time_largest(self) -> None:
-        """Runs a step of the largest bucket with no slot active: some duration is known from the start."""
+        """Runs a step of the largest bucket with no slot active, so that an expected duration is known
+        from the start."""
         began = self._clock()
         self._graphs[self.shape.rows].samples.replay()
         self._queue.drain()
@@ -113,7 +115,7 @@ class GraphDecodeLoop(DecodeLoop):
 
     @property
     def tokens_decoded(self) -> int:
-        return int(self._ring.told[1])
+        return int(self._ring.device_counters[1])
 
     @property
     def expected_step_s(self) -> float:
@@ -121,7 +123,7 @@ class GraphDecodeLoop(DecodeLoop):
 
     @property
     def nap_s(self) -> float:
-        # A quarter of a step, so that short steps do not leave the device idle until the host looks.
+        # A quarter of a step, so that short steps do not leave the device idle until the host polls.
         longest = super().nap_s
         return min(longest, self._times.typical_s / 4 or longest)
 
@@ -156,7 +158,7 @@ class GraphDecodeLoop(DecodeLoop):
         return QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
 
     def _would_advance(self, seen: Status) -> bool:
-        """Whether another replay would find something to do. After a step that advanced no row none does,
+        """Whether another replay would have an effect. After a step that advanced no row none does,
         until an entry is posted (an admission, more blocks, an end) or a mask has reached the device."""
         if self._mailbox.posted > seen.applied:
             return True
@@ -167,7 +169,7 @@ class GraphDecodeLoop(DecodeLoop):
     def _ring_has_room(self) -> bool:
         """With nothing queued: whether a step can advance. One that cannot is run once, to be counted."""
         tail = self._ring.tail
-        room = self._ring.capacity - (int(self._ring.told[2]) - tail)
+        room = self._ring.capacity - (int(self._ring.device_counters[2]) - tail)
         if room >= self.shape.words:
             return True
         first = tail != self._tail_when_full
@@ -186,9 +188,9 @@ class GraphDecodeLoop(DecodeLoop):
         return self._status_seen
 
     def _status(self, applied: int, replays: int) -> Status:
-        """The word, with its two counts taken up from those seen before."""
-        word = int(self._ring.told[0])
-        rows = int(self._ring.told[3].astype(np.int64))
+        """Decodes the status word; its two counts are truncated, and continued from those seen before."""
+        word = int(self._ring.device_counters[0])
+        rows = int(self._ring.device_counters[3].astype(np.int64))
         now_applied = word >> kernels.STATUS_APPLIED.value & _COUNT_MASK
         now_replays = word >> kernels.STATUS_REPLAYS.value & _COUNT_MASK
         return Status(

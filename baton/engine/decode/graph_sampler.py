@@ -1,8 +1,8 @@
-"""The full sampler of a GPU's step, behind the head's product: everything that `SlotSampler.draw` does.
+"""The full sampler of a GPU's step, behind the head's product: all that `SlotSampler.draw` does.
 
-    hold_rows ─ edit_logits ─ find_thresholds ─ draw_filtered ─ tell_logprobs
+    hold_rows ─ edit_logits ─ find_thresholds ─ draw_filtered ─ write_logprobs
 
-Each kernel asks the slots' records what its row needs, and does nothing for a row that needs nothing.
+Each kernel reads from the slots' records what its row needs, and does nothing for a row that needs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from baton.engine.kernels.gpu.sampling.hold_rows import hold_rows
 from baton.engine.kernels.gpu.sampling.pick import pick_places
 from baton.engine.kernels.gpu.sampling.sampler_rows import CHUNK
 from baton.engine.kernels.gpu.sampling.thresholds import SearchSpace, find_thresholds
-from baton.engine.kernels.gpu.sampling.top_logprobs import BestPlaces, tell_logprobs
+from baton.engine.kernels.gpu.sampling.top_logprobs import BestPlaces, write_logprobs
 
 
 class GraphSampler:
@@ -48,14 +48,14 @@ class GraphSampler:
         rows: tuple[Tensor, Tensor, Tensor],
         control: Tensor,
         clocks: Tensor,
-        told: Tensor,
+        ring_records: Tensor,
         ring: tuple[int, int],
     ) -> None:
         """logits [R, V] → drawn [R] int32 of the rows that draw, and their places among these.
 
         `rows`: slot, position (of the token read) and place of each, int32, the place that of the word
-        behind the ring's head, negative where the row is held. `told`: the ring's records as int32, and
-        `ring` its words and alternatives a record.
+        behind the ring's head, negative where the row is held. `ring_records`: the ring's records as int32,
+        and `ring` its words and alternatives a record.
         """
         slot, position, place = rows
         hold_rows(place, slot, position, self._records, self._tags, control, clocks)
@@ -71,6 +71,14 @@ class GraphSampler:
             self._places, self._chunk,
         )  # fmt: skip
         if ring[1]:
-            tell_logprobs(
-                told, logits, drawn, (slot, place), self._records, control, self._best, ring, self._chunk
+            write_logprobs(
+                ring_records,
+                logits,
+                drawn,
+                (slot, place),
+                self._records,
+                control,
+                self._best,
+                ring,
+                self._chunk,
             )

@@ -106,7 +106,7 @@ class GraphStep:
         self._place = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def capture(self) -> dict[int, StepGraphs]:
-        """The graphs of every bucket. The steps that capturing runs find no slot active."""
+        """Captures the graphs of every bucket. Capturing runs steps, with no slot active."""
         graphs = {}
         for bucket in reversed(buckets_up_to(self._shape.rows)):
             graphs[bucket] = StepGraphs(

@@ -1,8 +1,8 @@
 """The decode step: every active slot advances by one token, and nothing is asked of the host.
 
 A step applies the mailbox, runs the model over the active rows, samples, checks stops, advances,
-and writes the output ring. Two back ends do it with the same arrays, rings and order: `torch_decode`
-anywhere, `graph_decode` on a GPU. What the host says to either is here.
+and writes the output ring. Two implementations use the same arrays, rings and order: `reference_loop` on any
+device, `graph_loop` on a GPU. Their common interface is here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from baton.engine.sequence import Limits, SamplingParams
 from baton.engine.step_shape import StepShape
 
 _NO_STOP = -1
-# The longest that a loop with work should be left alone before it is asked for its next step.
+# The longest time after which a loop with work should be polled for its next step.
 _NAP_S = 0.001
 
 
 class DecodeLoop(ABC):
-    """The host's verbs (`admit`, `grow`, `hold`, `move`, `cancel`) and the `step` they take effect in."""
+    """Posts changes of slots to the mailbox (`admit`, `grow`, `hold`, `move`, `cancel`), and runs the steps
+    that apply them."""
 
     def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
@@ -46,7 +47,7 @@ class DecodeLoop(ABC):
 
     @property
     def ring(self) -> RingWriter:
-        """Its counters say how many steps ran, and how many could not."""
+        """The output ring; it counts the steps that ran, and those that found it full."""
         return self._ring
 
     def admission(
@@ -84,9 +85,9 @@ class DecodeLoop(ABC):
         limits: Limits,
         masked: bool = False,
     ) -> Entry:
-        """What gives a prefilled sequence its slot, once it has its last token (`complete`) and is told
-        (`admit`). The slot's tables are written now: while its KV is computed or on its way this may be done,
-        and left at that.
+        """The mailbox entry that will admit a prefilled sequence to its slot: `complete` adds its last token,
+        and `admit` posts it. The slot's tables are written now, which may be done while its KV is still
+        computed or transferred; an entry that is never posted has no effect.
 
         `token_ids` have KV: the prompt, `prompt_length` long, and what earlier attempts emitted. `masked`:
         each token after the last one waits for its mask (`write_mask`).
@@ -113,9 +114,9 @@ class DecodeLoop(ABC):
         last_token: int,
         last_logprobs: Logprobs | None = None,
     ) -> None:
-        """`last_token` is the one behind `token_ids`, without KV; all else as it was said before. The
-        slot's first word in the ring repeats it with `last_logprobs`, without which a request for logprobs is
-        refused (ValueError)."""
+        """Adds `last_token`, the one behind `token_ids`, which has no KV; the other arguments are those of
+        `begin_admission`. The slot's first word in the ring repeats it with `last_logprobs`. Raises
+        ValueError where a request for logprobs has none."""
         if (last_logprobs is None) != (sampling.logprobs is None):
             raise ValueError("the last token comes with logprobs exactly where they are asked for")
         counted = None
@@ -126,7 +127,8 @@ class DecodeLoop(ABC):
         admission["last_token"] = last_token
 
     def admit(self, admission: Entry) -> None:
-        """From the next step on the sequence decodes: all its KV is in its blocks."""
+        """Posts the admission: the sequence decodes from the next step on. All its KV must be in its
+        blocks."""
         admission["from_step"] = self._ring.steps
         self._post(admission)
 
@@ -140,31 +142,32 @@ class DecodeLoop(ABC):
         self._post(entry)
 
     def write_mask(self, slot: int, generation: int, position: int, bits: npt.NDArray[np.uint32]) -> None:
-        """Says which tokens a masked slot may draw at `position` of its sequence: token t is bit t % 32 of
-        word t // 32. Once for each token, after the one before it has come; nothing waits for it here.
+        """Gives the tokens that a masked slot may draw at `position` of its sequence: token t is bit t % 32
+        of word t // 32. Once for each token, after the one before it has been drawn. Does not wait for the
+        device.
         """
         self._state.sampler.masks.write(slot, generation, position, bits)
 
     def hold(self, slot: int, generation: int) -> int:
-        """Stops a slot where it is, until it grows; the number by which `applied` knows when it stands."""
+        """Stops a slot from advancing until it grows; returns the entry's number, for `applied`."""
         self._post(_entry(EntryKind.GROW, slot, generation, self._ring.steps))
         return self._mailbox.posted
 
     @property
     def posted(self) -> int:
-        """The number of the last entry that was posted, by which `applied` knows it."""
+        """The number of the last entry that was posted, for `applied`."""
         return self._mailbox.posted
 
     def applied(self, number: int) -> bool:
-        """Whether the steps have heard of that entry, and none that had not still runs."""
+        """Whether that mailbox entry has been applied and every step that began before has ended."""
         return self._mailbox.posted - self._mailbox.pending >= number
 
     def move(self, slot: int, generation: int) -> None:
-        """`cancel` of a sequence that is to go on elsewhere; the ring says so."""
+        """Ends a slot whose sequence continues on another worker; the ring reports `Finish.MOVED`."""
         self._post(_entry(EntryKind.MOVE, slot, generation, self._ring.steps))
 
     def cancel(self, slot: int, generation: int) -> None:
-        """Ends a slot from the next step on; the ring tells its finish, this one or an earlier."""
+        """Ends a slot from the next step on; the ring reports this finish, or an earlier one."""
         self._post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
 
     def _post(self, entry: Entry) -> None:
@@ -177,12 +180,12 @@ class DecodeLoop(ABC):
 
     @property
     def nap_s(self) -> float:
-        """Seconds after which a loop that has work, but could not begin a step, should be asked again."""
+        """Seconds after which a loop that has work, but could not begin a step, should be polled again."""
         return _NAP_S
 
     def device_hung(self) -> bool:
-        """Whether a device has pending steps and makes no progress (`DeviceWatchdog`); to be asked once a
-        turn. Steps that the host computes itself cannot hang behind its back."""
+        """Whether a device has pending steps and makes no progress (`DeviceWatchdog`); to be called
+        once a turn. Steps that the host computes itself cannot hang unnoticed."""
         return False
 
     @property
@@ -197,8 +200,7 @@ class DecodeLoop(ABC):
 
     @abstractmethod
     def step(self) -> bool:
-        """Runs one step, or sees to it that one will run; False when there was nothing to do or no room
-        to say it in."""
+        """Runs or enqueues one step; False where there was nothing to do or no room in the output ring."""
 
 
 def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry:

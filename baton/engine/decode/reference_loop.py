@@ -50,9 +50,9 @@ class TorchDecodeLoop(DecodeLoop):
         if self._ring.room() < self.shape.words:
             self._ring.count_full()
             return False
-        heard = self._apply_mailbox()
+        applied = self._apply_mailbox()
         rows = self._runnable_rows()
-        if not (heard or rows.numel()):
+        if not (applied or rows.numel()):
             return False  # all are held
         if rows.numel():
             if self.before_step is not None:

@@ -1,7 +1,7 @@
 """The fixed places of a decode worker's batch, and who may use which. Torch-free.
 
 free ──grant──▶ granted ──release──▶ free        each grant raises the slot's generation, so that
-                                                 words of an earlier tenant are told apart
+                                                 words of an earlier sequence are distinguished
 """
 
 from __future__ import annotations

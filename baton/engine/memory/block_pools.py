@@ -41,7 +41,7 @@ class BlockPools:
 
     def freed_with(self, owned: Iterable[BlockTables]) -> tuple[int, ...]:
         """Blocks that could be had if these gave back a reference of each of theirs, by cache group: those
-        that nobody else has too."""
+        that have no other reference."""
         counts = tuple(Counter[int]() for _ in self.pools)
         for tables in owned:
             for blocks, count in zip(tables, counts, strict=True):

@@ -4,8 +4,8 @@
                         │  ▲                                    └─ evicted where a block is needed ─▶ free
                       pin  unpin          a pin is a reference of a transfer that still reads the block
 
-Whoever asks what is free is told of idle blocks too: to have them is to ask for them (`cached_blocks`).
-Block 0 of each group is scratch: padding may write there, nobody owns it.
+Idle blocks count as available: allocating evicts them (`cached_blocks`). Block 0 of each group is scratch:
+padding may write there, and it has no owner.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, 0, -1))
         self._references = [0] * num_blocks
         self._pins: Counter[int] = Counter()
-        # Blocks that do not become free with their last reference: `on_idle` is told instead.
+        # Blocks that do not become free with their last reference: `on_idle` is called instead.
         self.kept: set[int] = set()
         self.on_idle: Callable[[int], None] = lambda block: None
 
     @property
     def free(self) -> int:
-        """Blocks without references whose contents nobody keeps."""
+        """Blocks without references whose contents are not kept."""
         return len(self._free)
 
     def references(self, block: int) -> int:

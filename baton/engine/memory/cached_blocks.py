@@ -4,7 +4,7 @@
                         ▲──────────────── acquire ───────────────┘
 
 An entry is one block of every cache group: a prefix is only of use where all layers have it. It is evicted
-only while nobody refers to any of its blocks; the one that was used longest ago goes first.
+only while none of its blocks has a reference; the one that was used longest ago goes first.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class HostBlocks:
             free.extend(places)
 
     def _copy(self, places: BlockTables, tables: BlockTables, *, inward: bool) -> Copy:
-        if self._stream is not None:  # what the device was told to write before is copied as it will be
+        if self._stream is not None:  # the copy is ordered after writes that were enqueued before
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             for group, room in enumerate(self._room):

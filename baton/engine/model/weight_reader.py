@@ -40,7 +40,7 @@ class _Piece:
 
 
 class _Pieces:
-    """The pieces of all tensors in the files' order, given out one by one to whoever asks."""
+    """The pieces of all tensors in the files' order, for several readers to take one by one. Thread-safe."""
 
     def __init__(self, tensors: Sequence[StoredTensor], piece_bytes: int) -> None:
         self._rest = self._all(tensors, piece_bytes)
@@ -52,7 +52,7 @@ class _Pieces:
             return None if self._stopped else next(self._rest, None)
 
     def stop(self) -> None:
-        """Gives out no more."""
+        """Makes `take` return None from now on."""
         with self._lock:
             self._stopped = True
 
@@ -65,7 +65,7 @@ class _Pieces:
 
 
 class _Reader:
-    """One thread's work. `done`: bytes that have arrived."""
+    """Reads pieces in a thread of its own. `done`: bytes that it has uploaded."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ def read_tensors(
 
 
 def _wait(futures: list[Future[None]], readers: list[_Reader], total: int, progress: Progress) -> None:
-    """Until all have ended, or one has failed: its error."""
+    """Waits until all have ended; raises the error of the first that fails."""
     while True:
         ended, running = wait(futures, _PROGRESS_S, FIRST_EXCEPTION)
         for future in ended:

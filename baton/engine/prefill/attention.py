@@ -124,7 +124,7 @@ class PromptAttention:
         self._attended[:rows].zero_()
 
     def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
-        """→ [rows, heads · dim]; what padding among them yields is nobody's. The rows' q and k must be
+        """→ [rows, heads · dim]; results of padding rows are not used. The rows' q and k must be
         rotated, and k and v in the cache."""
         group, plan = self._cache.groups[attention.group], planned.plan
         out, sums = self._attended[:rows], self._sums[:, :rows]

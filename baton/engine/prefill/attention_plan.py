@@ -1,4 +1,5 @@
-"""Who computes which part of a prompt pass's attention: the paged kernel, or the library. Torch-free.
+"""Who computes which part of a prompt pass's attention: the paged kernel, or the library. Imports no torch
+itself.
 
 The library is the faster on long runs, but wants keys and values in one run of memory, and every shape made
 ready at start (`baton.device.attention_library`). So it gets, of each chunk that is long enough,
@@ -34,7 +35,7 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True)
 class LibraryRule:
-    """Which shapes are made ready, and from when they pay.
+    """Which shapes are prepared, and from which size they are worth it.
 
     A causal call has a multiple of `step` rows. A call over a piece of prefix has `step` rows times one of
     `row_steps` and one of `key_sizes` keys, the largest first. `least_rows`: of a chunk; `least_prefix`:
@@ -120,7 +121,7 @@ class CausalCall:
 @dataclass(frozen=True, slots=True)
 class PrefixCall:
     """Rows from `row` on over the tokens `first` to `first + keys` before their chunk; `real` of the `rows`
-    are the chunk's, what the others yield is nobody's."""
+    are the chunk's; results of the others are not used."""
 
     row: int
     rows: int

@@ -54,10 +54,10 @@ class PrefillCost:
         self._slowness: deque[float] = deque(maxlen=_STEPS_KEPT)
 
     def begin(self, few: Pace, most: Pace) -> None:
-        """What a step of few rows took before any prompt came, and one of as many as a step has.
+        """Records steps timed at start-up: one of few rows, and one of the most rows that a step has.
 
-        The host says a step of few rows no faster than one of many, so a pace that small prompts alone have
-        told would make rows look dear, and steps small, and rows dearer still.
+        The host launches a step of few rows no faster than one of many. So a pace measured with small prompts
+        alone would overestimate the cost of a row, which makes steps smaller, and the overestimate larger.
         """
         pace = most.seconds / most.rows
         self._paces.append(pace)
@@ -90,12 +90,13 @@ class PrefillCost:
         return units * self._pace
 
     def took(self, chunks: Iterable[Run], seconds: float) -> None:
-        """A step of them took so long. It tells of what took most of it."""
+        """Records the duration of a step: as a measurement of rows or of attention, whichever took most
+        of it."""
         rows, context = self._shares(chunks)
         pace, attention = self._pace, self._attention
         if not pace or context * attention <= rows:
             if pace and rows == self._least_rows:
-                return  # what a host takes to say a step must not make rows look dear
+                return  # the host's launch time, which must not count as the cost of rows
             of_rows = rows / (rows + context * attention)
             self._paces.append(seconds * of_rows / rows)
         else:

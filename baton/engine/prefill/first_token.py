@@ -1,6 +1,6 @@
 """Draws first tokens: the same sampler as the decode step's, its arrays made anew from the sequences.
 
-Nothing here waits for the device but what few requests ask for: logprobs, penalties, stop ids held back.
+Nothing here waits for the device, except for what few requests use: logprobs, penalties, stop ids held back.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def prompt_logprobs(
     `head`: hidden [M, hidden] → logits [M, V].
     """
     targets = sequence.token_ids[start + 1 : min(start + 1 + hidden.shape[0], sequence.prompt_length)]
-    told: list[Logprobs] = []
-    while len(told) < len(targets):
-        tokens = targets[len(told) : len(told) + _POSITIONS_AT_ONCE]
-        logits = head(hidden[len(told) : len(told) + len(tokens)])
+    found: list[Logprobs] = []
+    while len(found) < len(targets):
+        tokens = targets[len(found) : len(found) + _POSITIONS_AT_ONCE]
+        logits = head(hidden[len(found) : len(found) + len(tokens)])
         rows, counts = list(range(len(tokens))), [sequence.sampling.logprobs or 0] * len(tokens)
-        told += logprobs_of(logits, torch.tensor(tokens, device=hidden.device), rows, counts).all()
-    return told
+        found += logprobs_of(logits, torch.tensor(tokens, device=hidden.device), rows, counts).all()
+    return found
 
 
 def _sampling(sequences: list[Sequence], device: torch.device) -> Sampling:

@@ -98,12 +98,12 @@ class PrefillPass:
         self.uncaptured = self._graphs.failure
 
     def take_paces(self) -> None:
-        """Of a small pass and of the largest, once all is there that they will run by."""
+        """Times a small pass and the largest; to be called after `warm` and `capture`."""
         lane = lane_of(self._model.device)
         self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
 
     def _pace(self, rows: int, lane: Lane) -> Pace:
-        """The middle one of a few passes, each said when the one before has ended, as to an idle device."""
+        """The median of a few passes, each launched on an idle device."""
         step, took = PrefillStep.on_scratch(self._model.layout, 0, rows), []
         for _ in range(_TRIES):
             with lane.work():
@@ -138,9 +138,9 @@ class PrefillPass:
         return self._normed(inputs.rows)[: step.rows]
 
     def _run_eagerly(self, step: StepInputs) -> None:
-        """Says the step launch by launch."""
+        """Launches the step without a graph."""
         if any(plan.attention.by_library for plan in step.plans):
-            # Its calls read on behind the rows, and a NaN of an earlier pass would spread.
+            # The library reads behind the rows, and a NaN of an earlier pass would spread.
             self.workspace.qkv[step.rows : step.rows + self._padding].zero_()
         layout = step.layout
         there = torch.empty(layout.size, dtype=torch.int32, device=self._model.device)

@@ -1,8 +1,8 @@
 """Prefill steps of few rows as graphs, one for each number of rows that products have.
 
-A step of a few hundred rows takes the host longer to say, launch by launch, than a GPU to do. A graph is
-said at once; what differs from step to step stands in memory, where one copy puts it before the replay. A
-step that has more than its graph has places for, or wants the attention library, is said launch by launch.
+A step of a few hundred rows takes the host longer to launch, kernel by kernel, than a GPU to run. A graph is
+one launch; what differs from step to step is in memory, where one copy puts it before the replay. A step
+that has more than its graph has room for, or uses the attention library, is launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class GraphBounds:
 
 
 class PrefillGraphs:
-    """Owns the inputs that graphs read, and the graphs. All of them run one after the other, on one stream:
-    in its order the inputs of a step are put when the one before has read its own."""
+    """Owns the inputs that graphs read, and the graphs. All run on one stream, so that the inputs of a
+    step are copied after the one before has read its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,5 +1,4 @@
 """Few rows behind a long prefix: the paged kernel's work on them is given to several programs, by their keys.
-Torch-free.
 
 A program of that kernel does a few rows with all their keys, one tile after the other. A hundred rows behind
 100,000 tokens are so few programs that most of the chip would wait for them, as long as a thousand rows

@@ -1,10 +1,11 @@
-"""The prefill step: schedule, run, sample what is complete.
+"""The prefill loop: plans steps, launches them, and samples first tokens of prompts that are complete.
 
     begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle
                           └────────── take ───────────────┘
 
-On a CPU a step has ended when it was begun. A GPU is given the next step before it has ended the one that
-runs, so that it never waits for the host: whatever a step's chunks lead to happens once their event has come.
+On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
+has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
+complete.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, step_of
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.rings.logprob_records import Logprobs
 
-# Steps begun and not ended, on a GPU: one runs, one waits.
+# Steps launched and not ended, on a GPU: one runs, one is queued.
 _AHEAD = 2
-# The next step is begun so long before the last should end: none too early, since who comes meanwhile waits
-# for both. A device begins with what it is told first, and is told the rest while it works.
+# The next step is launched so long before the last should end; not earlier, since prompts that arrive
+# meanwhile wait for both. A device starts on the first kernels while the rest are still being launched.
 _LEAD_S = 0.002
-# The next look at the clock may come as late as the last one did, but for a single slow one.
+# The loop may turn again as late as it last did; a longer turn than this counts as an exception.
 _LONGEST_TURN_S = 0.01
-# What a step is taken to need before any was measured (mode `exact` on a GPU measures none at its start).
+# Assumed duration of a step before any was measured (mode `exact` on a GPU measures none at start-up).
 _UNMEASURED_STEP_S = 5.0
-# How often `finish` looks.
+# How often `finish` polls.
 _POLL_S = 0.0002
 
 
 class PromptPass(Protocol):
-    """A model's forward pass over chunks of prompts. Those that end at multiples of `grain` cost it least.
+    """A model's forward pass over chunks of prompts; chunks that end at multiples of `grain` cost least.
 
-    `refused`: shapes of attention that the vendor's library would not take, `uncaptured`: why steps that
-    should be graphs are none, or empty; passes are right without, but slower. `paces`: of a pass of few rows
-    and of one of the most, tried before any prompt came; None where nothing was tried.
+    `refused`: shapes of attention that the vendor's library does not support; `uncaptured`: why CUDA graphs
+    could not be captured, or empty; results are the same without, only slower. `paces`: durations of a pass
+    of few rows and of one of the most, measured at start-up; None where nothing was measured.
     """
 
     grain: int
@@ -67,8 +68,8 @@ class PromptPass(Protocol):
 class ChunkResult:
     """A computed chunk, and the first output token where it was its sequence's last and a token is drawn.
 
-    `logprobs`: the token's, where asked for. `prompt_logprobs`: those of the prompt's tokens from
-    chunk.start + 1 on, where asked for.
+    `logprobs`: the token's, where requested. `prompt_logprobs`: those of the prompt's tokens from
+    chunk.start + 1 on, where requested.
     """
 
     chunk: Chunk
@@ -79,7 +80,7 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """The first tokens of the chunks `of`, numbered in the step; there once the step has ended."""
+    """First tokens of the chunks with the numbers `of` in the step; valid once the step has ended."""
 
     of: list[int]
     tokens: Tensor
@@ -88,7 +89,7 @@ class _Drawn:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step that was begun."""
+    """A step that was launched."""
 
     chunks: list[Chunk]
     runs: list[tuple[int, int]]
@@ -132,7 +133,7 @@ class PrefillLoop:
 
     @property
     def under_way(self) -> bool:
-        """Whether a step has not ended, so that `take` will have results."""
+        """Whether a step was launched whose results have not been collected."""
         return bool(self._under_way)
 
     @property
@@ -142,8 +143,8 @@ class PrefillLoop:
         return self.scheduler.cost.seconds_of(self._under_way[0].units) if self._under_way else self._begun_s
 
     def device_hung(self) -> bool:
-        """Whether a step is under way and none ends (`DeviceWatchdog`); to be asked once a turn, after
-        `step`."""
+        """Whether a step is under way and none ends (`DeviceWatchdog`); to be called once a turn, after
+        `begin`."""
         expected_s = self.expected_step_s or _UNMEASURED_STEP_S
         return self._watchdog.look(
             pending=self.under_way, progress=self.steps_ended, expected_step_s=expected_s
@@ -155,8 +156,8 @@ class PrefillLoop:
         return self._ends_at - self._clock()
 
     def ending(self, within_s: float) -> tuple[list[Chunk], Moment] | None:
-        """The chunks of the step that ends next, and the moment when it does: where it should within so many
-        seconds, or should have."""
+        """The chunks of the step that ends next and the event of its end, where that is expected within so
+        many seconds or is overdue; else None."""
         if not self._under_way:
             return None
         first, *others = self._under_way
@@ -167,7 +168,7 @@ class PrefillLoop:
         return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
 
     def step(self) -> list[ChunkResult]:
-        """Begins a step where one is due, and takes what has ended; on a CPU, the same step."""
+        """Launches a step where one is due, and collects what has ended; on a CPU, the same step."""
         self.begin()
         return self.take()
 
@@ -181,7 +182,7 @@ class PrefillLoop:
         return results
 
     def begin(self) -> bool:
-        """Says the next chunks to the device; False where there are none, or not yet."""
+        """Plans and launches the next step; False where there is nothing to compute or no step is due."""
         if not self._is_due():
             return False
         chunks = self.scheduler.plan()
@@ -206,12 +207,12 @@ class PrefillLoop:
         self._looked_at = self._clock()
         self.host_s += self._looked_at - now
         self._under_way.append(_Step(chunks, step.runs, units, drawn, of_prompts, begun, end))
-        if len(self._under_way) == 1:  # else nobody has looked at the one that runs
+        if len(self._under_way) == 1:  # else the one that runs was polled before
             self._looked_ns = time.monotonic_ns()
         return True
 
     def await_end(self, most_s: float) -> bool:
-        """Looks, for so long at most, until the step that ends next has; whether it has."""
+        """Busy-polls for up to `most_s` seconds until the oldest step has ended; returns whether it has."""
         now = time.monotonic_ns()
         until = now + int(most_s * 1e9)
         while self._under_way and not self._under_way[0].end.ended():
@@ -221,13 +222,14 @@ class PrefillLoop:
         return True
 
     def take(self) -> list[ChunkResult]:
-        """The results of all steps that have ended since, those of sequences that were removed excepted."""
+        """The results of all steps that have ended since; of sequences that were removed there are none."""
         results = self.ended()
         self.settle()
         return results
 
     def ended(self) -> list[ChunkResult]:
-        """`take` for who has something to do with results first: `settle` follows, before all else."""
+        """As `take`, but leaves accounting to `settle`, which must be called next: results can be sent
+        first."""
         results: list[ChunkResult] = []
         self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
         while self._under_way and self._under_way[0].end.ended():
@@ -238,7 +240,8 @@ class PrefillLoop:
         return results
 
     def settle(self) -> None:
-        """The books of the steps that have ended: their blocks, and what they took."""
+        """Accounts for the steps whose results were collected: unpins their blocks and records their
+        durations."""
         if not self._unsettled:
             return
         for step in self._unsettled:
@@ -250,12 +253,12 @@ class PrefillLoop:
                 self.prompts_run += chunk.is_last
                 self.scheduler.computed(chunk)
         self._unsettled.clear()
-        # What is left runs from now on, however long it was thought to wait.
+        # The steps that are left run from now on, however long they were expected to wait.
         left = sum(step.units for step in self._under_way)
         self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)
 
     def _is_due(self) -> bool:
-        """Whether a step may be begun: at once where none is under way, else before that one ends."""
+        """Whether to launch a step: at once where none runs, else shortly before that one ends."""
         now = self._clock()
         turn, self._looked_at = min(now - self._looked_at, _LONGEST_TURN_S), now
         if not self._under_way:
@@ -265,8 +268,8 @@ class PrefillLoop:
     def _results(self, step: _Step) -> list[ChunkResult]:
         tokens: dict[int, tuple[int, Logprobs | None]] = {}
         if step.drawn is not None:
-            told = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)
-            tokens = dict(zip(step.drawn.of, told, strict=True))
+            drawn = zip(step.drawn.tokens.tolist(), step.drawn.logprobs, strict=True)
+            tokens = dict(zip(step.drawn.of, drawn, strict=True))
         results = []
         for number, chunk in enumerate(step.chunks):
             if chunk.sequence in self.scheduler:
@@ -292,7 +295,8 @@ class PrefillLoop:
         return _Drawn(lasts, self._lane.to_host(tokens), logprobs)
 
     def _of_prompts(self, chunks: list[Chunk], hidden: Tensor) -> dict[int, list[Logprobs]]:
-        """Logprobs of the prompts' own tokens, where asked for, by the chunk's number. Waits for them."""
+        """Logprobs of the prompts' own tokens, where requested, by the chunk's number. Waits for the
+        device."""
         found, row = {}, 0
         for number, chunk in enumerate(chunks):
             if chunk.sequence.prompt_logprobs:

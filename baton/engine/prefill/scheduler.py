@@ -1,12 +1,13 @@
 """Which prompt tokens the next prefill step computes. Torch-free.
 
 A step is bounded in time (what its chunks are expected to take) and in rows. The shortest remaining prompt
-comes first, so that a long one stops nobody: it gets what the others leave, and while others come half of a
-step at most, since they wait for all of the step that they find and of the one that they are in. The oldest,
-once it has been here longer than the age cap, has a right to a share of the steps, so that nobody starves.
+comes first, so that a long one does not delay the others: it gets what they leave, and while others arrive at
+most half of a step, since an arrival waits for the whole step that runs and for the whole step that it is
+in. The oldest, once it has waited longer than the age cap, is guaranteed a share of the steps, so that none
+starves.
 
 A sequence starts when the pools hold all blocks of its prompt. While one lacks blocks no longer one
-starts; and from the age cap on nobody starts before it.
+starts; and once it has waited for the age cap none starts before it.
 """
 
 from __future__ import annotations
@@ -144,7 +145,8 @@ class PrefillScheduler:
         return step.chunks
 
     def begun(self, chunk: Chunk) -> None:
-        """The chunk will be computed: until then the blocks that it writes are pinned, whoever frees them."""
+        """Records that the chunk was launched. The blocks that it writes stay pinned until it is computed,
+        even if their owner frees them."""
         chunk.sequence.begun = chunk.start + chunk.count
         for pool, block in self._written(chunk):
             pool.pin(block)

@@ -1,4 +1,4 @@
-"""What a GPU is told of a prefill step: one run of int32, in which everything has a place.
+"""The inputs of a prefill step on a GPU: one array of int32, copied at once, in which everything has a place.
 
     token ─ position ─ ( line ─ items ─ joins ) a cache group ─ block tables
 
@@ -77,7 +77,7 @@ class InputLayout:
 
     @property
     def size(self) -> int:
-        """Of the run, in int32."""
+        """Elements of the array."""
         return self._ahead_of_tables + self.entries
 
     @property
@@ -86,7 +86,7 @@ class InputLayout:
         return self.rows * lines + sum(self.items) * int(ITEM_WIDTH.value)
 
     def used(self, entries: int) -> int:
-        """What of the run is told where tables have so many entries."""
+        """Elements that are copied where tables have so many entries."""
         return self._ahead_of_tables + entries
 
     def places(self, run: Place) -> Places[Place]:
@@ -126,7 +126,7 @@ class StepInputs:
 
     @property
     def layout(self) -> InputLayout:
-        """With nothing that the step has not."""
+        """Exactly as large as the step needs."""
         return InputLayout(
             self.rows,
             tuple(len(plan.items) for plan in self.plans),

@@ -94,7 +94,7 @@ class PrefixCache:
         self._hasher_of = hasher_of
         self._store = store
         self._clock = clock
-        # name → whether this worker has it, in any tier: what has not been told yet.
+        # Block hash → whether this worker has it, in any tier: changes that were not published yet.
         self._changes: dict[bytes, bool] = {}
         self._cached.on_evict = self._evicted
         if store is not None:

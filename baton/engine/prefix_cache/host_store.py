@@ -36,7 +36,7 @@ class HostPrefixes:
         self._ahead_a_turn = max(1, _AHEAD_BYTES // block_bytes)
         # Least recently used first.
         self._saved: OrderedDict[bytes, Saved] = OrderedDict()
-        # Those of them that a disk gave and nobody has taken yet.
+        # Those of them that were read from disk and are not in use yet.
         self._from_disk: set[bytes] = set()
         self.on_lost: Callable[[bytes], None] = lambda name: None
 
@@ -143,7 +143,8 @@ class HostPrefixes:
         return written > 0
 
     def _to_disk(self, disk: DiskBlocks, name: bytes, saved: Saved) -> None:
-        """Offers a block; tells of those that went for it, or of itself."""
+        """Writes a block to the disk; returns the hashes that were evicted for it, or its own where it
+        was refused."""
         copy = name not in disk and disk.takes
         for one in disk.offer(name, self._host.bytes_of(saved) if copy else b""):
             if one not in self:

@@ -1,7 +1,7 @@
 """The mailbox: how the host changes slots without stopping the steps.
 
 A ring of fixed entries in the worker's shared memory. The engine's loop writes them, the step
-reads them; an entry says from which step it counts, and a step leaves it and all behind it until
+reads them; an entry has the first step that may apply it, and a step leaves it and all behind it until
 that step has come. Small words only: a slot's block table, logit bias and token counts are copied into
 the step's own arrays before its admission is posted.
 """
@@ -62,7 +62,7 @@ ENTRY = np.dtype(
         ("presence_penalty", "<f4"),
         ("frequency_penalty", "<f4"),
         ("stops_from", "<i4"),  # index in the sequence of the first token that a stop id may be
-        ("logprobs", "<i4"),  # how many of the likeliest tokens' are told
+        ("logprobs", "<i4"),  # how many of the likeliest tokens' are reported
     ]
 )
 assert ENTRY.itemsize == 128

@@ -31,8 +31,8 @@ GENERATIONS = 1 << 16
 LAPS = 255
 # Words that the reader looks at together.
 _RUN = 64
-# Tail, steps, full steps, held rows, each on a cache line of its own; then a line of what a GPU's step
-# tells its host: status, tokens, head.
+# Tail, steps, full steps, held rows, each on a cache line of its own; then a line that a GPU's step
+# writes for its host: status, tokens, head, rows.
 RING_HEADER_BYTES = 320
 _CACHE_LINE = 64
 
@@ -81,7 +81,7 @@ class _Ring:
         line = _CACHE_LINE // 8
         self._tail, self._steps = counters[0:1], counters[line : line + 1]
         self._full, self._held = counters[2 * line : 2 * line + 1], counters[3 * line : 3 * line + 1]
-        self.told: npt.NDArray[np.uint64] = counters[4 * line : 5 * line]
+        self.device_counters: npt.NDArray[np.uint64] = counters[4 * line : 5 * line]
         self.words: npt.NDArray[np.uint64] = memory.region(offset + RING_HEADER_BYTES, capacity, np.uint64)
 
     @property
@@ -96,7 +96,7 @@ class _Ring:
 
     @property
     def full_steps(self) -> int:
-        """Steps that advanced nobody because the reader was behind."""
+        """Steps that advanced no slot because the reader was behind."""
         return int(self._full[0])
 
     @property

@@ -128,7 +128,7 @@ def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     ordered = logits.sort(-1, descending=True).values
     last = torch.where(limits_k, top_k, logits.shape[1]) - 1
     threshold = ordered.gather(-1, last[:, None])
-    # Ties at the threshold stand beside it, so a comparison rather than an index tells who is left.
+    # Ties at the threshold stand beside it, so a comparison rather than an index decides what is kept.
     left = ordered.masked_fill(ordered < threshold, -torch.inf)
     probabilities = left.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

@@ -51,8 +51,8 @@ class TokenCounts:
 
 
 class SlotSampler:
-    """Columns of the slots' records (`SlotState`), and what does not fit there. A slot's features say
-    which of them its request uses."""
+    """Columns of the slots' records (`SlotState`), and what does not fit there. A slot's features are
+    those that its request uses."""
 
     def __init__(self, records: Tensor, vocab_size: int) -> None:
         ints, floats = records.view(torch.int32), records.view(torch.float32)

@@ -164,7 +164,7 @@ def test_the_header_is_a_cache_line_a_counter() -> None:
     assert [int(counters[at]) for at in range(0, 32, 8)] == [2, 2, 3, 9]
     assert (writer.tail, writer.steps, writer.full_steps, writer.held_rows) == (2, 2, 3, 9)
     assert np.count_nonzero(counters) == 4
-    writer.told[:] = np.arange(1, 9)
+    writer.device_counters[:] = np.arange(1, 9)
     assert counters[32:40].tolist() == list(range(1, 9))
     words = memory.region(RING_HEADER_BYTES, 4, np.uint64)
     assert words.tolist() == [1 << 56 | 3 << 36 | 1 << 24 | 5, 1 << 56 | 4 << 36 | 2 << 24 | 6, 0, 0]

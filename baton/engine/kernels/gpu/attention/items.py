@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.engine.kernels.reference.split_plan import Item
 
-# What the list says of an item, int32 each: one load's width.
+# Fields of an item, int32 each: one load's width.
 ITEM_ROW = tl.constexpr(0)
 ITEM_SLOT = tl.constexpr(1)
 ITEM_POSITION = tl.constexpr(2)

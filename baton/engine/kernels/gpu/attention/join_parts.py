@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# What the list says of a row, int32 each: the row of its first part, how many rows further the next one is,
+# Fields of a row, int32 each: the row of its first part, how many rows further the next one is,
 # and how many there are.
 JOIN_FIRST = tl.constexpr(0)
 JOIN_STEP = tl.constexpr(1)

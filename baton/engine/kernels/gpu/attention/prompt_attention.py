@@ -93,7 +93,7 @@ def _prompt_attention(
     m = tl.arange(0, QUERIES)
     r, g = m // GROUP_POWER, m % GROUP_POWER
     real = (r < count) & (g < GROUP)
-    # Rows behind the item's last see what that one sees; nobody reads what they yield.
+    # Rows behind the item's last see what that one sees; their results are not read.
     at = position + tl.minimum(r, count - 1)
     q_rows = (row + r).to(tl.int64) * ((HEADS + 2 * KV_HEADS) * DIM) + (head * GROUP + g) * DIM
     q = tl.load(qkv + q_rows[:, None] + d[None, :], mask=real[:, None] & in_dim[None, :], other=0.0)

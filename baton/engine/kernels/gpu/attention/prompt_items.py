@@ -13,7 +13,7 @@ from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import Heads
 
-# What the list says of an item, int32 each.
+# Fields of an item, int32 each.
 ITEM_ROW = tl.constexpr(0)
 ITEM_ROWS = tl.constexpr(1)
 ITEM_POSITION = tl.constexpr(2)

@@ -50,7 +50,7 @@ def _prompt_qkv(
     j = tl.arange(0, HALF_POWER)
     there = r < rows
     mask = there[:, None] & (j < half)[None, :]
-    # A thread's pair is its own: what it loads nobody else stores.
+    # A thread loads and stores the same pair, so no other thread stores what it loads.
     low = qkv + r.to(tl.int64)[:, None] * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM + j[None, :]
     a = tl.load(low, mask=mask, other=0.0)
     b = tl.load(low + half, mask=mask, other=0.0)

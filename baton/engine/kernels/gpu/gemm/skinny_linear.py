@@ -5,7 +5,7 @@
     out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]
 
 W's rows take the side of the product that the units want long, so 16 rows of x cost no padding. K may be
-split among programs; the last to arrive adds the parts up in order, whoever it is, so a result does not
+split among programs; the last to arrive adds the parts up in their order, so a result does not
 depend on who was fast. A row's result depends on the tiles (`SkinnyTuning`) and on nothing else: not on
 how many rows there are, nor on its place among them.
 """

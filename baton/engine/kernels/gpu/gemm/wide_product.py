@@ -6,8 +6,8 @@
 
 From about 160 rows on the units have as much to do as memory, and what a tile of one multiprocessor reads of
 the cache in between is more than that gives. `wide_product.cu` has two multiprocessors share every tile of W
-(clusters and multicast), which Triton cannot say. 112 columns a tile of gate_up make of 8B's 14,336 a number
-that fills 132 multiprocessors twice.
+(clusters and multicast), which Triton cannot express. 112 columns a tile of gate_up make of 8B's 14,336 a
+number that fills 132 multiprocessors twice.
 
 Where columns are few, K is split among clusters. Each writes its part of a tile's sums, and the one that
 arrives last adds them up, in the order of the splits whichever it is. No cluster waits for another, so a
@@ -105,7 +105,7 @@ def wide_product(
         raise ValueError(f"{tuning.splits} splits need a space of {elements} elements and {tiles} tiles")
     clusters = torch.cuda.get_device_properties(x.device).multi_processor_count // 2
     items = _units(m, n, tuning) * tuning.splits
-    # Rows of the buffer behind x are read and never told of: to be given zeros takes longer.
+    # Rows of the buffer behind x are read as they are, since zeroing them takes longer.
     behind = (x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()) // k
     x_map = tensor_map(x, min(behind, -(-m // _ROWS) * _ROWS), (_ROWS, _DEPTH))
     w_map = tensor_map(weight, weight.shape[0], (tuning.w_rows(epilogue) // 2, _DEPTH))

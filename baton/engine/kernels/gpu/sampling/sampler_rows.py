@@ -33,7 +33,7 @@ FILTERED = tl.constexpr(int(Feature.FILTERS))
 BIASED = tl.constexpr(int(Feature.BIAS))
 PENALIZED = tl.constexpr(int(Feature.PENALTIES))
 HOLDS_STOPS = tl.constexpr(int(Feature.MIN_TOKENS))
-TOLD = tl.constexpr(int(Feature.LOGPROBS))
+LOGPROBS_BIT = tl.constexpr(int(Feature.LOGPROBS))
 MASKED = tl.constexpr(int(Feature.MASKED))
 EDITED = tl.constexpr(int(Feature.BIAS | Feature.PENALTIES | Feature.MIN_TOKENS | Feature.MASKED))
 

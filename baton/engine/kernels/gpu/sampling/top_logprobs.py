@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.engine.kernels.gpu.sampling.sampler_rows import (
     FEATURES,
     LOGPROB_COUNT,
-    TOLD,
+    LOGPROBS_BIT,
     int_of,
     key_of,
     value_of,
@@ -36,7 +36,7 @@ def _list_best(
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     slot = tl.load(row_slot + row)
-    if (tl.load(row_place + row) >= 0) & ((int_of(records, slot, FEATURES) & TOLD) != 0):
+    if (tl.load(row_place + row) >= 0) & ((int_of(records, slot, FEATURES) & LOGPROBS_BIT) != 0):
         at = chunk * CHUNK + tl.arange(0, CHUNK)
         there = at < VOCAB
         x = tl.load(logits + row.to(tl.int64) * VOCAB + at, mask=there, other=float("-inf")).to(tl.float32)
@@ -55,15 +55,15 @@ def _list_best(
 
 @triton.jit
 def _tell(
-    logits, peaks, sums, lists, records, row_slot, row_place, row_drawn, control, told,
+    logits, peaks, sums, lists, records, row_slot, row_place, row_drawn, control, ring_records,
     VOCAB: tl.constexpr, CHUNKS: tl.constexpr, POWER: tl.constexpr, BEST: tl.constexpr,
     CAPACITY: tl.constexpr, TOP: tl.constexpr,
 ):  # fmt: skip
-    """`told`: the ring's records as int32, of TOP alternatives each."""
+    """`ring_records`: the ring's records as int32, of TOP alternatives each."""
     row = tl.program_id(0)
     slot = tl.load(row_slot + row)
     behind = tl.load(row_place + row)
-    if (behind >= 0) & ((int_of(records, slot, FEATURES) & TOLD) != 0):
+    if (behind >= 0) & ((int_of(records, slot, FEATURES) & LOGPROBS_BIT) != 0):
         c = tl.arange(0, POWER)
         some = c < CHUNKS
         peaks_of = tl.load(peaks + row * CHUNKS + c, mask=some, other=float("-inf")).to(tl.float64)
@@ -72,7 +72,7 @@ def _tell(
         whole = peak + tl.log(tl.sum(parts, 0))
         count = tl.minimum(int_of(records, slot, LOGPROB_COUNT), tl.minimum(TOP, VOCAB))
         position = tl.load(control + HEAD) + behind
-        record = told + (position % CAPACITY) * (4 + 2 * TOP)
+        record = ring_records + (position % CAPACITY) * (4 + 2 * TOP)
         lap = position // CAPACITY + 1
         tl.store(record, lap.to(tl.int32))
         tl.store(record + 1, (lap >> 32).to(tl.int32))
@@ -109,8 +109,8 @@ class BestPlaces:
         )
 
 
-def tell_logprobs(
-    told: Tensor,
+def write_logprobs(
+    ring_records: Tensor,
     logits: Tensor,
     row_drawn: Tensor,
     rows: tuple[Tensor, Tensor],
@@ -122,8 +122,8 @@ def tell_logprobs(
 ) -> None:
     """Writes the records of the rows that ask for logprobs, where their words will stand.
 
-    logits [R, V] raw; row_drawn [R] int32; `rows`: slot and place of each, [R] int32; `told`: the ring's
-    records as int32; `ring`: how many words it has, and alternatives a record.
+    logits [R, V] raw; row_drawn [R] int32; `rows`: slot and place of each, [R] int32; `ring_records`: the
+    ring's records as int32; `ring`: how many words it has, and alternatives a record.
     """
     count, vocab = logits.shape
     chunks = triton.cdiv(vocab, chunk)
@@ -134,7 +134,7 @@ def tell_logprobs(
         logits, *scratch, records, *rows, VOCAB=vocab, CHUNK=chunk, CHUNKS=chunks, BEST=_BEST, num_warps=8
     )
     _tell[(count,)](
-        logits, *scratch, records, *rows, row_drawn, control, told,
+        logits, *scratch, records, *rows, row_drawn, control, ring_records,
         VOCAB=vocab, CHUNKS=chunks, POWER=triton.next_power_of_2(chunks), BEST=_BEST,
         CAPACITY=ring[0], TOP=ring[1], num_warps=4,
     )  # fmt: skip

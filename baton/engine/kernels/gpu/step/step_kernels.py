@@ -134,7 +134,7 @@ def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.cons
     width: tl.constexpr = 4 + 2 * TOP  # lap (two words), count, logprob, ids, logprobs
     record = logprobs + (position % CAPACITY) * width
     j = tl.arange(0, POWER)
-    # The slot's row has room for the most alternatives, a record for as many as this worker tells.
+    # The slot's row has room for the most alternatives, a record for as many as this worker reports.
     source = tl.where(j < 2 + TOP, j, j - TOP + _MAX_LOGPROBS)
     values = tl.load(last + source, mask=j < 2 + 2 * TOP, other=0)
     lap = position // CAPACITY + 1
@@ -220,7 +220,7 @@ def begin(
         takes = due & (((running < bucket) & (lacking == 0)) | (admits == 0))
         record = records + slot * RECORD_WORDS
         current = (tl.load(active + slot).to(tl.int32) != 0) & (tl.load(record + _GENERATION) == generation)
-        says = takes & (admits | (current & (grows == 0)))
+        emits = takes & (admits | (current & (grows == 0)))
         token = tl.where(admits, tl.load(entry + _LAST_TOKEN), 0)
         finish = tl.where(admits, 0, tl.where(kind == _MOVE, _MOVED, _CANCELLED))
         values = tl.load(entry + w)
@@ -228,14 +228,14 @@ def begin(
         together()
         tl.store(record + w, values, mask=w < tl.where(takes & admits, RECORD_WORDS, 0))
         tl.store(record + _CAPACITY, capacity, mask=takes & grows & current)
-        tl.store(active + slot, admits, mask=says)
+        tl.store(active + slot, admits, mask=emits)
         if TOP > 0:  # noqa: SIM102 (a constexpr: without records the rest is not compiled)
             if takes & admits & ((tl.load(entry + _FEATURES) & _LOGPROBS) != 0):
                 last = last_records + slot * (2 + 2 * _MAX_LOGPROBS)
                 _write_record(logprobs, last, head, CAPACITY, TOP, RECORD_POWER)
-        tl.store(words + head % CAPACITY, _word(head, token, slot, generation, finish, CAPACITY), mask=says)
-        head += says.to(tl.int64)
-        running += tl.where(says, tl.where(admits, 1, -1), 0)
+        tl.store(words + head % CAPACITY, _word(head, token, slot, generation, finish, CAPACITY), mask=emits)
+        head += emits.to(tl.int64)
+        running += tl.where(emits, tl.where(admits, 1, -1), 0)
         taken += takes.to(tl.int64)
         go_on = takes.to(tl.int32)
         together()
@@ -352,7 +352,7 @@ def finish(
     CAPACITY: tl.constexpr,
 ):
     """`row_drawn` int32: the rows' tokens, `row_place` int32 the places of their words behind the head;
-    negative: the row is held. The words go out first, then what tells the host of them."""
+    negative: the row is held. The words are written first, then the counters that publish them."""
     row = tl.arange(0, SLOTS_POWER)
     rows = tl.load(control + ROWS)
     row_at = tl.load(row_place + row, mask=row < rows, other=-1)
