@@ -43,6 +43,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 20,
         "layer_types": ["full_attention", "sliding_attention"],
     },
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "head_dim": 10,
+        "query_pre_attn_scalar": 30,
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "tie_word_embeddings": True,
+    },
 }
 
 

@@ -11,10 +11,23 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 from transformers.utils import logging as transformers_logging
 
-CONFIGS = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+CONFIGS = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+    "gemma3": Gemma3TextConfig,
+}
 VOCAB_SIZE = 320
 BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = 256, 257, 258, 259
 SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -85,6 +98,31 @@ FAMILIES = [
     ),
     Case("qwen3-norms", "qwen3", {"head_dim": 48}),
     Case("qwen3-tied", "qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    Case(
+        "gemma3-windows",
+        "gemma3",
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 40,
+            "num_hidden_layers": 3,
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    Case(
+        "gemma3-linear-untied",
+        "gemma3",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": False,
+            "sliding_window": 512,
+            "sliding_window_pattern": 2,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5_000.0},
+            },
+        },
+    ),
 ]
 
 
@@ -116,8 +154,8 @@ def _randomise(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if name.endswith("norm.weight"):
-                noise = 1 + 0.2 * noise
+            if name.endswith("norm.weight"):  # Gemma stores a gain less 1
+                noise = 0.2 * noise + (model.config.model_type != "gemma3_text")
             elif name.endswith(".bias"):
                 noise = 0.3 * noise
             else:

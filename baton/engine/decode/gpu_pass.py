@@ -103,7 +103,7 @@ class DecodePass:
             self._cache.groups[group],
             attention.index,
             self._tables[group],
-            workspace.rotary(rows),
+            workspace.rotary(rows, attention.rope),
             self.inputs.items[group],
             self._heads[group],
             attention.head_norms,

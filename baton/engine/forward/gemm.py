@@ -6,7 +6,7 @@ A choice is data (`gemm_table`): by GPU, shape and rows. Mode `exact` takes one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
+from baton.engine.kernels.gpu.gemm.wide_product import EPILOGUES as WIDE_EPILOGUES
 from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, wide_product, wide_space_needed
-from baton.engine.kernels.gpu.step.row_ops import norm_rows, swiglu_rows
+from baton.engine.kernels.gpu.step.row_ops import gated_rows, norm_rows
 from baton.engine.model.modules import Model, Product
 
 
@@ -50,12 +51,13 @@ class ProductKey:
 class Scratch:
     """Memory that products of up to R rows need beside their operands, shared by all of a stream.
 
-    `normed` [R, widest normed input], `gate_up` [R, widest gate and up], both flat; `space` for split
-    products.
+    `normed` [R, widest normed input], `gate_up` [R, widest gate and up] and `branch` [R, widest output that
+    is normed], all flat; `space` for split products.
     """
 
     normed: Tensor
     gate_up: Tensor
+    branch: Tensor
     space: SplitSpace
 
     @classmethod
@@ -67,11 +69,13 @@ class Scratch:
         space: tuple[int, int],
         device: torch.device,
         dtype: torch.dtype,
+        branch: int = 0,
     ) -> Scratch:
-        """`normed`, `gate_up`: widths; `space`: elements and tiles for split products."""
+        """`normed`, `gate_up`, `branch`: widths; `space`: elements and tiles for split products."""
         return cls(
             torch.empty(rows * normed, device=device, dtype=dtype),
             torch.empty(rows * gate_up, device=device, dtype=dtype),
+            torch.empty(rows * branch, device=device, dtype=dtype),
             SplitSpace.empty(max(1, space[0]), max(1, space[1]), device),
         )
 
@@ -93,6 +97,7 @@ class Gemm:
             (max(elements for elements, _ in needs), max(tiles for _, tiles in needs)),
             model.device,
             model.precision.activations,
+            max((kind.outputs for kind in kinds if kind.post_norm is not None), default=0),
         )
 
     def __call__(self, product: Product, out: Tensor, x: Tensor) -> None:
@@ -110,19 +115,25 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
 
 
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """x [M, K] → out [M, N] by the kernel of `choice`; a wide product with a bias goes to the library."""
+    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product
+    cannot do goes to the library."""
+    if product.post_norm is not None:
+        branch = scratch.branch[: out.numel()].view(out.shape)
+        run_product(branch, x, replace(product, post_norm=None), choice, scratch)
+        norm_rows(out, branch, product.post_norm, adds=True)
+        return
     linear, epilogue, norm = product.linear, product.epilogue, product.norm
     if isinstance(choice, GemvTuning):
         gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice)
         return
     if norm is not None:
         normed = scratch.normed[: x.numel()].view(x.shape)
-        norm_rows(normed, x, norm.gain, norm.eps)
+        norm_rows(normed, x, norm)
         x = normed
     if isinstance(choice, SkinnyTuning):
         skinny_linear(out, x, linear.weight, linear.bias, epilogue, choice, scratch.space)
         return
-    if isinstance(choice, WideTuning) and linear.bias is None:
+    if isinstance(choice, WideTuning) and linear.bias is None and epilogue in WIDE_EPILOGUES:
         wide_product(out, x, linear.weight, epilogue, choice, scratch.space)
         return
     _by_library(out, x, product, scratch)
@@ -148,4 +159,4 @@ def _by_library(out: Tensor, x: Tensor, product: Product, scratch: Scratch) -> N
     else:
         torch.addmm(bias, x, weight, out=target)
     if epilogue.gated:
-        swiglu_rows(out, target)
+        gated_rows(out, target, epilogue)

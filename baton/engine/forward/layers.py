@@ -16,7 +16,7 @@ from torch import Tensor
 from baton.engine.forward.gemm import Gemm
 from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.kernels.gpu.step.row_ops import embed
+from baton.engine.kernels.gpu.step.row_ops import embed, rotary_rows
 from baton.engine.model.modules import Attention, Model
 
 Attend = Callable[[Attention], Tensor]
@@ -27,10 +27,13 @@ heads · dim]."""
 def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, position: Tensor) -> None:
     """token, position [rows] int32 → the workspace's `hidden`, `cos` and `sin`; a token of -1 is a row
     of zeros."""
+    first, *others = model.ropes
     embed(
-        workspace.hidden[:rows], workspace.rotary(rows), token, position,
-        model.embedding, model.rope.frequencies, model.rope.scale,
+        workspace.hidden[:rows], workspace.rotary(rows, 0), token, position,
+        model.embedding, first.frequencies, first.scale, model.embedding_scale,
     )  # fmt: skip
+    for number, rope in enumerate(others, 1):
+        rotary_rows(workspace.rotary(rows, number), position, rope.frequencies, rope.scale)
 
 
 def run_layers(model: Model, workspace: Workspace, rows: int, attend: Attend, gemm: Gemm) -> None:

@@ -15,15 +15,16 @@ class Workspace:
     """Activations of up to R rows.
 
     `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attended` [R, heads
-    · dim] may have further rows behind them. `inner` [R, intermediate]. `cos`, `sin` [R, dim / 2] float32.
+    · dim] may have further rows behind them. `inner` [R, intermediate]. `cos`,
+    `sin` [R, dim / 2] float32 for each rotary embedding of the model.
     """
 
     hidden: Tensor
     qkv: Tensor
     attended: Tensor
     inner: Tensor
-    cos: Tensor
-    sin: Tensor
+    cos: tuple[Tensor, ...]
+    sin: tuple[Tensor, ...]
 
     @classmethod
     def empty(cls, model: Model, rows: int, *, more_qkv: int = 0, more_attended: int = 0) -> Workspace:
@@ -40,13 +41,13 @@ class Workspace:
             qkv=buffer(query_width + 2 * key_width, rows + more_qkv),
             attended=buffer(query_width, rows + more_attended),
             inner=buffer(config.intermediate_size),
-            cos=buffer(half, dtype=torch.float32),
-            sin=buffer(half, dtype=torch.float32),
+            cos=tuple(buffer(half, dtype=torch.float32) for _ in model.ropes),
+            sin=tuple(buffer(half, dtype=torch.float32) for _ in model.ropes),
         )
 
-    def rotary(self, rows: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of the first `rows` rows."""
-        return self.cos[:rows], self.sin[:rows]
+    def rotary(self, rows: int, rope: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of the first `rows` rows by the model's rotary embedding of that number."""
+        return self.cos[rope][:rows], self.sin[rope][:rows]
 
     def operands(self, product: str, rows: int) -> tuple[Tensor, Tensor]:
         """Output and input of a layer's product by name, for `rows` rows; KeyError for any other name."""

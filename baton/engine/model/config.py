@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from baton.engine.model.rope_config import RopeConfig, read_rope
+from baton.engine.model.rope_config import RopeConfig, read_rope, read_rope_by_layer_type
 from baton.layout import DTYPE_BYTES, CacheGroup, Layout, Plane
 from baton.model_files import ConfigFile, ModelLimits
 
@@ -21,10 +21,14 @@ FAMILIES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
 }
-_QWEN3_HEAD_DIM = 128
+_ACTIVATIONS = {"gemma3": "gelu_pytorch_tanh"}
+_HEAD_DIMS = {"qwen3": 128, "gemma3": 256}
 _MISTRAL_WINDOW = 4096
 _FIRST_WINDOW_LAYER = 28
+_GEMMA_QUERY_SCALAR = 256.0
+_GEMMA_PATTERN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,17 @@ class ModelConfig:
     tied_head: bool
     eos_token_ids: tuple[int, ...]
     dtype: str
+    # Fields with defaults are left out of `digest` where they have them.
+    activation: str = "silu"
+    # Attention scores are multiplied by this to the power of -0.5; None: by the head's size.
+    query_scalar: float | None = None
+    # The rotary embedding of layers with a window, where it differs.
+    local_rope: RopeConfig | None = None
+    # What embeddings are multiplied by, as rounded to the dtype of the weights.
+    embedding_scale: float = 1.0
+    # Gemma: norms behind attention and MLP too, and all gains stored less 1.
+    post_norms: bool = False
+    norm_offset: bool = False
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelConfig:
@@ -61,9 +76,7 @@ class ModelConfig:
         family = _family(file)
         if file.get("quantization_config") is not None:
             raise file.error("quantization_config", "quantised checkpoints are not supported")
-        activation = file.text("hidden_act", "silu")
-        if activation != "silu":
-            raise file.error("hidden_act", f"only silu is supported, got {activation!r}")
+        activation = _activation(file, family)
         heads = file.positive("num_attention_heads")
         kv_heads = file.positive("num_key_value_heads", heads)
         if heads % kv_heads:
@@ -71,7 +84,9 @@ class ModelConfig:
         head_dim = _head_dim(file, family, heads)
         layers = file.positive("num_hidden_layers")
         limits = ModelLimits.read(file)
-        attention_bias = family in ("llama", "qwen3") and file.flag("attention_bias", False)
+        gemma = family == "gemma3"
+        rope, local_rope = read_rope_by_layer_type(file, limits.max_positions) if gemma else (None, None)
+        attention_bias = family in ("llama", "qwen3", "gemma3") and file.flag("attention_bias", False)
         return cls(
             family=family,
             vocab_size=limits.vocab_size,
@@ -83,20 +98,37 @@ class ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=limits.max_positions,
             rms_norm_eps=file.positive_number("rms_norm_eps", 1e-6),
-            rope=read_rope(file, limits.max_positions),
+            rope=rope or read_rope(file, limits.max_positions),
             layer_windows=_layer_windows(file, family, layers),
             qkv_bias=family == "qwen2" or attention_bias,
             output_bias=attention_bias,
             mlp_bias=family == "llama" and file.flag("mlp_bias", False),
-            qk_norm=family == "qwen3",
-            tied_head=file.flag("tie_word_embeddings", False),
+            qk_norm=family in ("qwen3", "gemma3"),
+            tied_head=file.flag("tie_word_embeddings", gemma),
             eos_token_ids=limits.eos_token_ids,
             dtype=_dtype_name(file),
+            activation=activation,
+            query_scalar=file.positive_number("query_pre_attn_scalar", _GEMMA_QUERY_SCALAR)
+            if gemma
+            else None,
+            local_rope=local_rope,
+            embedding_scale=file.positive("hidden_size") ** 0.5 if gemma else 1.0,
+            post_norms=gemma,
+            norm_offset=gemma,
         )
 
     @property
     def attention_scale(self) -> float:
-        return float(self.head_dim**-0.5)
+        return float((self.query_scalar or self.head_dim) ** -0.5)
+
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The distinct rotary embeddings; that of layers with a window is the second, where it differs."""
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_of(self, layer: int) -> int:
+        """Which of `ropes` a layer uses."""
+        return int(self.local_rope is not None and self.layer_windows[layer] is not None)
 
     def layout(self, block_tokens: int, dtype_name: str, rank: int = 0, rank_count: int = 1) -> Layout:
         """One cache group for each distinct window, with planes "k" and "v" of this rank's heads.
@@ -118,9 +150,13 @@ class ModelConfig:
         return Layout(groups, rank, rank_count)
 
     def digest(self) -> bytes:
-        """SHA-256 of every field: equal exactly where two configurations compute the same function."""
-        fields = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(fields.encode()).digest()
+        """SHA-256 of the fields: equal exactly where two configurations compute the same function."""
+        values = dataclasses.asdict(self)
+        for field in dataclasses.fields(self):
+            if values[field.name] == field.default:
+                del values[field.name]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).digest()
 
 
 def _family(file: ConfigFile) -> str:
@@ -132,12 +168,27 @@ def _family(file: ConfigFile) -> str:
     return FAMILIES[names[0]]
 
 
+def _activation(file: ConfigFile, family: str) -> str:
+    expected = _ACTIVATIONS.get(family, "silu")
+    key = "hidden_activation" if family == "gemma3" else "hidden_act"
+    found = file.text(key, expected)
+    if found != expected:
+        raise file.error(key, f"only {expected} is supported, got {found!r}")
+    if family == "gemma3":
+        for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+            if file.get(key) is not None:
+                raise file.error(key, "capping logits is not supported")
+        if file.flag("use_bidirectional_attention", False):
+            raise file.error("use_bidirectional_attention", "only causal attention is supported")
+    return found
+
+
 def _head_dim(file: ConfigFile, family: str, heads: int) -> int:
     hidden = file.positive("hidden_size")
     if file.get("head_dim") is not None:
         head_dim = file.positive("head_dim")
-    elif family == "qwen3":
-        head_dim = _QWEN3_HEAD_DIM
+    elif family in _HEAD_DIMS:
+        head_dim = _HEAD_DIMS[family]
     elif hidden % heads:
         raise file.error("hidden_size", f"{hidden} is not a multiple of the {heads} attention heads")
     else:
@@ -155,17 +206,24 @@ def _layer_windows(file: ConfigFile, family: str, layers: int) -> tuple[int | No
             return (_MISTRAL_WINDOW,) * layers
         window = None if file.get("sliding_window") is None else file.positive("sliding_window")
         return (window,) * layers
+    if family == "gemma3":
+        window = file.positive("sliding_window", _MISTRAL_WINDOW)
+        return tuple(window if sliding else None for sliding in _sliding_layers(file, layers, family))
     if not file.flag("use_sliding_window", False) or (
         file.has("sliding_window") and file.get("sliding_window") is None
     ):
         return (None,) * layers
     window = file.positive("sliding_window", _MISTRAL_WINDOW)
-    return tuple(window if sliding else None for sliding in _sliding_layers(file, layers))
+    return tuple(window if sliding else None for sliding in _sliding_layers(file, layers, family))
 
 
-def _sliding_layers(file: ConfigFile, layers: int) -> list[bool]:
-    """Which layers slide: by `layer_types` where the file has it, else all from `max_window_layers` on."""
+def _sliding_layers(file: ConfigFile, layers: int, family: str) -> list[bool]:
+    """Which layers have a window: by `layer_types` where the file has it; else in Gemma all but every sixth
+    or so, in other families all from `max_window_layers` on."""
     types = file.get("layer_types")
+    if types is None and family == "gemma3":
+        pattern = file.positive("sliding_window_pattern", _GEMMA_PATTERN)
+        return [(layer + 1) % pattern != 0 for layer in range(layers)]
     if types is None:
         first = file.count("max_window_layers", _FIRST_WINDOW_LAYER)
         return [layer >= first for layer in range(layers)]

@@ -31,7 +31,8 @@ class Linear:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """One matrix product of a step with all that its kernel fuses: epilogue(norm(x) · Wᵀ + bias).
+    """One matrix product of a step with all that its kernel fuses: epilogue(norm(x) · Wᵀ + bias). With
+    `post_norm` its RMSNorm is added to what the output holds.
 
     `name` identifies it in tables of measured kernels and is the same in every layer.
     """
@@ -40,6 +41,7 @@ class Product:
     linear: Linear
     epilogue: Epilogue = Epilogue.PLAIN
     norm: Norm | None = None
+    post_norm: Norm | None = None
 
     @property
     def inputs(self) -> int:
@@ -58,6 +60,8 @@ class Attention:
     """A layer's attention. `head_norms`: gains [head dim] of the query's and the key's RMSNorm.
 
     `group`: the cache group that its keys and values are written to; `index`: the layer's number in there.
+    `rope`:
+    which of the model's rotary embeddings it uses.
     """
 
     qkv: Product
@@ -65,6 +69,7 @@ class Attention:
     head_norms: tuple[Tensor, Tensor] | None
     group: int
     index: int
+    rope: int
 
     def products(self) -> tuple[Product, ...]:
         return self.qkv, self.output
@@ -119,10 +124,12 @@ class Model:
         tensors = packed(config, weights)
         self.layers = [_layer(config, tensors, i, *place[i]) for i in range(config.num_layers)]
         self.embedding = tensors["model.embed_tokens.weight"]
-        self.norm = Norm(tensors["model.norm.weight"], config.rms_norm_eps)
+        self.norm = Norm(_gain(config, tensors["model.norm.weight"]), config.rms_norm_eps)
         head = self.embedding if config.tied_head else tensors["lm_head.weight"]
         self.head = Product("head", Linear(head, None), norm=self.norm)
-        self.rope = RopeTable(config.rope, config.head_dim, self.device)
+        self.ropes = [RopeTable(rope, config.head_dim, self.device) for rope in config.ropes]
+        scale = torch.tensor(config.embedding_scale, dtype=torch.float32)
+        self.embedding_scale = float(scale.to(precision.weights))
 
     def products(self) -> Iterator[Product]:
         """All matrix products of a step, in the order in which it runs them."""
@@ -141,6 +148,10 @@ class Model:
         return list(kinds.values())
 
 
+def _gain(config: ModelConfig, stored: Tensor) -> Tensor:
+    return 1 + stored if config.norm_offset else stored
+
+
 def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, group: int, index: int) -> Layer:
     prefix = f"model.layers.{number}."
 
@@ -148,22 +159,28 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, grou
         return Linear(tensors[f"{prefix}{name}.weight"], tensors.get(f"{prefix}{name}.bias"))
 
     def norm(name: str) -> Norm:
-        return Norm(tensors[f"{prefix}{name}.weight"], config.rms_norm_eps)
+        return Norm(_gain(config, tensors[f"{prefix}{name}.weight"]), config.rms_norm_eps)
 
     head_norms = None
     if config.qk_norm:
-        head_norms = tensors[f"{prefix}self_attn.q_norm.weight"], tensors[f"{prefix}self_attn.k_norm.weight"]
-    residual, before_mlp = Epilogue.RESIDUAL, norm("post_attention_layernorm")
+        head_norms = norm("self_attn.q_norm").gain, norm("self_attn.k_norm").gain
+    to_residual, before_mlp = Epilogue.RESIDUAL, "post_attention_layernorm"
+    post_attention = post_mlp = None
+    if config.post_norms:
+        to_residual, before_mlp = Epilogue.PLAIN, "pre_feedforward_layernorm"
+        post_attention, post_mlp = norm("post_attention_layernorm"), norm("post_feedforward_layernorm")
+    gated = {"silu": Epilogue.SWIGLU, "gelu_pytorch_tanh": Epilogue.GEGLU}[config.activation]
     return Layer(
         Attention(
             qkv=Product("qkv", linear("self_attn.qkv_proj"), norm=norm("input_layernorm")),
-            output=Product("output", linear("self_attn.o_proj"), residual),
+            output=Product("output", linear("self_attn.o_proj"), to_residual, post_norm=post_attention),
             head_norms=head_norms,
             group=group,
             index=index,
+            rope=config.rope_of(number),
         ),
         DenseMlp(
-            gate_up=Product("gate_up", linear("mlp.gate_up_proj"), Epilogue.SWIGLU, before_mlp),
-            down=Product("down", linear("mlp.down_proj"), residual),
+            gate_up=Product("gate_up", linear("mlp.gate_up_proj"), gated, norm(before_mlp)),
+            down=Product("down", linear("mlp.down_proj"), to_residual, post_norm=post_mlp),
         ),
     )

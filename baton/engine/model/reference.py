@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
 from baton.engine.kernels.reference.exact_tiles import pad_rows
 from baton.engine.kernels.reference.linear import linear
 from baton.engine.kernels.reference.paged_attention import TileBatch, paged_attention, plan_attention
 from baton.engine.kernels.reference.rms_norm import rms_norm
 from baton.engine.kernels.reference.rotary import apply_rope
-from baton.engine.kernels.reference.swiglu import swiglu
+from baton.engine.kernels.reference.swiglu import geglu, swiglu
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, DenseMlp, Model, Product
 
@@ -41,10 +42,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What the layers share within one forward pass; the lists have one entry a cache group."""
+    """What the layers share within one forward pass. `rotary`: cos and sin for each rotary embedding of the
+    model; `cache_rows`, `plans`: for each cache group."""
 
-    cos: Tensor
-    sin: Tensor
+    rotary: list[tuple[Tensor, Tensor]]
     cache_rows: list[Tensor]
     plans: list[list[TileBatch]]
     rows: int
@@ -67,6 +68,8 @@ class ReferenceModel:
         model, count = self._model, rows.token_ids.shape[0]
         shared = self._prepare(rows, cache)
         hidden = pad_rows(model.embedding[rows.token_ids])
+        if model.embedding_scale != 1:
+            hidden = hidden * model.embedding_scale
         for layer in model.layers:
             hidden = hidden + self._attention(layer.attention, hidden, shared, cache)
             hidden = hidden + self._mlp(layer.mlp, hidden)
@@ -81,14 +84,15 @@ class ReferenceModel:
 
     def _prepare(self, rows: Rows, cache: KVCache) -> _Pass:
         model = self._model
-        cos, sin = model.rope.cos_sin(rows.positions)
         starts = torch.tensor(rows.query_start, dtype=torch.int64, device=model.device)
         sequence = torch.repeat_interleave(starts.diff(), output_size=rows.token_ids.shape[0])
         cache_rows, plans = [], []
         for group, tensor, table in zip(model.layout.groups, cache.groups, rows.block_tables, strict=True):
             cache_rows.append(token_rows(tensor, table[sequence], rows.positions[:, None])[:, 0])
             plans.append(plan_attention(rows.query_start, rows.positions, table, tensor, group.window))
-        return _Pass(pad_rows(cos), pad_rows(sin), cache_rows, plans, rows.token_ids.shape[0])
+        tables = [rope.cos_sin(rows.positions) for rope in model.ropes]
+        rotary = [(pad_rows(cos), pad_rows(sin)) for cos, sin in tables]
+        return _Pass(rotary, cache_rows, plans, rows.token_ids.shape[0])
 
     def _attention(self, attention: Attention, hidden: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         config = self._model.config
@@ -100,19 +104,22 @@ class ReferenceModel:
                 rms_norm(x, gain, config.rms_norm_eps)
                 for x, gain in zip((query, key), attention.head_norms, strict=True)
             )
-        query = apply_rope(query, shared.cos, shared.sin)
-        key = apply_rope(key, shared.cos, shared.sin)
+        rotary = shared.rotary[attention.rope]
+        query, key = apply_rope(query, *rotary), apply_rope(key, *rotary)
         group, index, count = cache.groups[attention.group], attention.index, shared.rows
         cache_write(group, index, key[:count], value[:count], shared.cache_rows[attention.group])
         attended = paged_attention(query, group, index, shared.plans[attention.group], config.attention_scale)
         return _product(attention.output, attended.view(hidden.shape[0], -1))
 
     def _mlp(self, mlp: DenseMlp, hidden: Tensor) -> Tensor:
-        return _product(mlp.down, swiglu(_product(mlp.gate_up, hidden)))
+        activation = geglu if mlp.gate_up.epilogue is Epilogue.GEGLU else swiglu
+        return _product(mlp.down, activation(_product(mlp.gate_up, hidden)))
 
 
 def _product(product: Product, x: Tensor) -> Tensor:
     """norm(x) · Wᵀ + bias; epilogues are the caller's."""
     if product.norm is not None:
         x = rms_norm(x, product.norm.gain, product.norm.eps)
-    return linear(x, product.linear.weight, product.linear.bias)
+    result = linear(x, product.linear.weight, product.linear.bias)
+    post = product.post_norm
+    return result if post is None else rms_norm(result, post.gain, post.eps)

@@ -37,13 +37,34 @@ def read_rope(file: ConfigFile, max_positions: int) -> RopeConfig:
     """Raises BatonError(INVALID) for types other than ROPE_TYPES and for missing or nonsense parameters."""
     sections = (file.section("rope_scaling"), file.section("rope_parameters"))
     section = next((one for one in sections if one is not None and one.values), ConfigFile(file.path, {}))
+    return _rope(file, section, file.positive_number("rope_theta", 10_000.0), max_positions)
+
+
+def read_rope_by_layer_type(file: ConfigFile, max_positions: int) -> tuple[RopeConfig, RopeConfig]:
+    """The rotary embeddings of layers that see all tokens and of layers with a window, as Gemma 3 has them.
+
+    Raises BatonError(INVALID) as `read_rope` does.
+    """
+    nothing = ConfigFile(file.path, {})
+    by_type = file.section("rope_parameters") or nothing
+    scaling = file.section("rope_scaling") or by_type.section("full_attention") or nothing
+    theta, local_theta = (
+        file.positive_number("rope_theta", 1_000_000.0),
+        file.positive_number("rope_local_base_freq", 10_000.0),
+    )
+    local = by_type.section("sliding_attention") or nothing
+    return _rope(file, scaling, theta, max_positions), _rope(file, local, local_theta, max_positions)
+
+
+def _rope(file: ConfigFile, section: ConfigFile, theta: float, max_positions: int) -> RopeConfig:
+    """`section`: the embedding's own parameters; `theta`: where it has none."""
     kind = section.text("rope_type", section.text("type", "default"))
     if kind not in ROPE_TYPES:
         raise file.error("rope_type", f"{kind!r} is not supported (supported: {', '.join(ROPE_TYPES)})")
     for source in (file, section):
         if source.number("partial_rotary_factor", 1.0) != 1.0:
             raise file.error("partial_rotary_factor", "rotating only part of a head is not supported")
-    theta = section.positive_number("rope_theta", file.positive_number("rope_theta", 10_000.0))
+    theta = section.positive_number("rope_theta", theta)
     if kind == "default":
         return RopeConfig(theta=theta)
     if kind == "linear":

@@ -35,6 +35,7 @@ class TensorSpec:
     dtype: str | None = None
     pack: str | None = None
     shard: Shard = Shard.NONE
+    constant: float | None = None
 
     @property
     def elements(self) -> int:
@@ -65,11 +66,11 @@ _LAYERS = "model.layers."
 
 
 def _decoder(config: ModelConfig) -> Iterator[TensorSpec]:
-    """Llama, Mistral, Qwen2 and Qwen3."""
+    """Llama, Mistral, Qwen2, Qwen3 and Gemma 3."""
     yield TensorSpec("model.embed_tokens.weight", (config.vocab_size, config.hidden_size), shard=Shard.ROWS)
     for number in range(config.num_layers):
         yield from _layer(config, f"{_LAYERS}{number}.")
-    yield TensorSpec("model.norm.weight", (config.hidden_size,))
+    yield _norm(config, "model.norm.weight", config.hidden_size)
     if not config.tied_head:
         yield TensorSpec("lm_head.weight", (config.vocab_size, config.hidden_size), shard=Shard.ROWS)
 
@@ -77,8 +78,11 @@ def _decoder(config: ModelConfig) -> Iterator[TensorSpec]:
 def _layer(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        yield TensorSpec(f"{prefix}{norm}.weight", (hidden,))
+    names = ["input_layernorm", "post_attention_layernorm"]
+    if config.post_norms:
+        names += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    for name in names:
+        yield _norm(config, f"{prefix}{name}.weight", hidden)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
         pack = f"{attention}qkv_proj"
@@ -86,11 +90,18 @@ def _layer(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
     yield from _linear(f"{attention}o_proj", hidden, queries, config.output_bias, Shard.COLUMNS)
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
-            yield TensorSpec(f"{attention}{name}.weight", (config.head_dim,))
+            yield _norm(config, f"{attention}{name}.weight", config.head_dim)
     for name in ("gate_proj", "up_proj"):
         pack = f"{mlp}gate_up_proj"
         yield from _linear(f"{mlp}{name}", inner, hidden, config.mlp_bias, Shard.ROWS, pack)
     yield from _linear(f"{mlp}down_proj", hidden, inner, config.mlp_bias, Shard.COLUMNS)
+
+
+def _norm(config: ModelConfig, name: str, size: int) -> TensorSpec:
+    """A norm's gain. One that is stored less 1 is kept as float32, since 1 plus it is not rounded."""
+    if config.norm_offset:
+        return TensorSpec(name, (size,), dtype="float32", constant=0.0)
+    return TensorSpec(name, (size,), constant=1.0)
 
 
 def _linear(
@@ -112,4 +123,5 @@ _FAMILIES: dict[str, Callable[[ModelConfig], Iterator[TensorSpec]]] = {
     "mistral": _decoder,
     "qwen2": _decoder,
     "qwen3": _decoder,
+    "gemma3": _decoder,
 }

@@ -105,9 +105,11 @@ def random_weights(
     """
     weights = weight_places(config, device, dtype)
     done, total = 0, sum(weight.nbytes for weight in weights.values())
+    constants = {spec.name: spec.constant for spec in tensor_specs(config)}
     for name, weight in weights.items():
-        if name.endswith("norm.weight"):
-            weight.fill_(1)
+        constant = constants[name]
+        if constant is not None:
+            weight.fill_(constant)
         else:
             bound = math.sqrt(3) * _spread(name, tuple(weight.shape))
             _draw_uniform(weight.view(-1), name, seed, bound)

@@ -163,12 +163,13 @@ class PrefillPass:
             planned, heads = groups[attention.group], self._attention.heads[attention.group]
             prompt_qkv(
                 workspace.qkv[:rows], self._cache.groups[attention.group], attention.index, there.tables,
-                planned.places.line, there.position, workspace.rotary(rows), heads, attention.head_norms,
+                planned.places.line, there.position, workspace.rotary(rows, attention.rope), heads,
+                attention.head_norms,
             )  # fmt: skip
             return self._attention.run(attention, rows, planned)
 
         run_layers(model, workspace, rows, attend, self._gemm)
-        norm_rows(self._normed(rows), workspace.hidden[:rows], model.norm.gain, model.norm.eps)
+        norm_rows(self._normed(rows), workspace.hidden[:rows], model.norm)
 
     def _normed(self, rows: int) -> Tensor:
         """[rows, hidden]: the buffer of a pass's result."""

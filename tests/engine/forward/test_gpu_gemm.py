@@ -10,9 +10,9 @@ from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
-from baton.engine.kernels.gpu.step.row_ops import embed, norm_rows, swiglu_rows
+from baton.engine.kernels.gpu.step.row_ops import embed, gated_rows, norm_rows, rotary_rows
 from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.swiglu import swiglu
+from baton.engine.kernels.reference.swiglu import geglu, swiglu
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -26,7 +26,9 @@ def reference(x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue, bef
     product = torch.nn.functional.linear(x.double(), w.double(), None if bias is None else bias.double())
     if epilogue is Epilogue.RESIDUAL:
         product += before
-    return swiglu(product.float()) if epilogue is Epilogue.SWIGLU else product.float()
+    if epilogue.gated:
+        return (swiglu if epilogue is Epilogue.SWIGLU else geglu)(product.float())
+    return product.float()
 
 
 @pytest.mark.parametrize("epilogue", list(Epilogue), ids=lambda e: e.name)
@@ -34,7 +36,7 @@ def reference(x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue, bef
     ("n", "k", "bias", "norm"), [(37, 100, True, False), (16, 256, False, True), (5, 48, True, True)]
 )
 def test_gemv(n: int, k: int, bias: bool, norm: bool, epilogue: Epilogue) -> None:
-    double = 2 if epilogue is Epilogue.SWIGLU else 1
+    double = 2 if epilogue.gated else 1
     x, w, gain = normal(1, k, seed=1), normal(double * n, k, seed=2), normal(k, seed=3)
     b = normal(double * n, seed=4) if bias else None
     out = normal(1, n, seed=5)
@@ -50,7 +52,7 @@ def test_gemv(n: int, k: int, bias: bool, norm: bool, epilogue: Epilogue) -> Non
     [(1, 40, 64, 1, False), (17, 70, 100, 3, True), (5, 64, 256, 2, False), (3, 33, 40, 4, True)],
 )
 def test_skinny_linear(m: int, n: int, k: int, splits: int, bias: bool, epilogue: Epilogue) -> None:
-    double = 2 if epilogue is Epilogue.SWIGLU else 1
+    double = 2 if epilogue.gated else 1
     x, w = normal(m, k, seed=1), normal(double * n, k, seed=2)
     b = normal(double * n, seed=4) if bias else None
     out = normal(m, n, seed=5)
@@ -89,10 +91,13 @@ def test_products_refuse_what_does_not_fit() -> None:
 def test_rows_between_products(width: int) -> None:
     x, gain = normal(3, 2 * width, seed=1), normal(2 * width, seed=2)
     out, half = torch.empty_like(x), torch.empty(3, width, device=DEVICE)
-    norm_rows(out, x, gain, 1e-5)
+    norm_rows(out, x, Norm(gain, 1e-5))
     torch.testing.assert_close(out, rms_norm(x, gain, 1e-5), rtol=1e-5, atol=1e-6)
-    swiglu_rows(half, x)
-    torch.testing.assert_close(half, swiglu(x), rtol=1e-5, atol=1e-6)
+    norm_rows(out, x, Norm(gain, 1e-5), adds=True)
+    torch.testing.assert_close(out, 2 * rms_norm(x, gain, 1e-5), rtol=1e-5, atol=1e-6)
+    for epilogue, expected in ((Epilogue.SWIGLU, swiglu), (Epilogue.GEGLU, geglu)):
+        gated_rows(half, x, epilogue)
+        torch.testing.assert_close(half, expected(x), rtol=1e-5, atol=1e-6)
 
 
 def test_embedding_and_rotary_tables() -> None:
@@ -106,3 +111,9 @@ def test_embedding_and_rotary_tables() -> None:
     assert torch.equal(hidden, embedding[token.long()])
     torch.testing.assert_close(cos, angles.cos() * 1.5, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sin, angles.sin() * 1.5, rtol=1e-5, atol=1e-5)
+    again = torch.empty(2, 3, 3, device=DEVICE)
+    rotary_rows((again[0], again[1]), position, frequencies, 1.5)
+    assert torch.equal(again[0], cos)
+    assert torch.equal(again[1], sin)
+    embed(hidden, (cos, sin), token, position, embedding, frequencies, 1.5, 6.5)
+    assert torch.equal(hidden, embedding[token.long()] * 6.5)

@@ -9,16 +9,22 @@ from torch import Tensor
 from baton.device.cuda_runtime import CudaError
 from baton.device.cuda_source import can_compile, compile_source
 from baton.engine.forward.gemm import Scratch, run_product, space_needed
-from baton.engine.kernels.fusion import Epilogue
+from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
-from baton.engine.kernels.gpu.gemm.wide_product import WideTuning, runs_here, wide_product, wide_space_needed
+from baton.engine.kernels.gpu.gemm.wide_product import (
+    EPILOGUES,
+    WideTuning,
+    runs_here,
+    wide_product,
+    wide_space_needed,
+)
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.kernels.reference.rms_norm import rms_norm
 from baton.engine.kernels.reference.swiglu import swiglu
 from baton.engine.model.modules import Linear, Product
 
 KIND = torch.bfloat16
-PLAIN, RESIDUAL, SWIGLU = Epilogue
+PLAIN, RESIDUAL, SWIGLU = EPILOGUES
 
 
 def zeros(*shape: int, kind: torch.dtype = KIND) -> Tensor:
@@ -174,7 +180,7 @@ def test_it_waits_for_the_norm_in_front() -> None:
 
     def run() -> None:
         normed.fill_(float("nan"))
-        norm_rows(normed, x, gain, 1e-5)
+        norm_rows(normed, x, Norm(gain, 1e-5))
         wide_product(out, normed, weight, SWIGLU)
 
     run()
@@ -204,7 +210,7 @@ def test_products_that_share_a_space_follow_one_another() -> None:
     def run() -> None:
         hidden.copy_(start)
         for layer in range(12):
-            norm_rows(normed, hidden, gain, 1e-5)
+            norm_rows(normed, hidden, Norm(gain, 1e-5))
             wide_product(hidden, normed, weights[layer % 4], RESIDUAL, shapes[layer % 3], space)
 
     run()

@@ -28,6 +28,10 @@ LLAMA: dict[str, Any] = {
 YARN = {"rope_type": "yarn", "factor": 4.0}
 
 
+LAYER_TYPES = ("full_attention", "sliding_attention")
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"]}
+
+
 def load(folder: Path, **changes: Any) -> ModelConfig:
     values = {key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"}
     (folder / "config.json").write_text(json.dumps(values))
@@ -44,7 +48,10 @@ def test_reads_what_transformers_writes(case: Case, tmp_path: Path) -> None:
     assert config.num_layers == len(config.layer_windows) == theirs.num_hidden_layers
     assert config.eos_token_ids == (END_ID,)
     assert config.dtype == "float32"
-    assert config.rope.type == theirs.rope_parameters["rope_type"]
+    parameters = theirs.rope_parameters
+    by_type = [parameters] if "rope_type" in parameters else list(map(parameters.get, LAYER_TYPES))
+    found = [(rope.type, rope.theta) for rope in config.ropes]
+    assert found == [(theirs["rope_type"], theirs["rope_theta"]) for theirs in by_type]
     assert config.tied_head == theirs.tie_word_embeddings
 
 
@@ -98,6 +105,8 @@ def test_an_empty_rope_scaling_hides_no_rope_parameters(tmp_path: Path) -> None:
             },
         ),
         ("llama", {"sliding_window": 16}),
+        ("gemma3", {"sliding_window": 16}),
+        ("gemma3", {"sliding_window": 16, "sliding_window_pattern": 2}),
     ],
 )
 def test_windows_are_those_of_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
@@ -226,3 +235,37 @@ def test_reading_a_configuration_needs_no_torch() -> None:
         "import sys, baton.engine.model.config, baton.engine.model.source; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_older_files_of_gemma_name_both_ropes(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    new = load(
+        tmp_path,
+        **GEMMA3,
+        rope_parameters={
+            "full_attention": {**scaling, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    )
+    old = load(tmp_path, **GEMMA3, rope_scaling=scaling, rope_local_base_freq=2e4)
+    assert old == new
+    assert [(rope.type, rope.theta, rope.factor) for rope in old.ropes] == [
+        ("linear", 1e6, 8.0),
+        ("default", 2e4, 1.0),
+    ]
+    assert [old.rope_of(layer) for layer in range(old.num_layers)] == [1] * old.num_layers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_activation": "gelu"},
+        {"final_logit_softcapping": 30.0},
+        {"attn_logit_softcapping": 50.0},
+        {"use_bidirectional_attention": True},
+    ],
+)
+def test_what_gemma_may_not_have(changes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(BatonError, match=next(iter(changes))) as caught:
+        load(tmp_path, **GEMMA3, **changes)
+    assert caught.value.kind is ErrorKind.INVALID

@@ -1,6 +1,8 @@
-"""SwiGLU: silu(gate) · up (Shazeer 2020)."""
+"""Gated linear units: silu(gate) · up, or gelu(gate) · up (Shazeer 2020)."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -16,3 +18,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
     return (wide / (1 + (-wide).exp())).to(up.dtype) * up
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """As `swiglu`, with gelu by its approximation with tanh: g / (1 + exp(-2 · √(2/π) · (g + 0.044715 ·
+    g³)))."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    wide = gate.to(torch.promote_types(gate.dtype, torch.float32))
+    z = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
+    return (wide / (1 + (-z).exp())).to(up.dtype) * up

@@ -61,8 +61,11 @@ def _prompt_qkv(
             low_gain = tl.load(gains + j, mask=j < half, other=0.0).to(tl.float32)[None, :]
             high_gain = tl.load(gains + half + j, mask=j < half, other=0.0).to(tl.float32)[None, :]
             scale = tl.rsqrt(tl.sum(x * x + y * y, 1) / DIM + eps)[:, None]
-            x = ((x * scale).to(dtype).to(tl.float32) * low_gain).to(dtype).to(tl.float32)
-            y = ((y * scale).to(dtype).to(tl.float32) * high_gain).to(dtype).to(tl.float32)
+            x, y = x * scale, y * scale
+            if query_norm.dtype.element_ty == dtype:
+                x, y = x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
+            x = (x * low_gain).to(dtype).to(tl.float32)
+            y = (y * high_gain).to(dtype).to(tl.float32)
         turn = r[:, None] * half + j[None, :]
         cos = tl.load(cos_rows + turn, mask=mask, other=0.0)
         sin = tl.load(sin_rows + turn, mask=mask, other=0.0)

@@ -48,10 +48,12 @@ def _rotated(x, partner, cos, sin, low):
 
 
 @triton.jit
-def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr):
-    """RMSNorm over the last dimension of a 2-D tile, rounded as the models' code rounds."""
-    scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)
-    return ((x * scale[:, None]).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+def _normed(x, weight, eps, DIM: tl.constexpr, dtype: tl.constexpr, ROUNDS: tl.constexpr):
+    """RMSNorm over the last dimension of a 2-D tile; ROUNDS: before the weight multiplies it, too."""
+    normed = x * tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
+    if ROUNDS:
+        normed = normed.to(dtype).to(tl.float32)
+    return (normed * weight).to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -125,8 +127,8 @@ def _split_attention(
     if QK_NORM:
         weight = tl.load(query_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
         weight_partner = tl.load(query_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-        q = _normed(q, weight, eps, DIM, dtype)
-        q_partner = _normed(q_partner, weight_partner, eps, DIM, dtype)
+        q = _normed(q, weight, eps, DIM, dtype, query_norm.dtype.element_ty == dtype)
+        q_partner = _normed(q_partner, weight_partner, eps, DIM, dtype, query_norm.dtype.element_ty == dtype)
     q = _rotated(q, q_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
     if UPCAST:
         q = q.to(tl.float32)
@@ -142,8 +144,10 @@ def _split_attention(
         if QK_NORM:
             weight = tl.load(key_norm + d, mask=in_dim, other=0.0).to(tl.float32)[None, :]
             weight_partner = tl.load(key_norm + partner, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-            k = _normed(k, weight, eps, DIM, dtype)
-            k_partner = _normed(k_partner, weight_partner, eps, DIM, dtype)
+            k = _normed(k, weight, eps, DIM, dtype, query_norm.dtype.element_ty == dtype)
+            k_partner = _normed(
+                k_partner, weight_partner, eps, DIM, dtype, query_norm.dtype.element_ty == dtype
+            )
         k = _rotated(k, k_partner, cos[None, :], sin[None, :], low[None, :]).to(dtype)
         v = tl.load(mine + (HEADS + KV_HEADS + head) * DIM + d, mask=in_dim, other=0.0)[None, :]
         place = layer + last_block * block_stride + (position % BLOCK_TOKENS) * DIM + d[None, :]

@@ -2,7 +2,7 @@
 
     out = x · Wᵀ + bias                         PLAIN
     out = out + x · Wᵀ + bias                   RESIDUAL
-    out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]
+    out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]; GEGLU with gelu
 
 with x optionally normed first: x · gain / sqrt(mean(x²) + eps). The mean is gathered while x streams by,
 and scales the sums at the end. Sums are float32.
@@ -20,10 +20,13 @@ from baton.engine.kernels.fusion import Epilogue, Norm
 
 
 @triton.jit
-def silu_times(gate, up, dtype: tl.constexpr):
-    """SwiGLU of float32 sums: each rounded to the dtype first, as if the product had been stored."""
+def gated(gate, up, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
+    """SwiGLU or GEGLU of float32 sums: each rounded to the dtype first, as if the product had been stored."""
     g = gate.to(dtype).to(tl.float32)
-    return (g / (1.0 + tl.exp(-g))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    z = g
+    if EPILOGUE == 3:  # (1 + tanh(z / 2)) / 2 is the logistic function of z
+        z = 1.5957691216057308 * (g + 0.044715 * g * g * g)
+    return (g / (1.0 + tl.exp(-z))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -54,7 +57,7 @@ def _gemv(
     if HAS_NORM:
         xs *= tl.load(gain + k, mask=k < K, other=0.0).to(tl.float32)
     sums = first.to(tl.float32) * xs[None, :]
-    if EPILOGUE == 2:
+    if EPILOGUE >= 2:
         up_rows = rows + N.to(tl.int64) * K
         ups = tl.load(up_rows + k[None, :], mask=(k < K)[None, :], other=0.0).to(tl.float32) * xs[None, :]
     for start in tl.range(BK, K, BK, num_stages=STAGES):
@@ -69,7 +72,7 @@ def _gemv(
             squares += xs * xs
             xs *= tl.load(gain + k, mask=k < K, other=0.0).to(tl.float32)
         sums += w * xs[None, :]
-        if EPILOGUE == 2:
+        if EPILOGUE >= 2:
             if EVEN:
                 ups += tl.load(up_rows + k[None, :]).to(tl.float32) * xs[None, :]
             else:
@@ -84,11 +87,11 @@ def _gemv(
         total += tl.load(bias + n, mask=kept, other=0.0).to(tl.float32)
     if EPILOGUE == 1:
         total += tl.load(out + n, mask=kept, other=0.0).to(tl.float32)
-    if EPILOGUE == 2:
+    if EPILOGUE >= 2:
         up = tl.sum(ups, 1) * scale
         if HAS_BIAS:
             up += tl.load(bias + N + n, mask=kept, other=0.0).to(tl.float32)
-        total = silu_times(total, up, out.dtype.element_ty)
+        total = gated(total, up, out.dtype.element_ty, EPILOGUE)
     tl.store(out + n, total.to(out.dtype.element_ty), mask=kept)
 
 
@@ -112,7 +115,7 @@ def gemv(
     norm: Norm | None = None,
     tuning: GemvTuning = GemvTuning(),
 ) -> None:
-    """x [1, K], weight [N, K] (SWIGLU: [2 N, K]), out [1, N]; raises ValueError for other shapes."""
+    """x [1, K], weight [N, K] (gated: [2 N, K]), out [1, N]; raises ValueError for other shapes."""
     n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     k = weight.shape[1]
     if tuple(x.shape) != (1, k) or tuple(out.shape) != (1, n):

@@ -2,7 +2,7 @@
 
     out = x · Wᵀ + bias                         PLAIN
     out = out + x · Wᵀ + bias                   RESIDUAL
-    out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]
+    out = silu(x · Gateᵀ) · (x · Upᵀ)           SWIGLU, W = [Gate; Up]; GEGLU with gelu
 
 W's rows take the side of the product that the units want long, so 16 rows of x cost no padding. K may be
 split among programs; the last to arrive adds the parts up in their order, so a result does not
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
 from baton.engine.kernels.fusion import Epilogue
-from baton.engine.kernels.gpu.gemm.gemv import silu_times
+from baton.engine.kernels.gpu.gemm.gemv import gated
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 
 
@@ -71,7 +71,7 @@ def _skinny(
             w = w.to(tl.float32)
             xs = xs.to(tl.float32)
         sums = tl.dot(w, xs, sums, input_precision="ieee")
-        if EPILOGUE == 2:
+        if EPILOGUE >= 2:
             up_rows = w_rows + N.to(tl.int64) * K
             if EVEN:
                 u = tl.load(up_rows + k[None, :])
@@ -86,11 +86,11 @@ def _skinny(
     else:
         tiles = tl.num_programs(0) * tl.num_programs(2)
         which = rows_tile * tl.num_programs(0) + tile
-        halves: tl.constexpr = 2 if EPILOGUE == 2 else 1
+        halves: tl.constexpr = 2 if EPILOGUE >= 2 else 1
         inside = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
         mine = partial + (split * tiles + which).to(tl.int64) * (halves * BN * BM) + inside
         tl.store(mine, sums)
-        if EPILOGUE == 2:
+        if EPILOGUE >= 2:
             tl.store(mine + BN * BM, ups)
         if ON_CHIP:
             tl.debug_barrier()
@@ -102,7 +102,7 @@ def _skinny(
                 theirs = partial + (part * tiles + which).to(tl.int64) * (halves * BN * BM) + inside
                 # Past the first-level cache: another multiprocessor has written them.
                 sums += tl.load(theirs, cache_modifier=".cg")
-                if EPILOGUE == 2:
+                if EPILOGUE >= 2:
                     ups += tl.load(theirs + BN * BM, cache_modifier=".cg")
             _store(sums, ups, bias, out, n, m, M, N, EPILOGUE, HAS_BIAS)
 
@@ -116,10 +116,10 @@ def _store(sums, ups, bias, out, n, m, M, N, EPILOGUE: tl.constexpr, HAS_BIAS: t
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if EPILOGUE == 1:
         sums += tl.load(place, mask=mask, other=0.0).to(tl.float32)
-    if EPILOGUE == 2:
+    if EPILOGUE >= 2:
         if HAS_BIAS:
             ups += tl.load(bias + N + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-        sums = silu_times(sums, ups, dtype)
+        sums = gated(sums, ups, dtype, EPILOGUE)
     tl.store(place, sums.to(dtype), mask=mask)
 
 
@@ -140,7 +140,7 @@ def split_space_needed(m: int, n: int, tuning: SkinnyTuning, epilogue: Epilogue)
     if tuning.splits == 1:
         return 0, 0
     tiles = triton.cdiv(n, tuning.columns) * triton.cdiv(m, tuning.rows)
-    halves = 2 if epilogue is Epilogue.SWIGLU else 1
+    halves = 2 if epilogue.gated else 1
     return tiles * tuning.splits * tuning.columns * tuning.rows * halves, tiles
 
 
@@ -157,7 +157,7 @@ def skinny_linear(
 
     With splits, `space` holds at least `split_space_needed`. Raises ValueError for what does not fit.
     """
-    n = weight.shape[0] // 2 if epilogue is Epilogue.SWIGLU else weight.shape[0]
+    n = weight.shape[0] // 2 if epilogue.gated else weight.shape[0]
     m, k = x.shape
     if weight.shape[1] != k or tuple(out.shape) != (m, n):
         raise ValueError(f"x {tuple(x.shape)} and out {tuple(out.shape)} do not fit {tuple(weight.shape)}")

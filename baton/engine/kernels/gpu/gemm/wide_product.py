@@ -45,6 +45,9 @@ _SHARED_BYTES = 227 * 1024
 _OTHER_BYTES = 1024 + 512
 
 
+EPILOGUES = (Epilogue.PLAIN, Epilogue.RESIDUAL, Epilogue.SWIGLU)
+
+
 @dataclass(frozen=True, slots=True)
 class WideTuning:
     """Tiles: `columns` of results; tiles of x and of W on their way; `splits` of K.
@@ -135,6 +138,8 @@ def _refuse_tensors(
 
 
 def _refuse_tuning(tuning: WideTuning, epilogue: Epilogue, k: int) -> None:
+    if epilogue not in EPILOGUES:
+        raise ValueError(f"there is no code for the epilogue {epilogue.name}")
     w_rows = tuning.w_rows(epilogue)
     if w_rows % 16 or tuning.columns % 8 or not 16 <= w_rows <= _MOST_W_ROWS:
         raise ValueError(f"tiles of {tuning.columns} columns")

@@ -7,7 +7,8 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import let_next_begin
-from baton.engine.kernels.gpu.gemm.gemv import silu_times
+from baton.engine.kernels.fusion import Epilogue, Norm
+from baton.engine.kernels.gpu.gemm.gemv import gated
 
 
 @triton.jit
@@ -24,16 +25,31 @@ def _embed(
     WIDTH_POWER: tl.constexpr,
     HALF: tl.constexpr,
     HALF_POWER: tl.constexpr,
+    SCALE: tl.constexpr,
 ):
     row = tl.program_id(0)
     source = tl.load(token + row).to(tl.int64)
     i = tl.arange(0, WIDTH_POWER)
     values = tl.load(embedding + source * WIDTH + i, mask=i < tl.where(source >= 0, WIDTH, 0), other=0.0)
+    if SCALE != 1.0:
+        values = (values.to(tl.float32) * SCALE).to(values.dtype)
     tl.store(hidden + row * WIDTH + i, values, mask=i < WIDTH)
+    _rotate_row(row, position, frequencies, cos_rows, sin_rows, rope_scale, HALF, HALF_POWER)
+
+
+@triton.jit
+def _rotate_row(
+    row, position, frequencies, cos_rows, sin_rows, scale, HALF: tl.constexpr, HALF_POWER: tl.constexpr
+):
     j = tl.arange(0, HALF_POWER)
     angle = tl.load(position + row).to(tl.float32) * tl.load(frequencies + j, mask=j < HALF, other=0.0)
-    tl.store(cos_rows + row * HALF + j, tl.cos(angle) * rope_scale, mask=j < HALF)
-    tl.store(sin_rows + row * HALF + j, tl.sin(angle) * rope_scale, mask=j < HALF)
+    tl.store(cos_rows + row * HALF + j, tl.cos(angle) * scale, mask=j < HALF)
+    tl.store(sin_rows + row * HALF + j, tl.sin(angle) * scale, mask=j < HALF)
+
+
+@triton.jit
+def _rotary(position, frequencies, cos_rows, sin_rows, scale, HALF: tl.constexpr, HALF_POWER: tl.constexpr):
+    _rotate_row(tl.program_id(0), position, frequencies, cos_rows, sin_rows, scale, HALF, HALF_POWER)
 
 
 def embed(
@@ -44,8 +60,10 @@ def embed(
     embedding: Tensor,
     frequencies: Tensor,
     rope_scale: float,
+    scale: float = 1.0,
 ) -> None:
-    """token, position [R] int32 → hidden [R, W] rows of embedding [V, W], and cos, sin [R, dim / 2].
+    """token, position [R] int32 → hidden [R, W] rows of embedding [V, W] times `scale`, and cos, sin [R, dim
+    / 2].
 
     A token of -1 is padding: a row of zeros. frequencies [dim / 2] float32, radians a position.
     """
@@ -65,12 +83,29 @@ def embed(
         WIDTH_POWER=triton.next_power_of_2(width),
         HALF=half,
         HALF_POWER=triton.next_power_of_2(half),
+        SCALE=scale,
         num_warps=8,
     )
 
 
+def rotary_rows(rotary: tuple[Tensor, Tensor], position: Tensor, frequencies: Tensor, scale: float) -> None:
+    """position [R] int32 → cos, sin [R, dim / 2] of the angles, times `scale`; as `embed` computes them."""
+    rows, half = rotary[0].shape
+    if frequencies.shape[0] != half or position.shape[0] < rows:
+        raise ValueError("positions, frequencies and rotary tables do not fit")
+    _rotary[(rows,)](
+        position,
+        frequencies,
+        *rotary,
+        scale,
+        HALF=half,
+        HALF_POWER=triton.next_power_of_2(half),
+        num_warps=1,
+    )
+
+
 @triton.jit
-def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr):
+def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr, ADDS: tl.constexpr):
     let_next_begin()
     row = tl.program_id(0)
     i = tl.arange(0, WIDTH_POWER)
@@ -78,12 +113,18 @@ def _norm(x, gain, out, eps, WIDTH: tl.constexpr, WIDTH_POWER: tl.constexpr):
     values = tl.load(x + row * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / WIDTH + eps)
     dtype: tl.constexpr = out.dtype.element_ty
-    normed = (values * scale).to(dtype).to(tl.float32) * gains
-    tl.store(out + row * WIDTH + i, normed.to(dtype), mask=i < WIDTH)
+    normed = values * scale
+    if gain.dtype.element_ty == dtype:
+        normed = normed.to(dtype).to(tl.float32)
+    normed = (normed * gains).to(dtype)
+    if ADDS:
+        normed += tl.load(out + row * WIDTH + i, mask=i < WIDTH, other=0.0)
+    tl.store(out + row * WIDTH + i, normed, mask=i < WIDTH)
 
 
-def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float) -> None:
-    """x, out [R, W], gain [W] → RMSNorm of each row, rounded as `kernels.rms_norm` rounds."""
+def norm_rows(out: Tensor, x: Tensor, norm: Norm, *, adds: bool = False) -> None:
+    """x, out [R, W] → RMSNorm of each row, rounded as the reference rounds. `adds`: to what `out` holds."""
+    gain = norm.gain
     if x.shape != out.shape or gain.shape[0] != x.shape[1]:
         raise ValueError(
             f"x {tuple(x.shape)}, out {tuple(out.shape)} and gain {tuple(gain.shape)} do not fit"
@@ -93,33 +134,35 @@ def norm_rows(out: Tensor, x: Tensor, gain: Tensor, eps: float) -> None:
         x,
         gain,
         out,
-        eps,
+        norm.eps,
         WIDTH=width,
         WIDTH_POWER=triton.next_power_of_2(width),
+        ADDS=adds,
         num_warps=8,
     )
 
 
 @triton.jit
-def _swiglu(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPILOGUE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * (2 * WIDTH) + i, mask=i < WIDTH, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * WIDTH) + WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-    result = silu_times(gate, up, out.dtype.element_ty)
+    result = gated(gate, up, out.dtype.element_ty, EPILOGUE)
     tl.store(out + row * WIDTH + i, result.to(out.dtype.element_ty), mask=i < WIDTH)
 
 
-def swiglu_rows(out: Tensor, gate_up: Tensor) -> None:
-    """gate_up [R, 2 I], gate in the left half → out [R, I]."""
+def gated_rows(out: Tensor, gate_up: Tensor, epilogue: Epilogue) -> None:
+    """gate_up [R, 2 I], gate in the left half → out [R, I] by SWIGLU or GEGLU."""
     rows, width = out.shape
     if tuple(gate_up.shape) != (rows, 2 * width):
         raise ValueError(f"gate_up {tuple(gate_up.shape)} does not fit out {tuple(out.shape)}")
     block = min(2048, triton.next_power_of_2(width))
-    _swiglu[(rows, triton.cdiv(width, block))](
+    _gated[(rows, triton.cdiv(width, block))](
         gate_up,
         out,
         WIDTH=width,
         BLOCK=block,
+        EPILOGUE=int(epilogue),
         num_warps=4,
     )
