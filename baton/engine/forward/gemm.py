@@ -44,7 +44,8 @@ class ProductKey:
     @classmethod
     def of(cls, product: Product, rows: int, activations: torch.dtype) -> ProductKey:
         weight = product.linear.weight
-        return cls(product.name, rows, *weight.shape, dtype_name(weight.dtype), dtype_name(activations))
+        n, k = weight.shape
+        return cls(product.name, rows, n, k, dtype_name(weight.dtype), dtype_name(activations))
 
 
 @dataclass(frozen=True, slots=True)

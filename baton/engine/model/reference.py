@@ -98,7 +98,7 @@ class ReferenceModel:
         config = self._model.config
         heads, kv_heads = config.num_heads, config.num_kv_heads
         qkv = _product(attention.qkv, hidden).view(-1, heads + 2 * kv_heads, config.head_dim)
-        query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        query, key, value = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if attention.head_norms is not None:
             query, key = (
                 rms_norm(x, gain, config.rms_norm_eps)

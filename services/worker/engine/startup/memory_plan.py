@@ -1,17 +1,18 @@
-"""How many KV blocks and slots a worker has: as configured, or what its share of the memory leaves and holds.
+"""How many KV blocks and slots a worker has: as configured, or as many as its share of the GPU's memory
+holds.
 Torch-free arithmetic.
 
     GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
          └───────── this worker's share: gpu_memory / gpu_workers ─┘
 
-All of it is known before a byte is loaded, and is the same at every start: workers of one GPU start at the
-same time, so what is free there at a moment says nothing of whose it will be.
+The plan depends on the configuration and the GPU's total memory alone, so it is the same at every start. Free
+memory is no basis for it: workers of one GPU start at the same time.
 
-`links` is the staging of `gpu_links` links from GPU to GPU: a window on the receiver's, and where they go by
-NCCL as much on the sender's. It is taken when workers meet, so at a start it looks free. A link beyond that
-number, or one that follows a link whose window is still in quarantine, takes of what is left alone; where
-there is none, blocks go the next way. NCCL's own buffers are the driver's, and not in it: nobody has measured
-them yet.
+`links` is the staging memory of `gpu_links` links from GPU to GPU: a window on the receiver's GPU, and for
+NCCL as much on the sender's. It is allocated when a link is opened, so at start-up it looks free. A link
+beyond that number, or one that replaces a link whose window is still in quarantine, takes from what is left
+alone; where there is none, blocks go by the next transport. NCCL's own buffers are not included: they were
+not measured yet.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _ROW_COPIES_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's memory in bytes: all of it, and what nobody uses."""
+    """A GPU's memory in bytes: in all, and unused."""
 
     name: str
     total_bytes: int
@@ -80,7 +81,7 @@ def memory_plan(
     each = max(group.blocks_for(typical) for group in layout.groups)
     *more, fewest = _SLOT_CHOICES
     for slots in more:
-        # What slots take beside blocks may leave too little for any; with the fewest that is an error.
+        # Buffers of so many slots may leave no room for blocks; with the fewest slots that is an error.
         with contextlib.suppress(BatonError):
             plan = with_slots(slots)
             if plan.kv_blocks - 1 >= slots * each:
@@ -89,14 +90,14 @@ def memory_plan(
 
 
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
-    """What a worker may take on a GPU beside weights, links and KV blocks."""
+    """Bytes that a worker may allocate on a GPU beside weights, links and KV blocks."""
     logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
     widest = max(rows for rows, _ in layer_matrices(config).values()) + 4 * config.hidden_size
     return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
 
 
 def link_bytes(engine: EngineConfig, layout: Layout) -> int:
-    """What the staging of a worker's links takes of its GPU."""
+    """Bytes of staging memory for a worker's links."""
     return (engine.gpu_links or 0) * staging_bytes([group.block_bytes for group in layout.groups])
 
 
@@ -112,8 +113,8 @@ def kv_blocks(
     """Blocks of each cache group, scratch included; unless configured, no more than all slots at full length
     use.
 
-    `gpu`: None on a CPU. Raises BatonError(INVALID) where they have no room within what the worker may take,
-    and BatonError(UNAVAILABLE) where they would, but others hold that memory now.
+    `gpu`: None on a CPU. Raises BatonError(INVALID) where they do not fit within the worker's share, and
+    BatonError(UNAVAILABLE) where they do, but other processes use that memory now.
     """
     block = sum(group.block_bytes for group in layout.groups)
     useful = slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
@@ -147,7 +148,7 @@ def _of_share(engine: EngineConfig, gpu: Gpu, weight_bytes: int, other: int, blo
 
 
 def _at_least_two(budget: int, block: int, setting: str) -> int:
-    """One is scratch."""
+    """Blocks that a budget of bytes holds; at least two, since one is scratch."""
     if budget < 2 * block:
         raise BatonError(ErrorKind.INVALID, f"{setting} of {_gb(budget)} does not hold two blocks")
     return budget // block

@@ -1,4 +1,4 @@
-"""From a worker's configuration to a model on a device and the cache it fills."""
+"""Loads a model as a worker is configured: weights on the device, KV cache and block pools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from services.worker.engine.startup.memory_plan import Gpu, memory_plan
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder, its cache, and who holds the cache's blocks."""
+    """A model on its device, its cache, and the pools of the cache's blocks."""
 
     config: ModelConfig
     decoder: Model
@@ -46,7 +46,7 @@ class LoadedModel:
     # SHA-256 of the source checkpoint, and of what turns text into its tokens.
     checkpoint: bytes
     tokenizer: bytes
-    # How its weights are kept.
+    # The dtype of its weights.
     weight_format: str
 
     @property
@@ -55,7 +55,7 @@ class LoadedModel:
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
-    """Raises BatonError(INVALID) with one clear line for whatever keeps this model from running here."""
+    """Raises BatonError(INVALID) in one line where the model cannot run here."""
     folder = resolve_model(model)
     config = ModelConfig.load(folder)
     if config.vocab_size > MAX_VOCAB:
@@ -76,7 +76,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
             weights = load_weights(config, folder, device, dtype, progress)
             checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what casting and drawing took is free for blocks
+        torch.cuda.empty_cache()  # memory used for casting and drawing is free for blocks
     return LoadedModel(
         config=config,
         decoder=Model(config, weights, layout, device, Precision.of(dtype)),
@@ -95,7 +95,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
 
 
 def device_of(engine: EngineConfig) -> torch.device:
-    """Where a model runs. `BatonError` INVALID where this machine has no such device."""
+    """The device that a model runs on. Raises BatonError(INVALID) where this machine has no such device."""
     name, index = engine.device, engine.device_index
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,7 +117,7 @@ def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    """What the device is, where it is a GPU, and makes it this process's own: kernels are launched there."""
+    """The memory of the device where it is a GPU, which becomes the process's current device; else None."""
     if device.type != "cuda":
         return None
     torch.cuda.set_device(device)
