@@ -49,6 +49,9 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
 
         return launch
 
+    def head() -> None:
+        pass_.head(rows)
+
     def attention() -> None:
         for layer in model.layers:
             pass_.attend(layer.attention, rows)
@@ -61,7 +64,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
     of_layers = dict.fromkeys(product.name for layer in model.layers for product in layer.products())
     return {
         **{name: product(name) for name in of_layers},
-        model.head.name: lambda: pass_.head(rows),
+        model.head.name: head,
         "attention": attention,
         "front": front,
     }

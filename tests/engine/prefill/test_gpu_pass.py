@@ -93,7 +93,7 @@ def test_random_packings(tmp_path: Path) -> None:
 def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
     """Padding is not what an earlier pass has left, nor another sequence's rows."""
     both = BothPasses(tmp_path, lengths=(32, 32), device=DEVICE)
-    both.kernels._qkv.fill_(torch.nan)
+    both.kernels.workspace.qkv.fill_(torch.nan)
     both.check([(0, 0, 13)])
 
 
