@@ -35,7 +35,8 @@ _EVERYTHING = ~Feature(0)
 
 @dataclass(frozen=True, slots=True)
 class HostPlaces:
-    """Where in host memory the kernels read and write: mailbox, ring, and the clocks of the last steps."""
+    """Views of host memory that the kernels read and write: mailbox, ring, and the clocks of the last
+    steps."""
 
     mailbox_tail: Tensor
     mailbox_words: Tensor
@@ -62,7 +63,8 @@ class HostPlaces:
 
 @dataclass(frozen=True, slots=True)
 class StepGraphs:
-    """One bucket's, each a whole step: `picks` for slots with no features but PICKED, `samples` for any."""
+    """The graphs of one bucket, each a whole step: `picks` for slots with no features but PICKED,
+    `samples` for any."""
 
     picks: Replayable
     samples: Replayable

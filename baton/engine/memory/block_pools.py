@@ -11,7 +11,7 @@ from baton.layout import Layout
 
 
 class BlockPools:
-    """One pool a cache group; a sequence takes from all or from none."""
+    """One pool a cache group; a sequence allocates from all or from none."""
 
     def __init__(self, layout: Layout, num_blocks: Sequence[int]) -> None:
         self.layout = layout
@@ -36,7 +36,7 @@ class BlockPools:
         return tuple(max(0, count - len(blocks)) for count, blocks in zip(counts, held, strict=True))
 
     def allocate_more(self, held: BlockTables, tokens: int) -> BlockTables:
-        """What is lacking. Raises OutOfBlocksError, taking none."""
+        """Allocates the blocks that `held` lacks. Raises OutOfBlocksError, taking none."""
         return self._take(self.lacking(held, tokens))
 
     def freed_with(self, owned: Iterable[BlockTables]) -> tuple[int, ...]:
@@ -66,12 +66,12 @@ class BlockPools:
         return tuple(pool.allocate(count) for count, pool in zip(counts, self.pools, strict=True))
 
     def available(self) -> tuple[int, ...]:
-        """Blocks that could be had now, by cache group: free ones and those that may be evicted."""
+        """Blocks that can be allocated now, by cache group: free ones and those that may be evicted."""
         return tuple(pool.free + self.cached.idle for pool in self.pools)
 
     @property
     def free(self) -> int:
-        """Blocks that could be had now."""
+        """Blocks that can be allocated now, in all groups."""
         return sum(self.available())
 
     @property

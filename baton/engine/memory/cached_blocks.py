@@ -1,6 +1,6 @@
-"""Blocks whose contents are worth keeping: those of full, computed blocks, by their hash. Torch-free.
+"""Cached blocks: full, computed blocks by the hash of their contents, here called name. Torch-free.
 
-    held ──add──▶ held and named ──last reference given back──▶ idle ──evicted──▶ free
+    in use ──add──▶ in use, cached ──last reference released──▶ idle ──evicted──▶ free
                         ▲──────────────── acquire ───────────────┘
 
 An entry is one block of every cache group: a prefix is only of use where all layers have it. It is evicted
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from baton.engine.memory.blocks import BlockPool
 
 Entry = tuple[bytes, tuple[int, ...]]
-"""A hash, and the blocks that hold what it names, one a cache group."""
+"""A hash and its blocks, one a cache group."""
 
 
 class CachedBlocks:
-    """The named blocks of some pools; all calls from the engine's loop."""
+    """The cached blocks of a worker's pools. Not thread-safe: all calls come from the engine's loop."""
 
     def __init__(self, pools: Sequence[BlockPool]) -> None:
         self._pools = pools
@@ -29,7 +29,7 @@ class CachedBlocks:
         self._names: tuple[dict[int, bytes], ...] = tuple({} for _ in pools)
         # Least recently used first.
         self._idle: OrderedDict[bytes, None] = OrderedDict()
-        # Called with what is evicted, before its blocks are anybody else's.
+        # Called with the evicted entries, before their blocks are free.
         self.on_evict: Callable[[list[Entry]], None] = lambda entries: None
         self.evicted = 0
         for group, pool in enumerate(pools):
@@ -47,15 +47,16 @@ class CachedBlocks:
         return len(self._idle)
 
     def names(self) -> set[bytes]:
-        """Every hash that is here."""
+        """The hashes of all entries."""
         return set(self._entries)
 
     def blocks(self, name: bytes) -> tuple[int, ...]:
-        """Those of an entry, one a cache group."""
+        """The blocks of an entry, one a cache group."""
         return self._entries[name]
 
     def add(self, name: bytes, blocks: tuple[int, ...]) -> bool:
-        """Names held blocks whose contents are final; False where the name, or one of them, has its match."""
+        """Caches blocks in use whose contents are final; False where the name or one of the blocks is cached
+        already."""
         if name in self._entries or any(
             block in names for block, names in zip(blocks, self._names, strict=True)
         ):
@@ -67,7 +68,7 @@ class CachedBlocks:
         return True
 
     def acquire(self, name: bytes) -> tuple[int, ...]:
-        """One more reference of each block of an entry."""
+        """Takes one more reference of each block of an entry."""
         blocks = self._entries[name]
         for pool, block in zip(self._pools, blocks, strict=True):
             pool.retain_kept(block)

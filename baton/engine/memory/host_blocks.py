@@ -1,8 +1,8 @@
-"""KV blocks in the host's memory, those of paused sequences and cached ones: pinned where there is a GPU, so
-that a copy runs beside the steps.
+"""KV blocks in host memory, those of swapped-out sequences and cached ones; pinned where there is a GPU, so
+that copies overlap with steps.
 
-Who owns the blocks of the cache is not known here: the caller keeps them until a copy has ended, and sees to
-it that no step writes them meanwhile.
+The caller owns the blocks of the cache: it must keep them until a copy has ended, and no step may write them
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from baton.engine.memory.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saved:
-    """Places here that hold one sequence's blocks, in token order, by cache group."""
+    """Indices in host memory of one sequence's blocks, in token order, by cache group."""
 
     places: BlockTables
 
 
 class Copy:
-    """Under way until `ended`."""
+    """An asynchronous copy."""
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self._event = event
 
     def ended(self) -> bool:
-        """Whether all bytes are where they belong."""
+        """Whether the copy has completed."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Returns when it has ended: milliseconds at most."""
+        """Blocks until the copy has completed: milliseconds at most."""
         if self._event is not None:
             self._event.synchronize()
 
@@ -57,7 +57,7 @@ class HostBlocks:
 
     @property
     def free(self) -> int:
-        """Places of the group that has the fewest."""
+        """Free blocks of the cache group that has the fewest."""
         return min(map(len, self._free))
 
     def fits(self, tables: BlockTables) -> bool:
@@ -65,23 +65,23 @@ class HostBlocks:
         return all(len(blocks) <= len(free) for blocks, free in zip(tables, self._free, strict=True))
 
     def save(self, tables: BlockTables) -> tuple[Saved, Copy]:
-        """Begins to copy blocks of the cache to here. They must fit."""
+        """Starts a copy of blocks of the cache to host memory; they must fit."""
         places = tuple(
             tuple(free.pop() for _ in blocks) for blocks, free in zip(tables, self._free, strict=True)
         )
         return Saved(places), self._copy(places, tables, inward=False)
 
     def load(self, saved: Saved, tables: BlockTables) -> Copy:
-        """Begins to copy what was saved to blocks of the cache: the first of `tables`, which may be more."""
+        """Starts a copy of saved blocks into the first blocks of `tables`, which may be more."""
         return self._copy(saved.places, tables, inward=True)
 
     def bytes_of(self, saved: Saved) -> bytes:
-        """What was saved, once its copy has ended: block by block, group by group."""
+        """The bytes of saved blocks whose copy has ended: block by block, group by group."""
         pairs = zip(saved.places, self._room, strict=True)
         return b"".join(room[place].numpy().tobytes() for places, room in pairs for place in places)
 
     def save_bytes(self, data: bytes) -> Saved:
-        """What `bytes_of` gave for one block of every group. It must fit."""
+        """Stores the result of `bytes_of` for one block of every group; it must fit."""
         places, start = [], 0
         for free, room in zip(self._free, self._room, strict=True):
             place, size = free.pop(), room.shape[1]
@@ -91,7 +91,7 @@ class HostBlocks:
         return Saved(tuple(places))
 
     def release(self, saved: Saved) -> None:
-        """Forgets what was saved."""
+        """Frees the host memory of saved blocks."""
         for places, free in zip(saved.places, self._free, strict=True):
             free.extend(places)
 

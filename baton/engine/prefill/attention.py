@@ -90,8 +90,8 @@ class PromptAttention:
         return shape in self._ready
 
     def plan(self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None) -> GroupPlan:
-        """Who computes what of chunks `runs` as they are packed, and how the paged kernel is cut for its
-        part: by `tuning`, or by its rows."""
+        """Plans which kernel computes which part of the chunks `runs`, in packed order, and the tuning of
+        the paged kernel: `tuning`, or by its rows."""
         plan = plan_attention(runs, self.rule if heads.window is None else None, self.has)
         tuning = tuning or self._tuning(heads, sum(span.rows for span in plan.spans))
         if heads.window is None:
@@ -99,15 +99,15 @@ class PromptAttention:
         return GroupPlan(plan, tuning, item_lines(plan.spans, tuning.rows(heads), heads.window))
 
     def graph_plans(self, rows: int, tuning: PromptTuning | None) -> list[GroupPlan]:
-        """Of any pass of so many rows (a multiple that products have) that the library has no part in: its
-        spans are not known yet."""
+        """Plans of a pass of so many rows (a multiple that products have) in which the library computes
+        nothing; without spans, which are not known at capture."""
         nothing = item_lines([], 1, None)
         return [GroupPlan(AttentionPlan(), tuning or self._tuning(h, rows), nothing) for h in self.heads]
 
     def graph_layout(self, rows: int, chunks: int, entries: int, plans: Sequence[GroupPlan]) -> InputLayout:
-        """What such a pass of up to `chunks` chunks needs, with `entries` of block tables. Beside the items
-        of its rows there is room for either as many as chunks may add, or as splitting keys: a pass with
-        most of both is rare."""
+        """The layout of such a pass of up to `chunks` chunks, with `entries` of block tables. Beside the
+        items of its rows there is room for either as many as chunks may add, or as splitting keys: a pass
+        with most of both is rare."""
         items, joins = [], []
         for plan, heads in zip(plans, self.heads, strict=True):
             split = self._split.more_items(heads.kv_heads) if heads.window is None else 0
@@ -116,7 +116,8 @@ class PromptAttention:
         return InputLayout(rows, tuple(items), tuple(joins), entries)
 
     def _tuning(self, heads: Heads, rows: int) -> PromptTuning:
-        """By the rows that products have: a graph's is as that of the steps that it may be."""
+        """The tuning by the rows that products have, so that a graph and the eager steps it replaces
+        agree."""
         return PromptTuning.of(heads, self._qkv.dtype, product_rows(rows))
 
     def begin(self, rows: int) -> None:

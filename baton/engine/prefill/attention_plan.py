@@ -73,7 +73,7 @@ class LibraryRule:
         return -(-rows // self.step) * self.step
 
     def row_size(self, rows: int) -> int:
-        """What a call over a piece of prefix has for `rows` rows; 0: they are too many."""
+        """Rows of a call over a piece of prefix for `rows` rows; 0 where they are too many."""
         sizes = (steps * self.step for steps in self.row_steps)
         return next((size for size in sizes if size >= rows), 0)
 
@@ -83,7 +83,7 @@ class LibraryRule:
         return max(gaps, default=1) * self.step
 
     def shapes(self, most_rows: int) -> Iterator[CallShape]:
-        """All that passes of up to `most_rows` rows may call for."""
+        """The shapes of all calls that passes of up to `most_rows` rows may make."""
         most = self.padded(most_rows)
         for rows in range(self.step, most + 1, self.step):
             yield CallShape(1, rows, rows, True)
@@ -190,7 +190,7 @@ def _plan_chunk(
     rule: LibraryRule,
     has: Callable[[CallShape], bool],
 ) -> None:
-    """One chunk by itself; `place`: its first row and its index."""
+    """Plans one chunk by itself; `place`: its first row and its index."""
     row, index = place
     start, rows = chunks[index]
     padded = rule.padded(rows)

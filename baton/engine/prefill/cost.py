@@ -86,7 +86,7 @@ class PrefillCost:
         return seconds / pace if pace > 0 else math.inf
 
     def seconds_of(self, units: float) -> float:
-        """How long they should take; 0 before anything was measured."""
+        """Predicted seconds of so many units; 0 before anything was measured."""
         return units * self._pace
 
     def took(self, chunks: Iterable[Run], seconds: float) -> None:
@@ -121,5 +121,5 @@ class PrefillCost:
 
     @property
     def _half(self) -> float:
-        """Where attention takes as long as all else, as measured."""
+        """Tokens of context at which attention takes as long as the products, as measured."""
         return self._half_context / self._attention

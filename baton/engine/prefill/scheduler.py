@@ -182,7 +182,7 @@ class PrefillScheduler:
             self._pools.release(sequence.blocks)
 
     def _with_blocks(self, waiting: list[Sequence]) -> list[Sequence]:
-        """Those that have started or can, the shortest remaining first."""
+        """The sequences that have blocks or can be given them, the shortest remaining first."""
         short_first = sorted(waiting, key=lambda sequence: sequence.length - sequence.reached)
         aged = self._aged(waiting)
         may_start = True
@@ -206,7 +206,7 @@ class PrefillScheduler:
         return oldest
 
     def _block_seconds(self) -> float:
-        """What a block's tokens take to compute; endless before any were."""
+        """Seconds to compute a block's tokens; infinite before any were measured."""
         tokens = self._pools.layout.groups[0].block_tokens
         return self.cost.seconds_of(tokens) or math.inf
 
@@ -227,7 +227,7 @@ class PrefillScheduler:
 
 
 class _Step:
-    """One step while it is filled."""
+    """A step that is being filled with chunks."""
 
     def __init__(self, cost: PrefillCost, bounds: StepBounds) -> None:
         self._cost = cost

@@ -1,13 +1,15 @@
-"""What a worker keeps of sequences: blocks on the device, a store behind them. Torch-free.
+"""The prefix cache of a worker: computed blocks on the device, and a store of evicted ones behind it.
+Torch-free.
 
     claim ─▶ the longest prefix that is on the device, by reference ─▶ what the store has behind that, copied
-             into blocks of the sequence's own ─▶ the rest is computed
-    computed ─▶ each block that became full is named: others may take it over from now on
-    reserved ─▶ the same where others compute: what is on the device is taken over, the rest is sent here
-    evicted ─▶ the store has it, where there is one with room; else it is gone
+             into the sequence's own blocks ─▶ the rest is computed
+    computed ─▶ each block that became full is cached by its hash: other sequences may share it from now on
+    reserved ─▶ at a decode worker: blocks on the device are shared, the rest is transferred
+    evicted ─▶ kept by the store, where there is one with room; else lost
 
-At least one token of a prompt is always computed, for the logits behind it. Hits need the blocks of all cache
-groups, those with a sliding window included: none of them is given up behind its window.
+Blocks are known by their hashes (`baton.block_hash`), here called names. At least one token of a prompt is
+always computed, since its logits are needed. A hit needs the blocks of all cache groups, those with a
+sliding window included: blocks behind a window are not freed.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from baton.engine.memory.cached_blocks import Entry
 from baton.engine.sequence import Sequence
 
 DEVICE = "device"
-# The longest that a prompt waits for blocks that are being read from a disk; then they are computed.
+# The longest time for which a prompt waits for blocks that are being read from disk; then they are computed.
 PATIENCE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a store holds; and blocks that its disk was too slow for, and files that were spoilt."""
+    """Blocks that a store has in each tier; blocks dropped since the disk was too slow; corrupt files."""
 
     host_blocks: int = 0
     disk_blocks: int = 0
@@ -43,43 +45,43 @@ class Stored:
 
 
 class BlockStore(Protocol):
-    """Keeps the contents of evicted blocks, as many as it has room for, by their names."""
+    """Keeps the contents of evicted blocks by their hashes, as many as it has room for."""
 
-    # Called with a name that the store has no more.
+    # Called with the hash of a block that the store has lost.
     on_lost: Callable[[bytes], None]
 
     def __contains__(self, name: bytes) -> bool:
-        """Whether it could be loaded, now or after a while."""
+        """Whether the block can be loaded, at once or after it was read from disk."""
 
     def names(self) -> set[bytes]:
-        """All that it contains."""
+        """The hashes of all blocks that can be loaded."""
 
     def put(self, entries: list[Entry]) -> None:
-        """Copies out what it has room for; the blocks may be written again when this returns."""
+        """Copies as many blocks as it has room for; the blocks may be overwritten when this returns."""
 
     def ready(self, names: Run[bytes]) -> tuple[int, bool]:
-        """How many of the first `names` can be loaded now, and whether more will be soon."""
+        """How many of the first `names` can be loaded now, and whether more are being read."""
 
     @property
     def seconds_each(self) -> float:
-        """What a block that is not ready took to become so, lately; 0 before there was one."""
+        """Recent average seconds to read a block from disk; 0 before one was read."""
 
     def load(self, names: Run[bytes], tables: BlockTables) -> list[str]:
-        """Copies what is ready into blocks, as many of every cache group; the tier that each came from."""
+        """Copies blocks that are ready into those of `tables`; returns the tier that each came from."""
 
     def poll(self) -> bool:
-        """Takes in what has been read or written meanwhile; False where that was nothing."""
+        """Collects finished reads and writes; False where there were none."""
 
     @property
     def stored(self) -> Stored:
-        """For who counts."""
+        """Counts for metrics."""
 
     def close(self) -> None:
-        """Ends what runs beside the loop."""
+        """Stops background threads."""
 
 
 class PrefixCache:
-    """Of one engine; all calls from its loop."""
+    """The prefix cache of one engine. Not thread-safe: all calls come from the engine's loop."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class PrefixCache:
         store: BlockStore | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`hasher_of` gives a tenant's."""
+        """`hasher_of`: the block hasher of a tenant, by its name."""
         self._pools = pools
         self._cached = pools.cached
         self._hasher_of = hasher_of
@@ -104,30 +106,32 @@ class PrefixCache:
         self.hit_blocks: Counter[str] = Counter()
 
     def names(self) -> set[bytes]:
-        """Every block this worker has, in whatever tier."""
+        """The hashes of all blocks that this worker has, in any tier."""
         return self._cached.names() | (self._store.names() if self._store is not None else set())
 
     @property
     def stored(self) -> Stored:
-        """What is behind the device."""
+        """Counts of the store behind the device."""
         return Stored() if self._store is None else self._store.stored
 
     def poll(self) -> bool:
-        """Bounded work for the store; False where there was none."""
+        """Does a bounded amount of the store's work; False where there was none."""
         return self._store is not None and self._store.poll()
 
     def close(self) -> None:
-        """Once, at the end."""
+        """To be called once, at shutdown."""
         if self._store is not None:
             self._store.close()
 
     def name(self, sequence: Sequence, tenant: str = "") -> None:
-        """Gives a sequence the names of its full blocks; without, it neither finds nor leaves anything."""
+        """Sets the hashes of a sequence's full blocks; a sequence without them does not use the cache."""
         sequence.hashes = self._hasher_of(tenant).hashes(sequence.token_ids)
 
     def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
-        """Gives a sequence all of its blocks, what is cached in the first of them; False: not yet, since some
-        are being read that would take longer to compute, `computed_s` each."""
+        """Gives a sequence all of its blocks, the first of them with cached contents. False where it should
+        wait:
+        blocks are being read from disk, in less time than the `computed_s` seconds that computing each
+        takes."""
         wanted = self._wanted(sequence)
         held = self._held(wanted)
         if not self._is_ready(sequence, wanted[held:], computed_s):
@@ -145,7 +149,7 @@ class PrefixCache:
         return True
 
     def computed(self, sequence: Sequence) -> None:
-        """Names the blocks that have become full."""
+        """Caches the blocks of a sequence that have become full."""
         full = min(len(sequence.hashes), sequence.computed // self._pools.layout.groups[0].block_tokens)
         if sequence.blocks is not None and full > sequence.named:
             tables = tuple(table[sequence.named : full] for table in sequence.blocks)
@@ -153,8 +157,9 @@ class PrefixCache:
             sequence.named = full
 
     def take_over(self, names: Run[bytes], tokens: int) -> tuple[BlockTables, int]:
-        """Blocks for `tokens` tokens, and how many of the first are those that bear the first of `names`:
-        taken by reference, to be read and never written. Raises OutOfBlocksError, taking none."""
+        """Allocates blocks for `tokens` tokens, the first of which are shared ones with the first of
+        `names`, not to be written; returns them and the number shared. Raises OutOfBlocksError, taking
+        none."""
         held = self._held(names)
         prefix = self._acquire(names[:held])
         try:
@@ -166,18 +171,19 @@ class PrefixCache:
         return tuple(mine + new for mine, new in zip(prefix, more, strict=True)), held
 
     def names_of(self, token_ids: Run[int], tenant: str = "", known: Run[bytes] = ()) -> tuple[bytes, ...]:
-        """Those of a tenant's full blocks, the `known` first ones included."""
+        """The hashes of the full blocks of `token_ids`; `known`: those of the first blocks, if known
+        already."""
         return self._hasher_of(tenant).hashes(token_ids, known)
 
     def keep(self, names: Run[bytes], tables: BlockTables) -> None:
-        """Names the first of somebody's blocks, whose contents are final; one whose name another has stays
-        without."""
+        """Caches the first blocks of `tables`, whose contents are final, by `names`. A block whose hash is
+        cached already is skipped."""
         for name, *blocks in zip(names, *tables, strict=False):
             if self._cached.add(name, tuple(blocks)):
                 self._changes[name] = True
 
     def _held(self, names: Run[bytes]) -> int:
-        """How many of the first are on the device."""
+        """How many of the first `names` are on the device."""
         return sum(1 for _ in takewhile(self._cached.__contains__, names))
 
     def _acquire(self, names: Run[bytes]) -> BlockTables:
@@ -185,11 +191,11 @@ class PrefixCache:
         return tuple(zip(*hits, strict=True)) if hits else tuple(() for _ in self._pools.pools)
 
     def untold(self) -> dict[bytes, bool]:
-        """What `take_changes` has yet to give: whether this worker has each name."""
+        """Changes that `take_changes` has not returned yet: by hash, whether this worker has the block."""
         return dict(self._changes)
 
     def take_changes(self, limit: int) -> tuple[list[bytes], list[bytes]]:
-        """Names that came and names that went since the last call, at most `limit` together."""
+        """Hashes of blocks added and of blocks lost since the last call, at most `limit` together."""
         part = dict(islice(self._changes.items(), limit))
         for name in part:
             del self._changes[name]
@@ -197,14 +203,16 @@ class PrefixCache:
         return came, [name for name, here in part.items() if not here]
 
     def _wanted(self, sequence: Sequence) -> Run[bytes]:
-        """The names to look for. The logprobs of a prompt need all of its rows."""
+        """The hashes to look for. None where prompt logprobs are requested, which need all rows to be
+        computed."""
         if sequence.prompt_logprobs or (sequence.borrowed and sequence.lend is None):
             return ()
         usable = (sequence.length - 1) // self._pools.layout.groups[0].block_tokens
         return sequence.hashes[:usable]
 
     def _is_ready(self, sequence: Sequence, names: Run[bytes], computed_s: float) -> bool:
-        """Whether nothing is worth waiting for. What is not is read all the same, for the next who asks."""
+        """Whether to start without waiting for reads. Reads that are not waited for go on, for later
+        prompts."""
         if self._store is None or not names:
             return True
         _, coming = self._store.ready(names)
@@ -215,7 +223,7 @@ class PrefixCache:
         return self._clock() >= sequence.patience_ends
 
     def _with_rest(self, sequence: Sequence, prefix: BlockTables) -> BlockTables:
-        """All blocks of a sequence that has those of `prefix`. Raises OutOfBlocksError."""
+        """All blocks of a sequence, beginning with those of `prefix`. Raises OutOfBlocksError."""
         if sequence.blocks is None:
             more = self._pools.allocate_more(prefix, sequence.length)
             return tuple(mine + new for mine, new in zip(prefix, more, strict=True))
@@ -224,10 +232,10 @@ class PrefixCache:
         return sequence.lend(prefix)
 
     def _load(self, names: Run[bytes], tables: BlockTables, start: int) -> int:
-        """Fills blocks from ordinal `start` on with what the store has, and names them; how many."""
+        """Loads blocks from index `start` on from the store and caches them; returns how many."""
         if self._store is None or not names:
             return 0
-        count, _ = self._store.ready(names)  # to make room for these blocks may have cost some of them
+        count, _ = self._store.ready(names)  # making room for these blocks may have evicted some of them
         if count:
             filled = tuple(table[start : start + count] for table in tables)
             self.hit_blocks.update(self._store.load(names[:count], filled))

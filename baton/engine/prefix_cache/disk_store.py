@@ -1,8 +1,9 @@
 """Cached blocks on a disk: one file a block, named by its hash, checked by a keyed digest when it is read.
 
-One thread writes and reads; it is asked through a bounded queue and answers through `poll`, so the engine's
-loop never waits for a disk: what the queue has no room for is not kept. A file that is not what was written
-is a miss, and deleted. Torch-free.
+One thread writes and reads. Its jobs go through a bounded queue and results come from `poll`, so the
+engine's loop never waits for a disk: blocks that the queue has no room for are dropped. A corrupt file is a
+miss, and is deleted.
+Torch-free.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from baton.block_hash import HASH_BYTES
 _MAGIC = b"BATONKV1"
 _OWNER = "owner"
 _DIGEST_BYTES = 32
-# Jobs that may wait, and about what their blocks may take of the host's memory.
+# Jobs that may be queued, and the host memory that their blocks may take, approximately.
 _QUEUE = 64
 _QUEUE_BYTES = 128 * 10**6
 _CLOSE_S = 2.0
-# Of the last read, in what reads take.
+# The weight of the last read in the moving average.
 _WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """To write `data`, to read or to delete the file."""
+    """Writes `data`, or where that is None reads or deletes the file."""
 
     name: bytes
     data: bytes | None = None
@@ -42,7 +43,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class Came:
-    """What a file held; None where it did not hold what was written, or could not be written."""
+    """A finished read. `data`: None where the file was corrupt, or had not been written."""
 
     name: bytes
     data: bytes | None
@@ -54,13 +55,14 @@ class DiskBlocks:
     def __init__(
         self, folder: Path, key: bytes, block_bytes: int, budget: int, wake: Callable[[], None]
     ) -> None:
-        """What an owner of another `key` left in the folder is deleted. Raises OSError."""
+        """`key`: of the digests; files of an owner with another key are deleted. `wake` is called from the
+        thread when a result is ready. Raises OSError."""
         self._folder = folder
         self._key = key
         self._block_bytes = block_bytes
         self._most = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
         self._wake = wake
-        # Least recently used first; what is being written among them.
+        # Least recently used first; includes blocks that are being written.
         self._names: OrderedDict[bytes, None] = OrderedDict()
         self._reading: set[bytes] = set()
         self._most_jobs = max(4, min(_QUEUE, _QUEUE_BYTES // block_bytes))
@@ -68,7 +70,7 @@ class DiskBlocks:
         self._done: deque[Came] = deque()
         self.dropped = 0
         self.corrupt = 0
-        # What reading a block and checking it has taken lately; the thread's to write.
+        # Moving average of the seconds to read and check a block; written by the thread.
         self.seconds_each = 0.0
         self._take_over()
         self._thread = threading.Thread(target=self._work, name="disk-blocks", daemon=True)
@@ -81,12 +83,12 @@ class DiskBlocks:
         return len(self._names)
 
     def names(self) -> set[bytes]:
-        """Every block that is here, or on its way."""
+        """The hashes of all blocks that are here or being written."""
         return set(self._names)
 
     @property
     def room(self) -> int:
-        """Blocks that it may hold."""
+        """The most blocks that fit."""
         return self._most
 
     @property
@@ -95,7 +97,8 @@ class DiskBlocks:
         return self._most > 0 and self._jobs.qsize() <= self._most_jobs - 2
 
     def offer(self, name: bytes, data: bytes) -> list[bytes]:
-        """Has a block written if `takes`; the names of those that had to go for it, its own if it is not."""
+        """Queues a block to be written if `takes`; returns the hashes of blocks lost: those evicted for it,
+        or its own where it is not written."""
         if name in self._names:
             self._names.move_to_end(name)
             return []
@@ -112,7 +115,7 @@ class DiskBlocks:
         return gone
 
     def ask(self, name: bytes) -> bool:
-        """Has a block read; False where it is not here, or too much is asked already."""
+        """Queues a block to be read; False where it is not here, or the queue is full."""
         if name in self._reading:
             return True
         if name not in self._names or self._jobs.full():
@@ -123,7 +126,7 @@ class DiskBlocks:
         return True
 
     def poll(self) -> list[Came]:
-        """What has been read since the last call. A name that came without data is no more."""
+        """Reads that finished since the last call. A block without data is lost."""
         came = []
         while self._done:
             one = self._done.popleft()
@@ -134,13 +137,13 @@ class DiskBlocks:
         return came
 
     def close(self) -> None:
-        """What is queued is written first, for a few seconds."""
+        """Stops the thread; waits a few seconds for queued writes."""
         with contextlib.suppress(queue.Full):
             self._jobs.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
 
     def _take_over(self) -> None:
-        """Keeps what an owner of the same key left here, the youngest as far as there is room."""
+        """Indexes files of an earlier owner with the same key, the newest as far as there is room."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         owner, mark = self._folder / _OWNER, hashlib.blake2b(self._key, digest_size=HASH_BYTES).hexdigest()
         mine = owner.is_file() and owner.read_text(encoding="ascii", errors="replace") == mark

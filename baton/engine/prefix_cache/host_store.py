@@ -1,9 +1,9 @@
-"""Cached blocks that the device had no room for: in the host's memory, and behind that on a disk.
+"""The prefix cache's store of evicted blocks: host memory, and behind that a disk.
 
-    evicted from the device ─▶ host ──the one used longest ago──▶ disk, if there is one that takes it
-    claimed by a prompt ◀───── host ◀──read when it is asked for── disk
+    evicted from the device ─▶ host ──least recently used──▶ disk, if there is one with room
+    claimed by a prompt ◀───── host ◀──read on demand─────── disk
 
-What is promoted stays where it was, so its next eviction copies nothing.
+Blocks that are promoted also stay in the lower tier, so that evicting them again copies nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.cache import Stored
 from baton.engine.prefix_cache.disk_store import DiskBlocks
 
-# How many of the oldest blocks are looked at for one that the disk has not got yet.
+# How many of the oldest blocks are searched for one that is not on disk yet.
 _AHEAD = 256
-# What is copied for the disk in a turn of the loop, if it is more than one block.
+# Bytes that are queued for the disk in a turn of the loop, or one block if it is larger.
 _AHEAD_BYTES = 8 * 10**6
 
 
@@ -44,18 +44,18 @@ class HostPrefixes:
         return name in self._saved or (self._disk is not None and name in self._disk)
 
     def names(self) -> set[bytes]:
-        """All that could be loaded, now or after a while."""
+        """The hashes of all blocks that can be loaded."""
         return set(self._saved) | (self._disk.names() if self._disk is not None else set())
 
     @property
     def stored(self) -> Stored:
-        """For who counts."""
+        """Counts for metrics."""
         if self._disk is None:
             return Stored(len(self._saved))
         return Stored(len(self._saved), len(self._disk), self._disk.dropped, self._disk.corrupt)
 
     def put(self, entries: list[Entry]) -> None:
-        """Copies out, in one batch, what is not here yet; the blocks may be written when this returns."""
+        """Copies, in one batch, blocks that are not here yet; they may be overwritten when this returns."""
         for name, _ in entries:
             if name in self._saved:
                 self._saved.move_to_end(name)
@@ -70,7 +70,8 @@ class HostPrefixes:
             self._saved[name] = Saved(tuple((places[place],) for places in saved.places))
 
     def ready(self, names: Sequence[bytes]) -> tuple[int, bool]:
-        """How many of the first `names` are in the host's memory, and whether the disk reads those behind."""
+        """How many of the first `names` are in host memory, and whether those behind are being read from
+        disk."""
         here = 0
         while here < len(names) and names[here] in self._saved:
             self._saved.move_to_end(names[here])
@@ -100,7 +101,7 @@ class HostPrefixes:
         return tiers
 
     def poll(self) -> bool:
-        """Takes in what the disk has read; False where that was nothing."""
+        """Collects blocks that were read from disk; False where there were none."""
         if self._disk is None:
             return False
         came = self._disk.poll()
@@ -115,13 +116,14 @@ class HostPrefixes:
         return self._write_ahead(self._disk) or bool(came)
 
     def close(self) -> None:
-        """Lets the disk finish what it has been given."""
+        """Lets the disk finish its queue."""
         if self._disk is not None:
             self._disk.close()
 
     def _make_room(self, count: int) -> None:
         victims = [self._saved.popitem(last=False) for _ in range(count - self._host.free)]
-        for name, saved in reversed(victims):  # if the disk takes not all, then what the others hang on
+        # Should the disk not take all, then it takes the first blocks of prefixes.
+        for name, saved in reversed(victims):
             self._from_disk.discard(name)
             if self._disk is None:
                 self.on_lost(name)
@@ -130,8 +132,8 @@ class HostPrefixes:
             self._host.release(saved)
 
     def _write_ahead(self, disk: DiskBlocks) -> bool:
-        """Once memory is nearly full, some of the oldest go to the disk each turn, ahead of need:
-        blocks are given up in batches that no disk keeps up with. False where none is due."""
+        """Once memory is nearly full, writes some of the oldest blocks to disk each turn, since evictions
+        come in batches that are too large for a disk. False where none is due."""
         if len(self._saved) <= self._room * 3 // 4:
             return False
         oldest = islice(self._saved.items(), min(_AHEAD, disk.room // 2))

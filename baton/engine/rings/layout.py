@@ -58,7 +58,7 @@ class SharedRings:
 
     @property
     def ring_place(self) -> tuple[int, int]:
-        """The same of the ring's counters and words."""
+        """Bytes at which the ring's counters and its words begin."""
         return self._ring_offset, self._ring_offset + RING_HEADER_BYTES
 
     @property

@@ -41,7 +41,7 @@ class SlotMasks:
         return self._copies.arrived
 
     def ready(self, slots: Tensor, generations: Tensor, positions: Tensor) -> Tensor:
-        """Of each slot (all [B]), whether the mask of its token at that position is there."""
+        """Whether each slot (all [B]) has the mask of its token at that position."""
         wanted: Tensor = (generations.long() << 32) | positions.long()
         return self.tags[slots] == wanted
 

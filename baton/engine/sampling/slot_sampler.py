@@ -119,7 +119,7 @@ class SlotSampler:
         )
 
     def waits(self, generations: Tensor, positions: Tensor) -> Tensor:
-        """All [slots]: whether a slot's request wants a mask for the token at that position, and has none."""
+        """[slots]: whether a slot's request needs a mask for the token at that position, and has none."""
         masked = (self.features & int(Feature.MASKED)) != 0
         if not bool(masked.any()):  # every step asks
             return masked
@@ -135,7 +135,7 @@ class SlotSampler:
         places negative. Returns tokens [B] and the logprobs that were asked for.
         """
         features = self.features[rows]
-        # Which of its graphs a GPU replays: what no row needs is not done at all.
+        # The union of all rows' features: what no row needs is skipped.
         needed = 0
         for feature in set(features.tolist()):
             needed |= feature

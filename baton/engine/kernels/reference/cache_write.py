@@ -24,13 +24,13 @@ def token_rows(group: Tensor, block_table: Tensor, positions: Tensor) -> Tensor:
 
 
 def plane_offset(group: Tensor, layer: int, plane: int) -> int:
-    """What to add to `token_rows` for the group's layer number `layer` and its plane."""
+    """The offset to add to `token_rows` for the group's layer number `layer` and its plane."""
     _, _, planes, heads, block_tokens, _ = group.shape
     return (layer * planes + plane) * heads * block_tokens
 
 
 def head_offsets(group: Tensor) -> Tensor:
-    """What to add to `token_rows` for each head: [heads] int64."""
+    """The offset to add to `token_rows` for each head: [heads] int64."""
     _, _, _, heads, block_tokens, _ = group.shape
     return torch.arange(heads, device=group.device) * block_tokens
 

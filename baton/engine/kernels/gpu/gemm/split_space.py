@@ -1,4 +1,4 @@
-"""Where the parts of products meet whose K is split among programs."""
+"""The memory through which programs that split a product's K exchange partial sums."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class WideTuning:
         return self.columns * (2 if epilogue is Epilogue.SWIGLU else 1)
 
     def tile_bytes(self, epilogue: Epilogue) -> int:
-        """Of shared memory."""
+        """Bytes of shared memory that a tile takes."""
         return 2 * _DEPTH * (self.x_stages * _ROWS + self.w_stages * self.w_rows(epilogue))
 
 

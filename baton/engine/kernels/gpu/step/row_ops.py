@@ -1,4 +1,4 @@
-"""What lies between the products, a program a row: embedding with rotary tables, norm, SwiGLU."""
+"""Row operations between products, a program a row: embedding with rotary tables, norm, gated activation."""
 
 from __future__ import annotations
 
