@@ -154,13 +154,21 @@ def _randomise(model: Any, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            if name.endswith("norm.weight"):  # Gemma stores a gain less 1
-                noise = 0.2 * noise + (model.config.model_type != "gemma3_text")
+            if name.endswith("norm.weight"):
+                noise = 0.2 * noise + _mean_of_norm(model.config.model_type, name)
             elif name.endswith(".bias"):
                 noise = 0.3 * noise
             else:
                 noise = 2 * noise / math.sqrt(parameter.shape[1])
             parameter.copy_(noise)
+
+
+def _mean_of_norm(model_type: str, name: str) -> float:
+    """Of a stored gain. Gemma stores gains less 1; with larger ones behind attention and MLP a tied head
+    does not just repeat the token that was read."""
+    if model_type != "gemma3_text":
+        return 1.0
+    return 3.0 if ".post_" in name else 0.0
 
 
 def write_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
