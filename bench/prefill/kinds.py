@@ -11,8 +11,8 @@ _KINDS = (
     ("attention, joined", r"^_absorb|^_join_parts|^_gather_prefix"),
     ("q, k, v: rotary and cache", r"^_prompt_qkv"),
     ("norm", r"^_norm"),
-    ("silu", r"^_swiglu"),
-    ("embedding", r"^_embed"),
+    ("activation", r"^_gated"),
+    ("embedding", r"^_embed|^_rotary"),
     ("products", r"gemm|nvjet|cutlass|xmma|splitk|cublas"),
     ("copies", r"memcpy|memset|copy|fill|elementwise"),
 )

@@ -6,7 +6,7 @@ A choice is data (`gemm_table`): by GPU, shape and rows. Mode `exact` takes one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -118,11 +118,16 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
     """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product
     cannot do goes to the library."""
-    if product.post_norm is not None:
+    if product.post_norm is None:
+        _run(out, x, product, choice, scratch)
+    else:
         branch = scratch.branch[: out.numel()].view(out.shape)
-        run_product(branch, x, replace(product, post_norm=None), choice, scratch)
+        _run(branch, x, product, choice, scratch)
         norm_rows(out, branch, product.post_norm, adds=True)
-        return
+
+
+def _run(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
+    """`run_product` but for the norm of the result."""
     linear, epilogue, norm = product.linear, product.epilogue, product.norm
     if isinstance(choice, GemvTuning):
         gemv(out, x, linear.weight, linear.bias, epilogue, norm, choice)

@@ -47,7 +47,7 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3": "attention, library",
         "_prompt_attention": "attention, paged",
         "_join_parts": "attention, joined",
-        "_swiglu": "silu",
+        "_gated": "activation",
         "something else": "other",
     }
     assert {name: kind_of(name) for name in names} == names
