@@ -123,6 +123,11 @@ FAMILIES = [
             },
         },
     ),
+    Case(
+        "gemma3-biases",
+        "gemma3",
+        {"head_dim": 32, "attention_bias": True, "num_key_value_heads": 4, "sliding_window": 100},
+    ),
 ]
 
 
