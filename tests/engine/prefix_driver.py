@@ -363,9 +363,9 @@ class Driver:
             assert pool.free == pool.total - len(kept | used[group]), "a block in two states, or in none"
         for name, contents in self.store.held.items():
             assert contents == self.meaning[name]
-        untold = self.cache.untold()
+        unpublished = self.cache._changes
         assert {
-            name for name in self.published | untold.keys() if untold.get(name, True)
+            name for name in self.published | unpublished.keys() if unpublished.get(name, True)
         } == self.cache.names()
 
     def run_out(self) -> None:
@@ -380,6 +380,6 @@ class Driver:
             self.forget(one)
         self.check()
         assert self.pools.free == self.pools.total
-        while any(self.cache.untold()):
+        while self.cache._changes:
             self.tell()
         assert self.published == self.cache.names()

@@ -190,10 +190,6 @@ class PrefixCache:
         hits = [self._cached.acquire(name) for name in names]
         return tuple(zip(*hits, strict=True)) if hits else tuple(() for _ in self._pools.pools)
 
-    def untold(self) -> dict[bytes, bool]:
-        """Changes that `take_changes` has not returned yet: by hash, whether this worker has the block."""
-        return dict(self._changes)
-
     def take_changes(self, limit: int) -> tuple[list[bytes], list[bytes]]:
         """Hashes of blocks added and of blocks lost since the last call, at most `limit` together."""
         part = dict(islice(self._changes.items(), limit))

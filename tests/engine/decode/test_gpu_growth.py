@@ -136,7 +136,7 @@ def test_set_aside_and_brought_back_to_other_blocks(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_moved_once_however_often_it_is_told_and_grows_no_more(tmp_path: Path, dtype: str) -> None:
+def test_moved_once_however_often_it_is_posted_and_grows_no_more(tmp_path: Path, dtype: str) -> None:
     case = Case(tmp_path, dtype)
     engine, wanted = case.engine, case.alone(200, SamplingParams())
     for told in range(40):

@@ -51,7 +51,7 @@ def test_the_first_word_repeats_the_admitted_token_and_length_ends(engine: Local
     assert engine.reader.steps == 1
 
 
-def test_a_stop_id_ends_where_it_first_comes_and_is_told(engine: LocalEngine, tmp_path: Path) -> None:
+def test_a_stop_id_ends_where_it_first_comes_and_is_emitted(engine: LocalEngine, tmp_path: Path) -> None:
     (whole,) = engine.run(engine.start(PROMPTS[4], max_tokens=20, sampling=DRAWN))
     stop = next(token for token in whole[3:] if token not in whole[:3])
     again = LocalEngine(tmp_path / "model")
@@ -133,7 +133,7 @@ def test_a_slot_that_is_held_stands_still_until_it_grows(engine: LocalEngine, tm
     assert held.run(key) == [expected]
 
 
-def test_a_moved_slot_says_so_once_and_grows_no_more(engine: LocalEngine) -> None:
+def test_a_moved_slot_reports_it_once_and_grows_no_more(engine: LocalEngine) -> None:
     key = engine.start(PROMPTS[2], max_tokens=20, capacity=len(PROMPTS[2]) + 4)
     engine.step()
     engine.decode.move(*key)

@@ -98,7 +98,7 @@ def test_a_product_with_a_bias_is_the_librarys() -> None:
 
 
 @pytest.mark.gpu
-def test_the_compilers_words_are_told() -> None:
+def test_compiler_errors_are_reported() -> None:
     assert can_compile()
     with pytest.raises(CudaError, match="nonsense"):
         compile_source('extern "C" __global__ void f() { nonsense; }', "sm_90a")

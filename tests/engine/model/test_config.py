@@ -150,7 +150,7 @@ def test_layout_has_one_group_a_window(tmp_path: Path) -> None:
         config.layout(32, "bfloat16", rank_count=3)
 
 
-def test_the_digest_tells_configurations_apart(tmp_path: Path) -> None:
+def test_the_digest_differs_by_configuration(tmp_path: Path) -> None:
     config = load(tmp_path)
     digests = {config.digest()}
     for change in (
@@ -221,7 +221,7 @@ def test_a_missing_or_broken_file_is_refused(content: str | bytes | None, tmp_pa
     assert "\n" not in caught.value.message
 
 
-def test_a_folder_is_its_own_source_and_a_missing_one_is_told(tmp_path: Path) -> None:
+def test_a_folder_is_its_own_source_and_a_missing_one_is_refused(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path)) == tmp_path
     (tmp_path / "file").touch()
     for name in (str(tmp_path / "none"), str(tmp_path / "file"), "./none", "none"):

@@ -122,7 +122,7 @@ def test_random_weights_write_text_that_varies(case: Case, tmp_path: Path) -> No
     assert len(set(output)) > 12
 
 
-def test_the_digest_tells_checkpoints_apart_and_shards_alike(tmp_path: Path) -> None:
+def test_the_digest_differs_by_checkpoint_and_not_by_sharding(tmp_path: Path) -> None:
     folders = [make_checkpoint(tmp_path / str(seed), seed=seed) for seed in (3, 4)]
     shards = make_checkpoint(tmp_path / "shards", seed=3, sharded=True)
     config = ModelConfig.load(shards)
@@ -268,7 +268,7 @@ def peak_bytes() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def test_random_weights_tell_how_far_they_are(tmp_path: Path) -> None:
+def test_random_weights_report_progress(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     config = ModelConfig.load(make_checkpoint(tmp_path))
     weights = random_weights(config, 5, "cpu", torch.bfloat16, lambda *said: heard.append(said))

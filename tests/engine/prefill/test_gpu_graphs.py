@@ -58,7 +58,7 @@ def test_far_into_a_long_prompt(tmp_path: Path) -> None:
     assert made.replayed == 7, "384 rows and 600 are the library's"
 
 
-def test_steps_told_ahead_do_not_disturb_one_another(tmp_path: Path) -> None:
+def test_steps_launched_ahead_do_not_disturb_one_another(tmp_path: Path) -> None:
     """Inputs of a step are put where the one before reads its own: in the stream's order, with no waiting."""
     draw = random.Random(9)
     with torch.inference_mode():

@@ -51,7 +51,7 @@ def test_random_packings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_graph_has_no_place_for_is_said_as_ever(tmp_path: Path) -> None:
+def test_a_step_that_exceeds_its_graph_is_launched_eagerly(tmp_path: Path) -> None:
     few = GraphBounds(rows=64, least_chunks=1, rows_a_chunk=64, entries=60)
     split = KeySplit(programs=3, least_keys=1000)
     made = twins(tmp_path, layers=1, most_rows=70, bounds=few, split=split, tuning=None)
@@ -78,7 +78,7 @@ def test_capturing_writes_scratch_alone(tmp_path: Path) -> None:
     assert all(not group[1:].any() for group in made.caches[1].groups)
 
 
-def test_without_memory_for_graphs_steps_are_said_as_ever(
+def test_without_memory_for_graphs_steps_are_launched_eagerly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = twins(tmp_path, layers=1)

@@ -185,7 +185,7 @@ def test_what_little_is_left_of_a_prompt_is_no_step_of_its_own() -> None:
     assert sum(chunk.count for chunk in scheduler.plan()) == 180 + 820, "the slack is the step's, once"
 
 
-def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_nobody() -> None:
+def test_a_prompt_without_blocks_lets_no_longer_one_start_and_an_old_one_none() -> None:
     clock = Clock()
     pools, scheduler = make(4, StepBounds(100, age_cap_s=1.0), clock=clock)
     first, long, longer, short = sequence(8), sequence(12), sequence(16), sequence(4)

@@ -135,7 +135,7 @@ def test_a_sequence_without_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_splitting_keys_adds_no_more_items_than_it_says(seed: int) -> None:
+def test_splitting_keys_adds_no_more_items_than_its_bound(seed: int) -> None:
     draw = random.Random(seed)
     for _ in range(20):
         runs = [

@@ -81,7 +81,7 @@ def test_what_went_out_comes_back_bit_for_bit() -> None:
     assert case.lost == []
 
 
-def test_a_full_memory_gives_up_the_oldest_and_says_so() -> None:
+def test_a_full_memory_evicts_the_oldest_and_reports_it() -> None:
     case = Case(room=3)
     case.put(1, 2, 3)
     case.put(1)  # it was used again: nothing is copied, and it is the youngest
@@ -114,7 +114,7 @@ def test_the_oldest_are_on_the_disk_before_their_place_is_wanted(tmp_path: Path)
     case.store.close()
 
 
-def test_a_spoilt_file_is_lost_and_said_so(tmp_path: Path) -> None:
+def test_a_corrupt_file_is_a_loss_and_is_reported(tmp_path: Path) -> None:
     case = Case(room=2, disk=tmp_path)
     case.put(1, 2)
     case.settle()
