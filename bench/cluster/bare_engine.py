@@ -14,6 +14,7 @@ from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.rings.layout import SharedRings
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.cluster.fake_engine import decode_loop
+from bench.engine_driver import admit, prefill_step
 from services.common.config import EngineConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 from services.worker.engine.startup.prefill_setup import prefill_loop
@@ -38,7 +39,7 @@ class BarePrefill:
                 sequence = _sequence(prompt, max_tokens=2)
                 self._loop.scheduler.add(sequence)
                 came[sequence] = due.popleft()
-            for result in self._loop.step():
+            for result in prefill_step(self._loop):
                 sequence = result.chunk.sequence
                 self._loop.scheduler.remove(sequence)
                 ttft.append((time.monotonic_ns() - came.pop(sequence)) / 1e6)
@@ -62,16 +63,15 @@ class BareDecode:
 
     def _admit(self, model: LoadedModel, pool: SlotPool, sequence: Sequence) -> None:
         blocks = model.pools.allocate(sequence.end - 1)
-        self._loop.admit(
-            self._loop.admission(
-                Grant(*pool.grant(), blocks, sequence.end - 1),
-                token_ids=sequence.token_ids,
-                prompt_length=sequence.length,
-                last_token=0,
-                end=sequence.end,
-                sampling=sequence.sampling,
-                limits=sequence.limits,
-            )
+        admit(
+            self._loop,
+            Grant(*pool.grant(), blocks, sequence.end - 1),
+            token_ids=sequence.token_ids,
+            prompt_length=sequence.length,
+            last_token=0,
+            end=sequence.end,
+            sampling=sequence.sampling,
+            limits=sequence.limits,
         )
 
     def tpot(self, steps: int) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench.decode.case import BLOCK_TOKENS, SAMPLINGS, Case, Room
 from bench.decode.clocks import ClockReader, Lines
 from bench.decode.front import Front
+from bench.engine_driver import admit
 from bench.random_model import random_model
 
 if TYPE_CHECKING:
@@ -100,17 +101,16 @@ class DecodeEngine:
         grant = Grant(slot, generation, self.model.pools.allocate(end - 1), end - 1)
         self.holds[slot, generation] = grant
         sampling = SamplingParams(seed=index, **SAMPLINGS[case.sampling])
-        self.loop.admit(
-            self.loop.admission(
-                grant,
-                token_ids=self._prompt(case.context),
-                prompt_length=case.context,
-                last_token=(index * 977) % self.model.config.vocab_size,
-                last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
-                end=end,
-                sampling=sampling,
-                limits=Limits(output),
-            )
+        admit(
+            self.loop,
+            grant,
+            token_ids=self._prompt(case.context),
+            prompt_length=case.context,
+            last_token=(index * 977) % self.model.config.vocab_size,
+            last_logprobs=first_logprobs() if sampling.logprobs is not None else None,
+            end=end,
+            sampling=sampling,
+            limits=Limits(output),
         )
         return slot, generation
 

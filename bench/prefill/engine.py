@@ -24,6 +24,7 @@ from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlocks
 from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import take
 from bench.prefill.case import BLOCK_TOKENS, Case
 from bench.prefill.kinds import budget
 from bench.random_model import random_model
@@ -173,7 +174,7 @@ class _CaseRun:
         while left:
             if not loop.begin() and self._prefixes is not None:
                 self._prefixes.poll()
-            left -= sum(result.token is not None for result in loop.take())
+            left -= sum(result.token is not None for result in take(loop))
             if time.perf_counter() > until:
                 raise TimeoutError(f"{left} prompts are not done after {DEADLINE_S} s")
         for sequence in sequences:

@@ -16,6 +16,7 @@ from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import take
 
 # How late the end of a step is seen at most, as in an engine.
 _UNDER_WAY_S = 0.0002
@@ -142,9 +143,9 @@ class Traffic:
             while coming is not None and begun + coming <= now:
                 self._add(load.tokens, begun + coming)
                 coming = next(arrivals, None)
-            results = self._loop.take()
+            results = take(self._loop)
             did = self._loop.begin()
-            results += self._loop.take()
+            results += take(self._loop)
             ended = self._note(results, served)
             if load.users:
                 for _ in range(ended):
@@ -197,6 +198,6 @@ class Traffic:
         until = self._time.now() + _DEADLINE_S
         while self._loop.under_way:
             self._time.wait(_UNDER_WAY_S)
-            self._loop.take()
+            take(self._loop)
             if self._time.now() > until:
                 raise TimeoutError("a step does not end")

@@ -32,6 +32,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import admit, finish
 
 WEIGHTS_SEED = 7
 # How long `run` may take: what hangs is found, and a GPU that others use as well is waited for.
@@ -174,7 +175,7 @@ class LocalEngine:
             sequence.borrowed = True
             self.scheduler.add(sequence)
             begun.append((start, sequence))
-        last = {id(result.chunk.sequence): result for result in self.prefill.finish()}
+        last = {id(result.chunk.sequence): result for result in finish(self.prefill)}
         return [self._admit(start, sequence, last[id(sequence)]) for start, sequence in begun]
 
     def _admit(self, start: Start, sequence: Sequence, last: ChunkResult) -> tuple[int, int]:
@@ -184,18 +185,17 @@ class LocalEngine:
         counts = self.pools.counts_for(start.first_capacity)
         blocks = tuple(mine[:count] for mine, count in zip(sequence.blocks, counts, strict=True))
         key = self.slots.grant()
-        self.decode.admit(
-            self.decode.admission(
-                Grant(*key, blocks, start.first_capacity),
-                token_ids=sequence.token_ids,
-                prompt_length=sequence.prompt_length,
-                last_token=last.token if start.forced is None else start.forced,
-                last_logprobs=last.logprobs,
-                end=sequence.end,
-                sampling=sequence.sampling,
-                limits=sequence.limits,
-                masked=start.masked,
-            )
+        admit(
+            self.decode,
+            Grant(*key, blocks, start.first_capacity),
+            token_ids=sequence.token_ids,
+            prompt_length=sequence.prompt_length,
+            last_token=last.token if start.forced is None else start.forced,
+            last_logprobs=last.logprobs,
+            end=sequence.end,
+            sampling=sequence.sampling,
+            limits=sequence.limits,
+            masked=start.masked,
         )
         self.tables[key] = sequence.blocks
         self.output[key] = []

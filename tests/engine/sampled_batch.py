@@ -18,6 +18,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.logprob_records import LogprobRecords, Logprobs, logprob_bytes
 from baton.engine.sampling.reference import filtered
 from baton.engine.sequence import Limits, SamplingParams
+from bench.engine_driver import admit
 
 GENERATION = 3
 _ENDLESS = Limits(1000)
@@ -76,18 +77,17 @@ class SampledBatch:
         mailbox = self._rings.mailbox(memory)
         loop = _Admitting(self.state, mailbox, self._rings.writer(memory))
         for slot, request in enumerate(requests):
-            loop.admit(
-                loop.admission(
-                    Grant(slot, GENERATION, ((0,),), 100),
-                    token_ids=(*request.prompt, *request.output[:-1]),
-                    prompt_length=len(request.prompt),
-                    last_token=request.output[-1],
-                    last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
-                    end=len(request.prompt) + request.limits.max_tokens,
-                    sampling=request.params,
-                    limits=request.limits,
-                    masked=request.mask is not None,
-                )
+            admit(
+                loop,
+                Grant(slot, GENERATION, ((0,),), 100),
+                token_ids=(*request.prompt, *request.output[:-1]),
+                prompt_length=len(request.prompt),
+                last_token=request.output[-1],
+                last_logprobs=None if request.params.logprobs is None else Logprobs(0.0),
+                end=len(request.prompt) + request.limits.max_tokens,
+                sampling=request.params,
+                limits=request.limits,
+                masked=request.mask is not None,
             )
             if request.mask is not None:
                 position = request.position + request.late

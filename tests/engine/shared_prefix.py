@@ -28,6 +28,7 @@ from baton.engine.model.weights import random_weights
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams
+from bench.engine_driver import admit
 from tests.engine.local_engine import CONFIG
 
 BLOCK = 64
@@ -98,7 +99,8 @@ class SharedPrefix:
         slot, generation = self._slots.grant()
         assert slot == number
         tables = (blocks,) * len(self.loop._state.block_tables)
-        admission = self.loop.admission(
+        admit(
+            self.loop,
             Grant(slot, generation, tables, shape.tokens),
             token_ids=[5] * length,
             prompt_length=length,
@@ -107,7 +109,6 @@ class SharedPrefix:
             sampling=SamplingParams(),
             limits=Limits(tokens, (), 0),
         )
-        self.loop.admit(admission)
 
     def step(self) -> None:
         """One step, ended."""

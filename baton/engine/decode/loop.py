@@ -50,30 +50,6 @@ class DecodeLoop(ABC):
         """The output ring; it counts the steps that ran, and those that found it full."""
         return self._ring
 
-    def admission(
-        self,
-        grant: Grant,
-        *,
-        token_ids: Sequence[int],
-        prompt_length: int,
-        last_token: int,
-        last_logprobs: Logprobs | None = None,
-        end: int,
-        sampling: SamplingParams,
-        limits: Limits,
-        masked: bool = False,
-    ) -> Entry:
-        """`begin_admission` and `complete`, where all is known."""
-        entry = self.begin_admission(
-            grant, token_ids=token_ids, prompt_length=prompt_length, end=end, sampling=sampling,
-            limits=limits, masked=masked,
-        )  # fmt: skip
-        self.complete(
-            entry, token_ids=token_ids, prompt_length=prompt_length, sampling=sampling, last_token=last_token,
-            last_logprobs=last_logprobs,
-        )  # fmt: skip
-        return entry
-
     def begin_admission(
         self,
         grant: Grant,

@@ -1,7 +1,6 @@
 """The prefill loop: plans steps, launches them, and samples first tokens of prompts that are complete.
 
-    begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle
-                          └────────── take ───────────────┘
+    begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle: blocks and durations
 
 On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
 has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
@@ -37,8 +36,6 @@ _LEAD_S = 0.002
 _LONGEST_TURN_S = 0.01
 # Assumed duration of a step before any was measured (mode `exact` on a GPU measures none at start-up).
 _UNMEASURED_STEP_S = 5.0
-# How often `finish` polls.
-_POLL_S = 0.0002
 
 
 class PromptPass(Protocol):
@@ -117,7 +114,7 @@ class PrefillLoop:
         self.prompts_run = 0
         self.tokens_run = 0
         self.steps_ended = 0
-        # When what `take` told last was last seen to be under way.
+        # When the step that `ended` last returned was last seen to be running.
         self.ended_after_ns = 0
         self._looked_ns = 0
         self.device_s = 0.0  # what steps took of the device's time
@@ -133,7 +130,7 @@ class PrefillLoop:
 
     @property
     def under_way(self) -> bool:
-        """Whether a step was launched whose results have not been collected."""
+        """Whether a step was launched whose results `ended` has not returned."""
         return bool(self._under_way)
 
     @property
@@ -166,20 +163,6 @@ class PrefillLoop:
             return None
         behind = cost.seconds_of(sum(step.units for step in others))
         return (first.chunks, first.end) if self.ends_in_s - behind < within_s else None
-
-    def step(self) -> list[ChunkResult]:
-        """Launches a step where one is due, and collects what has ended; on a CPU, the same step."""
-        self.begin()
-        return self.take()
-
-    def finish(self) -> list[ChunkResult]:
-        """Steps until there is nothing left to compute, and waits for all of it."""
-        results = []
-        while self.begin() or self._under_way:
-            if self._under_way and not self._under_way[0].end.ended():
-                time.sleep(_POLL_S)
-            results += self.take()
-        return results
 
     def begin(self) -> bool:
         """Plans and launches the next step; False where there is nothing to compute or no step is due."""
@@ -221,15 +204,9 @@ class PrefillLoop:
                 return False
         return True
 
-    def take(self) -> list[ChunkResult]:
-        """The results of all steps that have ended since; of sequences that were removed there are none."""
-        results = self.ended()
-        self.settle()
-        return results
-
     def ended(self) -> list[ChunkResult]:
-        """As `take`, but leaves accounting to `settle`, which must be called next: results can be sent
-        first."""
+        """The results of all steps that have ended since; of sequences that were removed there are none.
+        `settle` must be called next, so that results can be sent before it."""
         results: list[ChunkResult] = []
         self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
         while self._under_way and self._under_way[0].end.ended():

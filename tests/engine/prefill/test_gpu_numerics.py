@@ -35,6 +35,7 @@ from baton.engine.prefill.loop import PrefillLoop, PromptPass
 from baton.engine.prefill.reference_pass import PlainPass
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import prefill_step, take
 from tests.engine.forced import relative_rms
 from tests.engine.local_engine import CONFIG
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, SMALL_TUNING
@@ -197,11 +198,11 @@ def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
     found: dict[int, int] = {}
     while scheduler.sequences or loop.under_way:
         if waits:
-            results = loop.step()
+            results = prefill_step(loop)
         else:
             with no_waiting():
                 loop.begin()
-            results = loop.take()
+            results = take(loop)
         for result in results:
             if result.token is not None:
                 found[numbers[result.chunk.sequence]] = result.token

@@ -20,6 +20,7 @@ from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
+from bench.engine_driver import prefill_step, take
 
 VOCAB = 11
 BLOCK = 4
@@ -110,19 +111,19 @@ def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None
     assert ahead.loop.begin()
     assert ahead.loop.begin()
     assert not ahead.loop.begin()
-    assert ahead.loop.take() == []
+    assert take(ahead.loop) == []
     assert (sequence.computed, sequence.reached) == (0, 200)
     ahead.lane.now = 0.1
-    assert [(r.chunk.start, r.chunk.count) for r in ahead.loop.take()] == [(0, 100)]
+    assert [(r.chunk.start, r.chunk.count) for r in take(ahead.loop)] == [(0, 100)]
     assert (sequence.computed, sequence.reached) == (100, 200)
     ahead.lane.now = 0.199
     assert ahead.loop.begin()
     ahead.lane.now = 0.4
-    results = ahead.loop.take()
+    results = take(ahead.loop)
     assert [r.token for r in results] == [None, None]
     assert ahead.loop.begin()
     ahead.lane.now = 0.5
-    assert [r.token for r in ahead.loop.take()] == [399 % VOCAB]
+    assert [r.token for r in take(ahead.loop)] == [399 % VOCAB]
     assert not ahead.loop.begin()
     assert ahead.lane.rows == [100] * 4
     assert not ahead.loop.under_way
@@ -140,7 +141,7 @@ def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
     coming.start()
     assert ahead.loop.await_end(5.0)
     seen = time.monotonic_ns()
-    (result,) = ahead.loop.take()
+    (result,) = take(ahead.loop)
     assert result.token == 99 % VOCAB
     assert begun + 2e6 < ahead.loop.ended_after_ns <= seen
     assert ahead.loop.await_end(0.0), "nothing is under way"
@@ -158,7 +159,7 @@ def test_who_comes_late_need_not_wait_for_two_steps() -> None:
     ahead.lane.now = 0.097
     assert ahead.loop.begin()
     ahead.lane.now = 0.2
-    assert short in [result.chunk.sequence for result in ahead.loop.take()]
+    assert short in [result.chunk.sequence for result in take(ahead.loop)]
 
 
 def test_when_all_should_have_ended() -> None:
@@ -191,7 +192,7 @@ def test_how_long_steps_take_is_the_devices_time() -> None:
     ahead.loop.begin()
     ahead.loop.begin()
     ahead.lane.now = 9.0  # ended long before
-    ahead.loop.take()
+    take(ahead.loop)
     assert abs(ahead.scheduler.cost.seconds_of(100) - 0.1) < 1e-9
 
 
@@ -208,7 +209,7 @@ def test_blocks_that_a_step_writes_outlive_a_cancelled_sequence() -> None:
     assert other.blocks is not None
     assert not set(other.blocks[0]) & set(sequence.blocks[0][:10])
     ahead.lane.now = 0.04
-    assert ahead.loop.take() == []
+    assert take(ahead.loop) == []
     assert ahead.pools.free == ahead.pools.total - 20
     ahead.check_blocks()
 
@@ -225,7 +226,7 @@ def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
             if draw.random() < 0.1 and ahead.scheduler.sequences:
                 ahead.scheduler.remove(draw.choice(ahead.scheduler.sequences))
             ahead.lane.now += draw.random() * 0.03
-            for result in ahead.loop.step():
+            for result in prefill_step(ahead.loop):
                 chunk = result.chunk
                 assert chunk.start == seen[chunk.sequence]
                 seen[chunk.sequence] += chunk.count
@@ -241,6 +242,6 @@ def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
         for sequence in ahead.scheduler.sequences:
             ahead.scheduler.remove(sequence)
         ahead.lane.now += 100
-        ahead.loop.take()
+        take(ahead.loop)
         assert ahead.pools.free == ahead.pools.total
         assert ahead.pools.pinned == 0

@@ -17,6 +17,7 @@ from baton.engine.model.weights import random_weights
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.output_ring import Finish
 from baton.engine.sequence import Limits, SamplingParams, Sequence
+from bench.engine_driver import finish
 from tests.engine.local_engine import CONFIG, WEIGHTS_SEED, LocalEngine
 from tests.support.naive_sampler import naive_logprobs, naive_token
 from tests.support.random_sampling import FEATURES, random_features, random_limits, random_params
@@ -155,7 +156,7 @@ def test_prompt_logprobs_equal_the_reference(
     sequence = Sequence(token_ids, length, params, Limits(max_tokens), prompt_logprobs=True)
     engine.scheduler.add(neighbour)
     engine.scheduler.add(sequence)
-    results = engine.prefill.finish()
+    results = finish(engine.prefill)
     assert not any(r.prompt_logprobs for r in results if r.chunk.sequence is neighbour)
     mine = [result for result in results if result.chunk.sequence is sequence]
     assert [result.token is None for result in mine[-2:]] == [True, max_tokens == 0]
