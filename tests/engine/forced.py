@@ -12,6 +12,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.modules import Model
 from baton.engine.model.precision import Precision
+from tests.engine.split_reference import fill_items
 
 BLOCK_TOKENS = 64
 
@@ -41,7 +42,7 @@ def decoded_logits(
         step.inputs.position.fill_(position)
         for items, group in zip(step.inputs.items, layout.groups, strict=True):
             plan = split_items([position] * batch, group.window, options.policy)
-            items.fill(plan, step.inputs.slot, step.inputs.position)
+            fill_items(items, plan, step.inputs.slot, step.inputs.position)
         out[:, position] = step.run(batch).float().cpu()
     return out
 

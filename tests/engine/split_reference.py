@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.kernels.gpu.attention.items import Heads, Items
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
 from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
 from baton.engine.kernels.reference.rms_norm import rms_norm
 from baton.engine.kernels.reference.rotary import apply_rope
+from baton.engine.kernels.reference.split_plan import Item
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +77,13 @@ class AttentionCase:
         cache_write(cache, layer, key, value, places)
         plan = plan_attention(list(range(rows + 1)), positions, table, cache, heads.window)
         return paged_attention(query, cache, layer, plan, heads.scale).view(rows, -1), cache
+
+
+def fill_items(items: Items, rows: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
+    """Writes the list of items from the host; in a step its first kernel does."""
+    lines, first = [], 0
+    for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
+        lines += [[item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine]
+        first += len(mine)
+    items.count[0] = len(lines)
+    items.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)

@@ -19,6 +19,7 @@ from baton.engine.model.precision import Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import random_weights
 from tests.engine.local_engine import CONFIG
+from tests.engine.split_reference import fill_items
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -77,7 +78,9 @@ def test_logits_are_the_plain_decoders(tmp_path: Path, family: str, exact: bool)
     step.inputs.token.copy_(rows.token_ids)
     step.inputs.position.copy_(rows.positions)
     for items, cache_group in zip(step.inputs.items, layout.groups, strict=True):
-        items.fill(split_items(positions, cache_group.window, policy), step.inputs.slot, rows.positions)
+        fill_items(
+            items, split_items(positions, cache_group.window, policy), step.inputs.slot, rows.positions
+        )
     torch.testing.assert_close(step.run(count), expected, rtol=1e-3, atol=1e-3)
     for mine, plain in zip(caches[1].groups, caches[0].groups, strict=True):
         torch.testing.assert_close(mine, plain, rtol=1e-3, atol=1e-3)

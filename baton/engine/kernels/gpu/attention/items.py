@@ -8,8 +8,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.kernels.reference.split_plan import Item
-
 # Fields of an item, int32 each: one load's width.
 ITEM_ROW = tl.constexpr(0)
 ITEM_SLOT = tl.constexpr(1)
@@ -45,15 +43,6 @@ class Items:
         sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
         scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
         return cls(ints(1), ints(most, ITEM_WIDTH.value), sums, scales, ints(rows, kv_heads))
-
-    def fill(self, rows: list[list[Item]], slots: Tensor, positions: Tensor) -> None:
-        """Writes the list from the host, for tests and measurements; a step's own kernel does it there."""
-        lines, first = [], 0
-        for mine, slot, position in zip(rows, slots.tolist(), positions.tolist(), strict=False):
-            lines += [[item.row, slot, position, item.begin, item.end, first, len(mine), 0] for item in mine]
-            first += len(mine)
-        self.count[0] = len(lines)
-        self.items[: len(lines)] = torch.tensor(lines, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)
