@@ -1,11 +1,9 @@
 """Where a step's time goes: each part alone, as a graph over all layers, so over weights that no cache holds.
 
-products      with their norms and epilogues, all layers; `head` once
-attention     all layers, over the batch's own contexts
-front         begin, plan and the embedding
-tail          drawing and finishing, as the step's own clock has it
-step          the last steps of the window, at whose contexts the parts are then measured
-boundaries    what is left of a step: the gaps between kernels and the gap to the next step
+products      with their norms and epilogues, all layers; `head` once attention     all layers, over the
+batch's own contexts front         begin, plan and the embedding tail          drawing and finishing, as the
+step's own clock has it step          the last steps of the window, at whose contexts the parts are then
+measured boundaries    what is left of a step: the gaps between kernels and the gap to the next step
 
 The parts stand behind one another in a graph of their own, so that what a kernel overlaps with its like is in
 them; where a step's unlike kernels overlap better or worse, `boundaries` has the difference.

@@ -116,8 +116,7 @@ def space_needed(rows: int, product: Product, choice: Choice) -> tuple[int, int]
 
 
 def run_product(out: Tensor, x: Tensor, product: Product, choice: Choice, scratch: Scratch) -> None:
-    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product
-    cannot do goes to the library."""
+    """x [M, K] → out [M, N] by the kernel of `choice`; what a wide product cannot do goes to the library."""
     if product.post_norm is None:
         _run(out, x, product, choice, scratch)
     else:

@@ -15,8 +15,8 @@ class Workspace:
     """Activations of up to R rows.
 
     `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attended` [R, heads
-    · dim] may have further rows behind them. `inner` [R, intermediate]. `cos`,
-    `sin` [R, dim / 2] float32 for each rotary embedding of the model.
+    · dim] may have further rows behind them. `inner` [R, intermediate]. `cos`, `sin` [R, dim / 2] float32 for
+    each rotary embedding of the model.
     """
 
     hidden: Tensor

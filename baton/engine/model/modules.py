@@ -60,8 +60,7 @@ class Attention:
     """A layer's attention. `head_norms`: gains [head dim] of the query's and the key's RMSNorm.
 
     `group`: the cache group that its keys and values are written to; `index`: the layer's number in there.
-    `rope`:
-    which of the model's rotary embeddings it uses.
+    `rope`: which of the model's rotary embeddings it uses.
     """
 
     qkv: Product

@@ -30,8 +30,8 @@ class Rows:
     """Packed rows of one pass. Sequence b owns rows query_start[b]:query_start[b + 1].
 
     `token_ids`, `positions`: [N] int64. A row attends to its own sequence's positions up to its own.
-    `query_start`: B + 1 numbers on the host, from 0 to N.
-    `block_tables`: for each cache group [B, max blocks] int64; entries that no row needs are 0.
+    `query_start`: B + 1 numbers on the host, from 0 to N. `block_tables`: for each cache group [B, max
+    blocks] int64; entries that no row needs are 0.
     """
 
     token_ids: Tensor

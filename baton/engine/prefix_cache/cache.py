@@ -129,8 +129,7 @@ class PrefixCache:
 
     def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
         """Gives a sequence all of its blocks, the first of them with cached contents. False where it should
-        wait:
-        blocks are being read from disk, in less time than the `computed_s` seconds that computing each
+        wait: blocks are being read from disk, in less time than the `computed_s` seconds that computing each
         takes."""
         wanted = self._wanted(sequence)
         held = self._held(wanted)

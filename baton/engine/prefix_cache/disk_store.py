@@ -1,9 +1,8 @@
 """Cached blocks on a disk: one file a block, named by its hash, checked by a keyed digest when it is read.
 
-One thread writes and reads. Its jobs go through a bounded queue and results come from `poll`, so the
-engine's loop never waits for a disk: blocks that the queue has no room for are dropped. A corrupt file is a
-miss, and is deleted.
-Torch-free.
+One thread writes and reads. Its jobs go through a bounded queue and results come from `poll`, so the engine's
+loop never waits for a disk: blocks that the queue has no room for are dropped. A corrupt file is a miss, and
+is deleted. Torch-free.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The output ring: how tokens leave the decode loop without passing an interpreter.
 
-Single producer (a step's last node), single consumer (the worker's front, another process).
-A word is 8 bytes, written by one store and valid by its own lap, so there is no head to publish
-and nothing to fence:
+Single producer (a step's last node), single consumer (the worker's front, another process). A word is 8
+bytes, written by one store and valid by its own lap, so there is no head to publish and nothing to fence:
 
     bits  0-23 token   24-35 slot   36-51 generation   52-55 finish   56-63 lap
 

@@ -21,9 +21,8 @@ from baton.engine.sampling.logit_edits import NO_EDITS, LogitEdits
 class Sampling:
     """One row's parameters at each index; every tensor is [B].
 
-    `temperature` float32: 0 takes the largest logit, the lowest index of several.
-    `top_k` int64: 0 or less keeps all. `top_p` float32: 1 or more keeps all.
-    `seed` int64: the bits of an unsigned 64-bit seed.
+    `temperature` float32: 0 takes the largest logit, the lowest index of several. `top_k` int64: 0 or less
+    keeps all. `top_p` float32: 1 or more keeps all. `seed` int64: the bits of an unsigned 64-bit seed.
     `min_p` float32: 0 keeps all.
     """
 

@@ -1,6 +1,5 @@
 """How many KV blocks and slots a worker has: as configured, or as many as its share of the GPU's memory
-holds.
-Torch-free arithmetic.
+holds. Torch-free arithmetic.
 
     GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
          └───────── this worker's share: gpu_memory / gpu_workers ─┘
