@@ -276,8 +276,8 @@ class Driver:
         assert cached.idle == idle
         for pool, mine in zip(self.pools.pools, used, strict=True):
             assert pool.free + idle == pool.total - len(mine)
-        untold = self.prefixes.untold()
-        known = {name for name in self.published | untold.keys() if untold.get(name, True)}
+        changes = self.prefixes._changes
+        known = {name for name in self.published | changes.keys() if changes.get(name, True)}
         assert known == cached.names()
 
     def run_out(self) -> None:

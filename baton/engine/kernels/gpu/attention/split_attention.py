@@ -6,8 +6,8 @@
 The work of a layer is a list of items (`plan_items`): a run of whole tiles of one row's context. A program
 does one item for one KV head with all query heads of its group, so K and V are read once. The item that holds
 the new token takes it from the product's output, never from the cache, so that no program waits for a write.
-A row of several items is combined by the program that arrives last, in the order of the items whichever it is,
-so a row's result depends on its items alone.
+A row of several items is combined by the program that arrives last, in the order of the items, whichever it
+is, so a row's result depends on its items alone.
 """
 
 from __future__ import annotations
