@@ -25,6 +25,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 2048,
 }
+LLAMA_DIGEST = "3e23b445dc1f4ce7d39b7a7e11e0aa3c499b5f302c29c30370a944208d628f52"
 YARN = {"rope_type": "yarn", "factor": 4.0}
 
 
@@ -162,6 +163,12 @@ def test_the_digest_differs_by_configuration(tmp_path: Path) -> None:
         digests.add(load(tmp_path, **change).digest())
     assert len(digests) == 5
     assert dataclasses.replace(config).digest() == config.digest()
+
+
+def test_the_digest_is_the_same_in_every_release(tmp_path: Path) -> None:
+    """Workers of two releases exchange blocks: what is new for one family may not change the others'
+    digests."""
+    assert load(tmp_path).digest().hex() == LLAMA_DIGEST
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def gated(gate, up, dtype: tl.constexpr, EPILOGUE: tl.constexpr):
     g = gate.to(dtype).to(tl.float32)
     z = g
     if EPILOGUE == 3:  # (1 + tanh(z / 2)) / 2 is the logistic function of z
-        z = 1.5957691216057308 * (g + 0.044715 * g * g * g)
+        z = tl.maximum(1.5957691216057308 * (g + 0.044715 * g * g * g), -80.0)
     return (g / (1.0 + tl.exp(-z))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
 
 
