@@ -176,7 +176,7 @@ def _mean_of_norm(name: str, *, gemma: bool) -> float:
     sharper attention, and a residual stream in which the embedding is a small part."""
     if not gemma:
         return 1.0
-    large = {"post_": 3.0, "self_attn": 1.0, "model.norm": 3.0}
+    large = {"post_": 3.0, "self_attn": 3.0, "model.norm": 3.0}
     return next((mean for part, mean in large.items() if part in name), 0.0)
 
 
