@@ -55,8 +55,8 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
             pass_.attend(layer.attention, rows)
 
     def front() -> None:
-        step._begin(rows, PICKED)
-        step._plan()
+        step.begin(rows, PICKED)
+        step.plan()
         pass_.embed(rows)
 
     of_layers = dict.fromkeys(product.name for layer in model.layers for product in layer.products())

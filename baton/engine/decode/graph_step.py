@@ -138,12 +138,14 @@ class GraphStep:
         self._queue.join()
 
     def _front(self, bucket: int, features: Feature) -> Tensor:
-        self._begin(bucket, features)
+        self.begin(bucket, features)
         self._queue.fork(self._fetch)
-        self._plan()
+        self.plan()
         return self.pass_.run(bucket)
 
-    def _begin(self, bucket: int, features: Feature) -> None:
+    def begin(self, bucket: int, features: Feature) -> None:
+        """Launches the step's first kernel: it applies the mailbox and lists the rows of up to `bucket`
+        slots."""
         inputs, state = self.pass_.inputs, self._state
         kernels.begin[(1,)](
             self.control,
@@ -185,7 +187,8 @@ class GraphStep:
             num_warps=4,
         )
 
-    def _plan(self) -> None:
+    def plan(self) -> None:
+        """Launches the planning of each cache group's attention items."""
         inputs, policy = self.pass_.inputs, self.pass_.options.policy
         for items, window in zip(inputs.items, self._windows, strict=True):
             kernels.plan[(1,)](
