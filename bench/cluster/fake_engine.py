@@ -22,7 +22,7 @@ from torch import Tensor
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
@@ -31,7 +31,7 @@ from baton.engine.model.modules import Model
 from baton.engine.model.precision import Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import weight_places
-from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.tokenizer_files import TokenizerFiles
@@ -83,7 +83,7 @@ class FakeModel(ReferenceModel):
         return logits
 
 
-class FakeDecodeLoop(TorchDecodeLoop):
+class FakeDecodeLoop(ReferenceDecodeLoop):
     """The plain loop's admissions, cancels and ends; a step's tokens are the moment, for all rows."""
 
     def _advance(self, rows: Tensor) -> None:
@@ -107,9 +107,9 @@ def decode_loop(
     return FakeDecodeLoop(_fake(), cache, state, rings.mailbox(memory), rings.writer(memory))
 
 
-def prompt_pass(model: Model, cache: KVCache, most_rows: int, **_: object) -> PlainPass:
+def prompt_pass(model: Model, cache: KVCache, most_rows: int, **_: object) -> ReferencePass:
     """Stands in for `baton.engine.prefill.factory.prompt_pass`."""
-    return PlainPass(_fake(), cache)
+    return ReferencePass(_fake(), cache)
 
 
 def _fake() -> FakeModel:

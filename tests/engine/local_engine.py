@@ -14,7 +14,7 @@ import torch
 from baton.device.lane import lane_of
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.memory.block_pools import BlockPools
@@ -26,7 +26,7 @@ from baton.engine.model.precision import Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_weights, random_weights
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
-from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.logprob_records import Logprobs
@@ -130,7 +130,7 @@ class LocalEngine:
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
         self.prefill = PrefillLoop(
-            PlainPass(ReferenceModel(model), cache), self.scheduler, lane_of(model.device)
+            ReferencePass(ReferenceModel(model), cache), self.scheduler, lane_of(model.device)
         )
         rings = SharedRings(ring_slots or slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
@@ -144,7 +144,7 @@ class LocalEngine:
             self.decode = graph_loop(model, cache, self.state, rings, memory, exact=numerics == "exact")
         else:
             box, ring = rings.mailbox(memory), rings.writer(memory)
-            self.decode = TorchDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
+            self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)
         self.output: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[Logprobs | None]] = {}
         self.finish: dict[tuple[int, int], Finish] = {}

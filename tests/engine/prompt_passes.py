@@ -20,7 +20,7 @@ from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.key_split import KeySplit
-from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from tests.engine.local_engine import CONFIG
@@ -93,7 +93,7 @@ class BothPasses:
         model = Model(config, weights, layout, device, Precision.of(torch.float32))
         blocks = [-(-length // block_tokens) for length in lengths]
         self.caches = [KVCache(layout, 1 + sum(blocks), device) for _ in range(2)]
-        self.plain = PlainPass(ReferenceModel(model), self.caches[0])
+        self.plain = ReferencePass(ReferenceModel(model), self.caches[0])
         self.kernels = PrefillPass(model, self.caches[1], most_rows, rule, SMALL_TUNING, split)
         self.sequences = scattered_sequences(lengths, blocks, len(layout.groups), config.vocab_size)
 

@@ -14,7 +14,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.forward.gemm_table import ProductTable
@@ -81,7 +81,7 @@ class SharedPrefix:
             host = HostMemory(self.memory, device)
             self.loop = GraphDecodeLoop(model, cache, state, rings, host, box, ring, options)
         else:
-            self.loop = TorchDecodeLoop(ReferenceModel(model), cache, state, box, ring)
+            self.loop = ReferenceDecodeLoop(ReferenceModel(model), cache, state, box, ring)
         self.output: list[list[int]] = [[] for _ in range(shape.slots)]
         self.ended: set[int] = set()
 

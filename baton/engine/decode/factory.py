@@ -8,7 +8,7 @@ import torch
 
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.loop import DecodeLoop
-from baton.engine.decode.reference_loop import TorchDecodeLoop
+from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
@@ -40,7 +40,9 @@ def decode_loop(
     """
     if serves and model.device.type == "cuda" and model.precision.activations != torch.float64:
         return graph_loop(model, cache, state, rings, memory, exact=exact)
-    return TorchDecodeLoop(ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory))
+    return ReferenceDecodeLoop(
+        ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory)
+    )
 
 
 def graph_loop(

@@ -20,7 +20,7 @@ from baton.engine.rings.mailbox import EntryKind, Mailbox
 from baton.engine.rings.output_ring import Finish, RingWriter
 
 
-class TorchDecodeLoop(DecodeLoop):
+class ReferenceDecodeLoop(DecodeLoop):
     """A step runs when `step` is called, and has run when that returns."""
 
     def __init__(

@@ -9,7 +9,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.prefill.loop import PromptPass
-from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.reference_pass import ReferencePass
 
 
 def prompt_pass(
@@ -19,7 +19,7 @@ def prompt_pass(
     kernels, lets the attention library build its plans and captures graphs: seconds. `graphs`: whether
     short steps are."""
     if model.device.type != "cuda" or model.precision.activations == torch.float64 or exact:
-        return PlainPass(ReferenceModel(model), cache)
+        return ReferencePass(ReferenceModel(model), cache)
     from baton.engine.prefill.attention import library_rule
     from baton.engine.prefill.gpu_pass import PrefillPass
 

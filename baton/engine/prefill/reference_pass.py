@@ -13,7 +13,7 @@ from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.prefill.step import PrefillStep, StepChunk
 
 
-class PlainPass:
+class ReferencePass:
     """Runs chunks as rows of the reference model."""
 
     grain = 1

@@ -32,7 +32,7 @@ from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.loop import PrefillLoop, PromptPass
-from baton.engine.prefill.reference_pass import PlainPass
+from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.prefill.scheduler import Chunk, PrefillScheduler, StepBounds, step_of
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.engine_driver import prefill_step, take
@@ -95,7 +95,7 @@ def passes(
         if DEVICE == "cpu":
             tuning = SMALL_TUNING
         made = PrefillPass(model, cache, most, rule, tuning) if name == "kernels" else None
-        yield name, made or PlainPass(ReferenceModel(model), cache), sequences
+        yield name, made or ReferencePass(ReferenceModel(model), cache), sequences
 
 
 def logits(made: PromptPass, sequences: dict[int, Sequence], steps: Steps) -> Tensor:
@@ -175,7 +175,7 @@ def test_a_loop_ahead_of_the_gpu_never_waits_and_draws_the_same(tmp_path: Path) 
     layout = config.layout(BLOCK_TOKENS, "float32")
     weights = random_weights(config, 3, torch.device(DEVICE), torch.float32)
     model = Model(config, weights, layout, DEVICE, Precision.of(torch.float32))
-    plain = _drawn(PlainPass(ReferenceModel(model), KVCache(layout, 400, DEVICE)), model, waits=True)
+    plain = _drawn(ReferencePass(ReferenceModel(model), KVCache(layout, 400, DEVICE)), model, waits=True)
     mine = _drawn(prompt_pass(model, KVCache(layout, 400, DEVICE), 512, exact=False), model, waits=False)
     assert len(plain) == 24
     assert {number: plain[number] for number in mine} == mine
