@@ -29,11 +29,3 @@ class StepShape:
     def rows_of(self, active: int) -> int:
         """Rows of a step with so many active slots."""
         return active * self.rows_per_slot
-
-    def tokens_in(self, steps: int) -> int:
-        """The most tokens by which a slot advances in so many steps."""
-        return steps * self.rows_per_slot
-
-    def steps_for(self, tokens: int) -> int:
-        """The steps in which a slot surely advances by no more than so many tokens."""
-        return tokens // self.rows_per_slot

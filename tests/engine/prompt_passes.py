@@ -49,7 +49,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 10,
         "query_pre_attn_scalar": 30,
         "sliding_window": 20,
-        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window_pattern": 2,
         "tie_word_embeddings": True,
     },
 }

@@ -15,14 +15,6 @@ def test_rows_are_slots_times_rows_a_slot(rows: int) -> None:
     assert shape.words == 8 * rows + 8
 
 
-def test_steps_for_tokens_are_no_more_than_what_they_advance() -> None:
-    for rows in (1, 3):
-        shape = StepShape(2, rows)
-        for tokens in range(10):
-            steps = shape.steps_for(tokens)
-            assert shape.tokens_in(steps) <= tokens < shape.tokens_in(steps + 1)
-
-
 @pytest.mark.parametrize("slots", [1, 3, 256])
 def test_a_ring_holds_many_steps(slots: int) -> None:
     assert SharedRings(slots).ring_words >= 32 * StepShape(slots).words

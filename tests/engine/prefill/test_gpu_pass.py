@@ -24,7 +24,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     [name if name == "windows" else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
 )
 def test_logits_and_cache_are_the_plain_decoders(tmp_path: Path, family: str) -> None:
-    layers = 2 if family in ("llama", "windows") else 1
+    layers = 2 if family in ("llama", "windows", "gemma3") else 1
     both = BothPasses(tmp_path, family, lengths=(20, 20, 20, 60), most_rows=48, layers=layers, device=DEVICE)
     both.check(
         [(0, 0, 5), (1, 0, 8), (2, 0, 8), (3, 0, 13)],  # short; two alike; the last is padded

@@ -22,6 +22,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.output_lengths import OutputLengths
 from services.worker.engine.decode.reservation import Key, Reservation
 from services.worker.engine.decode.swapping import Pauses
@@ -148,13 +149,13 @@ class Growth:
         reservation = running.reservation
         if reservation.grant.capacity < reservation.most_tokens:
             left = reservation.grant.capacity - _AHEAD_TOKENS - running.position
-            steps = self._loop.shape.steps_for(left)
+            steps = left // MAX_TOKENS_A_STEP
             heapq.heappush(self._due, (running.step + steps, reservation.key))
 
     def _position(self, running: _Running) -> int:
         """Where its last token is at the furthest."""
         steps = self._loop.ring.steps - running.step
-        position = running.position + self._loop.shape.tokens_in(steps)
+        position = running.position + steps * MAX_TOKENS_A_STEP
         return min(position, running.reservation.grant.capacity)
 
     def _make_room(self, short: _Running) -> None:

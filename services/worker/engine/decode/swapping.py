@@ -16,6 +16,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.host_blocks import Copy, HostBlocks, Saved
+from baton.engine.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.reservation import Key, Reservation
 
 
@@ -89,7 +90,7 @@ class Pauses:
                 continue  # until its last word is read
             if pause.stage is _Stage.HOLDING and self._loop.applied(pause.number):
                 steps = self._loop.ring.steps - pause.steps
-                furthest = pause.position + self._loop.shape.tokens_in(steps)
+                furthest = pause.position + steps * MAX_TOKENS_A_STEP
                 pause.position = min(furthest, pause.reservation.grant.capacity)
                 pause.saved, pause.copy = self._host.save(pause.reservation.blocks)
                 pause.stage = _Stage.SAVING
