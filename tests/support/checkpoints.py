@@ -16,6 +16,7 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
 )
@@ -27,6 +28,7 @@ CONFIGS = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "gemma3": Gemma3TextConfig,
+    "phi3": Phi3Config,
 }
 VOCAB_SIZE = 320
 BEGIN_ID, END_ID, USER_ID, ASSISTANT_ID = 256, 257, 258, 259
@@ -65,7 +67,7 @@ class Case:
         return self.name
 
 
-def _rope(kind: str, **parameters: float) -> dict[str, Any]:
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
 
 
@@ -74,6 +76,15 @@ _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 256,
+}
+_PHI3 = {"pad_token_id": 0, "original_max_position_embeddings": 2048}
+# Of heads of 16 dimensions, all of them rotated but 4.
+LONGROPE: dict[str, Any] = {
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 2048,
+    "attention_factor": 1.2,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.5, 2.0, 3.0, 5.0, 9.0, 16.0],
 }
 FAMILIES = [
     Case("llama-default", "llama", {"hidden_size": 128, "num_hidden_layers": 3}),
@@ -127,6 +138,19 @@ FAMILIES = [
         "gemma3-biases",
         "gemma3",
         {"head_dim": 32, "attention_bias": True, "num_key_value_heads": 4, "sliding_window": 100},
+    ),
+    Case("phi3-partial", "phi3", {**_PHI3, **_rope("default", partial_rotary_factor=0.75)}),
+    Case("phi3-longrope", "phi3", {**_PHI3, **_rope("longrope", **LONGROPE)}),
+    Case(
+        "phi3-window-tied",
+        "phi3",
+        {
+            **_PHI3,
+            **_rope("default", partial_rotary_factor=0.5),
+            "sliding_window": 16,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+        },
     ),
 ]
 

@@ -11,8 +11,15 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from baton.engine.model.rope_config import RopeConfig, read_rope, read_rope_by_layer_type
+from baton.engine.model.rope_config import (
+    LATER_FIELDS,
+    RopeConfig,
+    read_partial_rope,
+    read_rope,
+    read_rope_by_layer_type,
+)
 from baton.layout import DTYPE_BYTES, CacheGroup, Layout, Plane
 from baton.model_files import ConfigFile, ModelLimits
 
@@ -22,6 +29,7 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
 }
 _ACTIVATIONS = {"gemma3": "gelu_pytorch_tanh"}
 _HEAD_DIMS = {"qwen3": 128, "gemma3": 256}
@@ -65,6 +73,8 @@ class ModelConfig:
     # Gemma: norms behind attention and MLP too, and all gains stored less 1.
     post_norms: bool = False
     norm_offset: bool = False
+    # Whether checkpoints store q, k, v and gate, up as one tensor each.
+    fused_projections: bool = False
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelConfig:
@@ -85,7 +95,7 @@ class ModelConfig:
         layers = file.positive("num_hidden_layers")
         limits = ModelLimits.read(file)
         gemma = family == "gemma3"
-        rope, local_rope = read_rope_by_layer_type(file, limits.max_positions) if gemma else (None, None)
+        rope, local_rope = _ropes(file, family, limits.max_positions, head_dim)
         attention_bias = family in ("llama", "qwen3", "gemma3") and file.flag("attention_bias", False)
         return cls(
             family=family,
@@ -98,7 +108,7 @@ class ModelConfig:
             head_dim=head_dim,
             max_position_embeddings=limits.max_positions,
             rms_norm_eps=file.positive_number("rms_norm_eps", 1e-6),
-            rope=rope or read_rope(file, limits.max_positions),
+            rope=rope,
             layer_windows=_layer_windows(file, family, layers),
             qkv_bias=family == "qwen2" or attention_bias,
             output_bias=attention_bias,
@@ -108,14 +118,14 @@ class ModelConfig:
             eos_token_ids=limits.eos_token_ids,
             dtype=_dtype_name(file),
             activation=activation,
-            query_scalar=file.positive_number("query_pre_attn_scalar", _GEMMA_QUERY_SCALAR)
-            if gemma
-            else None,
+            fused_projections=family == "phi3",
+            **(_gemma_fields(file) if gemma else {}),
             local_rope=local_rope,
-            embedding_scale=file.positive("hidden_size") ** 0.5 if gemma else 1.0,
-            post_norms=gemma,
-            norm_offset=gemma,
         )
+
+    def for_context(self, tokens: int) -> ModelConfig:
+        """The configuration of a worker whose sequences have up to `tokens` tokens."""
+        return dataclasses.replace(self, rope=self.rope.for_context(tokens))
 
     @property
     def attention_scale(self) -> float:
@@ -155,6 +165,9 @@ class ModelConfig:
         for field in dataclasses.fields(self):
             if values[field.name] == field.default:
                 del values[field.name]
+        for rope in (values["rope"], values.get("local_rope", {})):
+            for name in [name for name, default in LATER_FIELDS.items() if rope.get(name) == default]:
+                del rope[name]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).digest()
 
@@ -166,6 +179,26 @@ def _family(file: ConfigFile) -> str:
     if names[0] not in FAMILIES:
         raise file.error("architectures", f"{names[0]} is not supported (supported: {', '.join(FAMILIES)})")
     return FAMILIES[names[0]]
+
+
+def _gemma_fields(file: ConfigFile) -> dict[str, Any]:
+    return {
+        "query_scalar": file.positive_number("query_pre_attn_scalar", _GEMMA_QUERY_SCALAR),
+        "embedding_scale": file.positive("hidden_size") ** 0.5,
+        "post_norms": True,
+        "norm_offset": True,
+    }
+
+
+def _ropes(
+    file: ConfigFile, family: str, max_positions: int, head_dim: int
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotary embedding, and that of layers with a window where it differs."""
+    if family == "gemma3":
+        return read_rope_by_layer_type(file, max_positions)
+    if family == "phi3":
+        return read_partial_rope(file, max_positions, head_dim), None
+    return read_rope(file, max_positions), None
 
 
 def _activation(file: ConfigFile, family: str) -> str:
@@ -201,9 +234,9 @@ def _head_dim(file: ConfigFile, family: str, heads: int) -> int:
 def _layer_windows(file: ConfigFile, family: str, layers: int) -> tuple[int | None, ...]:
     if family == "llama":
         return (None,) * layers
-    if family == "mistral":
+    if family in ("mistral", "phi3"):
         if not file.has("sliding_window"):
-            return (_MISTRAL_WINDOW,) * layers
+            return (_MISTRAL_WINDOW if family == "mistral" else None,) * layers
         window = None if file.get("sliding_window") is None else file.positive("sliding_window")
         return (window,) * layers
     if family == "gemma3":

@@ -7,6 +7,7 @@ tables must not be more exact than those the checkpoint was trained and is compa
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,7 +16,10 @@ from baton.engine.model.rope_config import RopeConfig
 
 
 class RopeTable:
-    """cos and sin for rows of one forward pass; owns the inverse frequencies on the device."""
+    """cos and sin for rows of one forward pass; owns the inverse frequencies on the device.
+
+    A frequency of 0 is a pair of dimensions that is not rotated, nor scaled.
+    """
 
     def __init__(self, config: RopeConfig, head_dim: int, device: torch.device) -> None:
         frequencies, self.scale = inverse_frequencies(config, head_dim)
@@ -24,13 +28,21 @@ class RopeTable:
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [N] int64 → cos, sin, each [N, head_dim / 2] float32."""
         angles = positions[:, None].float() * self.frequencies
-        return angles.cos() * self.scale, angles.sin() * self.scale
+        scale = torch.where(self.frequencies != 0, self.scale, 1.0)
+        return angles.cos() * scale, angles.sin() * scale
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
     """Returns radians a position [head_dim / 2] float32, and the factor on cos and sin."""
+    if config.rotated_share != 1:
+        rotated = int(head_dim * config.rotated_share)
+        found, scale = inverse_frequencies(replace(config, rotated_share=1.0), rotated)
+        return torch.cat((found, torch.zeros((head_dim - rotated) // 2))), scale
     # A base raised to a float32 exponent: the order of casts decides the last bit.
     wavelengths = config.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if config.type == "longrope":
+        factors = torch.tensor(config.short_factors, dtype=torch.float32)
+        return 1.0 / (factors * wavelengths), config.attention_factor or 1.0
     if config.type == "yarn":
         return _yarn(config, head_dim, wavelengths), _yarn_attention_factor(config)
     frequencies = 1.0 / wavelengths

@@ -36,6 +36,7 @@ class TensorSpec:
     pack: str | None = None
     shard: Shard = Shard.NONE
     constant: float | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def elements(self) -> int:
@@ -66,7 +67,7 @@ _LAYERS = "model.layers."
 
 
 def _decoder(config: ModelConfig) -> Iterator[TensorSpec]:
-    """Llama, Mistral, Qwen2, Qwen3 and Gemma 3."""
+    """Llama, Mistral, Qwen2, Qwen3, Gemma 3 and Phi-3."""
     yield TensorSpec("model.embed_tokens.weight", (config.vocab_size, config.hidden_size), shard=Shard.ROWS)
     for number in range(config.num_layers):
         yield from _layer(config, f"{_LAYERS}{number}.")
@@ -84,17 +85,43 @@ def _layer(config: ModelConfig, prefix: str) -> Iterator[TensorSpec]:
     for name in names:
         yield _norm(config, f"{prefix}{name}.weight", hidden)
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-        pack = f"{attention}qkv_proj"
-        yield from _linear(f"{attention}{name}", rows, hidden, config.qkv_bias, Shard.ROWS, pack)
+    if config.fused_projections:
+        shape, order = (queries + 2 * keys, hidden), rotary_order(config)
+        yield TensorSpec(f"{attention}qkv_proj.weight", shape, shard=Shard.ROWS, order=order)
+        yield TensorSpec(f"{mlp}gate_up_proj.weight", (2 * inner, hidden), shard=Shard.ROWS)
+    else:
+        for name, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            pack = f"{attention}qkv_proj"
+            yield from _linear(f"{attention}{name}", rows, hidden, config.qkv_bias, Shard.ROWS, pack)
+        for name in ("gate_proj", "up_proj"):
+            pack = f"{mlp}gate_up_proj"
+            yield from _linear(f"{mlp}{name}", inner, hidden, config.mlp_bias, Shard.ROWS, pack)
     yield from _linear(f"{attention}o_proj", hidden, queries, config.output_bias, Shard.COLUMNS)
     if config.qk_norm:
         for name in ("q_norm", "k_norm"):
             yield _norm(config, f"{attention}{name}.weight", config.head_dim)
-    for name in ("gate_proj", "up_proj"):
-        pack = f"{mlp}gate_up_proj"
-        yield from _linear(f"{mlp}{name}", inner, hidden, config.mlp_bias, Shard.ROWS, pack)
     yield from _linear(f"{mlp}down_proj", hidden, inner, config.mlp_bias, Shard.COLUMNS)
+
+
+def rotary_order(config: ModelConfig) -> tuple[int, ...] | None:
+    """The rows of a fused q, k, v projection in the order that the kernels rotate in, where only the first
+    dimensions of a head are rotated; None where all are.
+
+    The kernels rotate dimension i with i + head dim / 2. The pairs that are rotated come first in each half
+    and the others behind them, in queries and keys alike, so that their products are the same.
+    """
+    dim = config.head_dim
+    half, turned = dim // 2, int(dim * config.rope.rotated_share) // 2
+    if turned == half:
+        return None
+    rest = half - turned
+    head = (
+        *range(turned), *range(2 * turned, 2 * turned + rest),
+        *range(turned, 2 * turned), *range(2 * turned + rest, dim),
+    )  # fmt: skip
+    rotated = config.num_heads + config.num_kv_heads
+    order = [first * dim + row for first in range(rotated) for row in head]
+    return (*order, *range(rotated * dim, (rotated + config.num_kv_heads) * dim))
 
 
 def _norm(config: ModelConfig, name: str, size: int) -> TensorSpec:
@@ -124,4 +151,5 @@ _FAMILIES: dict[str, Callable[[ModelConfig], Iterator[TensorSpec]]] = {
     "qwen2": _decoder,
     "qwen3": _decoder,
     "gemma3": _decoder,
+    "phi3": _decoder,
 }

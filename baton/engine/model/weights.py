@@ -88,6 +88,10 @@ def load_weights(
     stored = _stored(config, Path(folder))
     places = weight_places(config, device, dtype)
     read_tensors(stored, places, torch.device(device), progress or _ignore_progress)
+    for spec in tensor_specs(config):
+        if spec.order is not None:
+            place = places[spec.name]
+            place.copy_(place[torch.tensor(spec.order, device=place.device)])
     return places
 
 

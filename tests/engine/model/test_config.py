@@ -276,3 +276,32 @@ def test_what_gemma_may_not_have(changes: dict[str, Any], tmp_path: Path) -> Non
     with pytest.raises(BatonError, match=next(iter(changes))) as caught:
         load(tmp_path, **GEMMA3, **changes)
     assert caught.value.kind is ErrorKind.INVALID
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "rope_type"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8}}, "long_factor"),
+        (
+            {"rope_scaling": {"type": "su", "short_factor": [1.0] * 7, "long_factor": [1.0] * 8}},
+            "short_factor",
+        ),
+        ({"rope_scaling": {"type": "su", "short_factor": [0] * 8, "long_factor": [1.0] * 8}}, "short_factor"),
+    ],
+)
+def test_what_phi_may_not_have(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(BatonError, match=key) as caught:
+        load(tmp_path, architectures=["Phi3ForCausalLM"], **changes)
+    assert caught.value.kind is ErrorKind.INVALID
+
+
+def test_a_digest_has_the_factors_that_are_used(tmp_path: Path) -> None:
+    """Keys of the two sets of factors are not alike: such workers must not exchange blocks."""
+    scaling = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    changes = {"original_max_position_embeddings": 1024, "rope_scaling": scaling}
+    config = load(tmp_path, architectures=["Phi3ForCausalLM"], **changes)
+    assert config.for_context(10) == config.for_context(1024)
+    assert config.for_context(1024).digest() != config.for_context(1025).digest()

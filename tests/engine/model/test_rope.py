@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from baton.engine.kernels.reference.rotary import apply_rope
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.rope import RopeTable
+from tests.support.checkpoints import LONGROPE
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 PARAMETERS: list[dict[str, Any]] = [
@@ -42,6 +44,28 @@ def test_tables_equal_transformers_bitwise(parameters: dict[str, Any], head_dim:
     table = RopeTable(ModelConfig.load(tmp_path).rope, head_dim, torch.device("cpu"))
     for ours, reference in zip(table.cos_sin(positions), expected, strict=True):
         assert torch.equal(torch.cat((ours, ours), dim=-1), reference[0])
+
+
+@pytest.mark.parametrize("tokens", [300, 1024, 1025, 2000])
+def test_longrope_takes_its_factors_by_the_context(tokens: int, tmp_path: Path) -> None:
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, **LONGROPE}
+    theirs = Phi3Config(
+        hidden_size=64,
+        num_attention_heads=4,
+        max_position_embeddings=2048,
+        original_max_position_embeddings=1024,
+        rope_parameters={**parameters, "original_max_position_embeddings": 1024},
+        architectures=["Phi3ForCausalLM"],
+    )
+    theirs.save_pretrained(tmp_path)
+    positions = torch.arange(tokens)
+    expected = Phi3RotaryEmbedding(theirs)(torch.zeros(1), positions[None])
+    table = RopeTable(ModelConfig.load(tmp_path).for_context(tokens).rope, 16, torch.device("cpu"))
+    cos, sin = table.cos_sin(positions)
+    for ours, reference in zip((cos, sin), expected, strict=True):
+        assert torch.equal(torch.cat((ours[:, :6], ours[:, :6]), dim=-1), reference[0])
+    assert bool((cos[:, 6:] == 1).all())
+    assert not sin[:, 6:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

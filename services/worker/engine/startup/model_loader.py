@@ -67,6 +67,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
     max_context = min(
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
+    config = config.for_context(max_context)
     plan = memory_plan(config, engine, layout, max_context, weight_bytes(config, dtype), _gpu(device))
     with LoadingProgress() as progress:
         if engine.weights == "random":

@@ -42,7 +42,9 @@ def _rotate_row(
     row, position, frequencies, cos_rows, sin_rows, scale, HALF: tl.constexpr, HALF_POWER: tl.constexpr
 ):
     j = tl.arange(0, HALF_POWER)
-    angle = tl.load(position + row).to(tl.float32) * tl.load(frequencies + j, mask=j < HALF, other=0.0)
+    frequency = tl.load(frequencies + j, mask=j < HALF, other=0.0)
+    angle = tl.load(position + row).to(tl.float32) * frequency
+    scale = tl.where(frequency != 0, scale, 1.0)  # dimensions that are not rotated are not scaled
     tl.store(cos_rows + row * HALF + j, tl.cos(angle) * scale, mask=j < HALF)
     tl.store(sin_rows + row * HALF + j, tl.sin(angle) * scale, mask=j < HALF)
 
