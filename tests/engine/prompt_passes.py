@@ -56,12 +56,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
         "partial_rotary_factor": 0.5,
-        "rope_scaling": {
-            "type": "longrope",
-            "attention_factor": 1.2,
-            "short_factor": [1.0, 1.5],
-            "long_factor": [2.0, 4.0],
-        },
     },
 }
 

@@ -117,3 +117,8 @@ def test_embedding_and_rotary_tables() -> None:
     assert torch.equal(again[1], sin)
     embed(hidden, (cos, sin), token, position, embedding, frequencies, 1.5, 6.5)
     assert torch.equal(hidden, embedding[token.long()] * 6.5)
+    frequencies[1] = 0  # a pair of dimensions that is not rotated
+    rotary_rows((again[0], again[1]), position, frequencies, 1.5)
+    assert torch.equal(again[0][:, 1], torch.ones_like(cos[:, 1]))
+    assert torch.equal(again[0][:, 2], cos[:, 2])
+    assert not again[1][:, 1].any()
