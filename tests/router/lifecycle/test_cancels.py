@@ -19,8 +19,8 @@ from services.router.lifecycle import cancels as module
 from services.router.lifecycle.cancels import Cancels
 from services.router.workers.placement import Claim
 from services.router.workers.worker import Worker
-from tests.router.bare_workers import bare_worker
 from tests.router.conftest import until
+from tests.router.workers.bare_workers import bare_worker
 
 REQUEST = bytes(range(16))
 ATTEMPT = Attempt(request_id=REQUEST, number=3)

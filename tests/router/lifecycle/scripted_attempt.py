@@ -14,7 +14,7 @@ from baton.v1.types_pb2 import Attempt
 from services.router.lifecycle.attempt import AttemptCalls
 from services.router.lifecycle.cancels import Cancels
 from services.router.request.output_state import Sequence
-from tests.router.scripted_workers import REQUEST_ID, Pair, a_request, settled
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, a_request, settled
 
 TICKET = Ticket(body=b"a promise")
 # The third attempt of a request of which two tokens are there.

@@ -13,7 +13,7 @@ from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
 from baton.v1.types_pb2 import Attempt, FinishReason, Sampling
 from services.router.request.output_state import Sequence
 from services.router.request.request import Echo, Request
-from tests.router.scripted_workers import REQUEST_ID, logprobs_message
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, logprobs_message
 
 PROMPT = (1, 2, 3, 4, 5)
 RUNS = FinishReason.FINISH_REASON_UNSPECIFIED

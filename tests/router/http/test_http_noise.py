@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.router.api.test_answer_size import forget_peak, peak_bytes
 from tests.router.conftest import SiteMaker, until
 from tests.router.http_client import complete, http
 from tests.router.raw_http import connect, get, post
-from tests.router.test_answer_size import forget_peak, peak_bytes
 from tests.router.test_process import config, fake_pair, ready, start
 
 WHOLE = [

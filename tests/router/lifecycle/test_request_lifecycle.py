@@ -12,7 +12,7 @@ from baton.v1.router_pb2 import RequestTrace, Usage
 from baton.v1.types_pb2 import Attempt, Sampling
 from services.router.request.request import Delta, Echo, Finish
 from services.router.workers.placement import PrefillClaim
-from tests.router.scripted_router import (
+from tests.router.lifecycle.scripted_router import (
     CANCELLED,
     FIRST,
     KV_BYTES,
@@ -34,7 +34,7 @@ from tests.router.scripted_router import (
     rest_of,
     stages,
 )
-from tests.router.scripted_workers import (
+from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
     settled,

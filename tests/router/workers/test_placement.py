@@ -10,7 +10,15 @@ from services.router.request.pool import Binding
 from services.router.workers.placement import Claim, Placement, PrefillClaim
 from services.router.workers.pools import Pools
 from services.router.workers.worker import Worker
-from tests.router.bare_workers import MODEL, TOKENIZER, Found, bare_worker, placement_of, pools_of, workers_of
+from tests.router.workers.bare_workers import (
+    MODEL,
+    TOKENIZER,
+    Found,
+    bare_worker,
+    placement_of,
+    pools_of,
+    workers_of,
+)
 
 PREFILL, DECODE, BOTH = "prefill-0", "decode-0", "both-0"
 Change = Callable[[Worker], None]

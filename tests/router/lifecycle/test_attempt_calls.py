@@ -28,8 +28,8 @@ from baton.v1.types_pb2 import Limits, Sampling
 from services.router.lifecycle import attempt as attempt_calls
 from services.router.request.request import Echo
 from services.router.workers.worker_error import public_text
-from tests.router.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, FREE, NEXT, TICKET, Scene
-from tests.router.scripted_workers import (
+from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, FREE, NEXT, TICKET, Scene
+from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
     rpc_error,

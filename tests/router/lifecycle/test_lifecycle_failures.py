@@ -15,7 +15,7 @@ from baton.v1.types_pb2 import Attempt, Sampling
 from services.router.request.request import Echo, Finish
 from services.router.text.output_text import OutputText
 from services.router.workers.placement import PrefillClaim
-from tests.router.scripted_router import (
+from tests.router.lifecycle.scripted_router import (
     AWAY,
     BROKEN,
     CANCELLED,
@@ -33,7 +33,7 @@ from tests.router.scripted_router import (
     rest_of,
     warned,
 )
-from tests.router.scripted_workers import REQUEST_ID, Pair, settled
+from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, settled
 
 LOST = "decode-0: it was lost: it is gone"
 

@@ -37,7 +37,7 @@ STREAMS = 4
 # The model's, which decides how large a body may be, and the workers'.
 MODEL_CONTEXT = 1 << 20
 CONTEXT = 1 << 17
-DEMO = Path(__file__).parents[2] / "baton/demo_model"
+DEMO = Path(__file__).parents[3] / "baton/demo_model"
 
 
 @dataclass

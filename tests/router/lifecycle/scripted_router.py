@@ -30,7 +30,14 @@ from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
 from services.router.workers.worker import Worker
 from tests.router.conftest import byte_tokenizer
-from tests.router.scripted_workers import REQUEST_ID, Pair, a_request, logprobs_message, rpc_error, settled
+from tests.router.lifecycle.scripted_workers import (
+    REQUEST_ID,
+    Pair,
+    a_request,
+    logprobs_message,
+    rpc_error,
+    settled,
+)
 
 ARRIVED_NS = 1_000_000_000
 PLACE = (4, 2)

@@ -25,10 +25,10 @@ from services.router.request import sizes
 from services.router.tokenization import helper_processes as text_helpers
 from services.router.tokenization import tokenizer_pool as text_pool
 from services.router.tokenization.helper_processes import HelperSettings, TextProcess
+from tests.router.api.test_refusals import GRPC_REFUSED, REFUSED, code_of
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
 from tests.router.test_process import config, fake_pair, ready, start
-from tests.router.test_refusals import GRPC_REFUSED, REFUSED, code_of
 
 LARGE = "LARGE_BYTES", "LARGE_TOKENIZE_BYTES"
 COMMON = {"model": MODEL, "temperature": 0, "max_tokens": 4, "seed": 7}

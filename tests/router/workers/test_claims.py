@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.router.workers.placement import Claim, PrefillClaim
 from services.router.workers.worker import Worker
-from tests.router.bare_workers import placement_of, workers_of
+from tests.router.workers.bare_workers import placement_of, workers_of
 
 PREFILL, DECODE, BOTH = "prefill-0", "decode-0", "both-0"
 

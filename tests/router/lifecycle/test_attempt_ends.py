@@ -18,8 +18,8 @@ from baton.v1.prefill_pb2 import (
 from baton.v1.types_pb2 import FinishReason, Sampling
 from services.router.lifecycle import attempt as attempt_calls
 from services.router.request.request import Echo
-from tests.router.scripted_attempt import ATTEMPT, FREE, NEXT, Scene
-from tests.router.scripted_workers import (
+from tests.router.lifecycle.scripted_attempt import ATTEMPT, FREE, NEXT, Scene
+from tests.router.lifecycle.scripted_workers import (
     REQUEST_ID,
     logprobs_message,
     rpc_error,

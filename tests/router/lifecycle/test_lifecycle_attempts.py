@@ -11,7 +11,7 @@ from baton.v1.prefill_pb2 import FirstToken, HandedOff
 from baton.v1.types_pb2 import Attempt, WorkerRole
 from services.router.request.request import Finish
 from services.router.workers.placement import Claim
-from tests.router.scripted_router import (
+from tests.router.lifecycle.scripted_router import (
     AWAY,
     FIRST,
     KV_BYTES,
@@ -28,7 +28,7 @@ from tests.router.scripted_router import (
     rest_of,
     warned,
 )
-from tests.router.scripted_workers import (
+from tests.router.lifecycle.scripted_workers import (
     PROMPT,
     REQUEST_ID,
     a_worker,

@@ -13,7 +13,7 @@ from baton.v1.worker_pb2 import DescribeResponse, Pool
 from services.router.request.pool import Binding, pool_id
 from services.router.workers.pools import Pools
 from services.router.workers.worker import Worker
-from tests.router.bare_workers import bare_worker, pools_of
+from tests.router.workers.bare_workers import bare_worker, pools_of
 
 
 def pair(checkpoint: bytes, number: int = 0, context: int = 512, vocab_size: int = 300) -> list[Worker]:
