@@ -91,20 +91,20 @@ class Site:
     async def quiet(self) -> None:
         """Waits until nothing is held anywhere; fails with what still is."""
         try:
-            await until(lambda: self._held() == {}, 2)
+            await until(lambda: self._not_released() == {}, 2)
         except TimeoutError:
-            raise AssertionError(f"still held: {self._held()}") from None
+            raise AssertionError(f"not released: {self._not_released()}") from None
 
-    def _held(self) -> dict[str, int]:
+    def _not_released(self) -> dict[str, int]:
         held = {
             **self.cluster.ledger(),
-            "lives": self.router.dispatcher.live,
-            "waiting": self.router.room.waiting,
+            "requests": self.router.dispatcher.running,
+            "waiting": self.router.queue.waiting,
             "cancels": self.router.cancels.pending,
             "claimed": sum(worker.claimed_slots for worker in self.router.directory.workers),
-            "promised": sum(worker.promised_tokens for worker in self.router.directory.workers),
+            "reserved": sum(worker.reserved_tokens for worker in self.router.directory.workers),
             "queued": sum(worker.queued_tokens for worker in self.router.directory.workers),
-            "followed": sum(len(worker.sequences) for worker in self.router.directory.workers),
+            "outputs": sum(len(worker.outputs) for worker in self.router.directory.workers),
         }
         return {name: count for name, count in held.items() if count}
 
@@ -159,7 +159,7 @@ async def _routed(
             grpc.aio.insecure_channel(addresses["admin"], options=options) as admin,
         ):
             if workers and "pool" not in settings:
-                await asyncio.wait_for(router.usable(), 5)
+                await asyncio.wait_for(router.readiness.wait(ready=True), 5)
             yield Site(router, cluster, RouterServiceStub(channel), AdminServiceStub(admin), addresses)
     finally:
         await router.stop(config.drain_s)

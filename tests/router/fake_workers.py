@@ -112,7 +112,7 @@ class FakeWorker(
         return sum(ticket.live for ticket in self.tickets.values())
 
     @property
-    def promised_tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Of the prompts and outputs that tickets are for."""
         return sum(ticket.token_count + ticket.max_tokens for ticket in self.tickets.values() if ticket.live)
 
@@ -163,7 +163,7 @@ class FakeWorker(
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
         capacity = self.behaviour.capacity_tokens
         wanted = request.token_count + request.max_tokens
-        if capacity is not None and self.promised_tokens + wanted > capacity:
+        if capacity is not None and self.reserved_tokens + wanted > capacity:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no blocks")
         if (key, request.attempt.number) in self.tombstones:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")

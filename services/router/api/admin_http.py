@@ -1,4 +1,4 @@
-"""The admin HTTP application: metrics, liveness and readiness, on a port that is not the public one."""
+"""The HTTP application of the admin port: metrics, liveness and readiness."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from services.router.observability.metrics import metrics_route
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from services.router.lifecycle.service import Service
+    from services.router.lifecycle.readiness import Readiness
 
 
-def admin_app(service: Service, registry: CollectorRegistry) -> Starlette:
-    """Serves `/metrics`, `/health` and `/ready`, and nothing that changes the router."""
-    app = Starlette(routes=[metrics_route(registry), *health_routes(service)])
+def admin_app(readiness: Readiness, registry: CollectorRegistry) -> Starlette:
+    """Serves `/metrics`, `/health` and `/ready`."""
+    app = Starlette(routes=[metrics_route(registry), *health_routes(readiness)])
     app.router.redirect_slashes = False
     return app

@@ -1,4 +1,4 @@
-"""What the public and the admin ports give away: addresses and audits on the admin ports only."""
+"""What the public and the admin ports expose: addresses and audits on the admin ports only."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ async def test_a_drained_worker_gets_nothing_new_and_finishes_what_it_has(site: 
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_a_drained_router_refuses_and_says_why(site: SiteMaker) -> None:
+async def test_a_drained_router_refuses_with_a_reason(site: SiteMaker) -> None:
     async with site() as here, http(here) as client:
         here.worker("decode-0").behaviour.step_s = 0.02
         running = asyncio.create_task(here.generate(ids_request([1], 20)))
-        await until(lambda: here.router.dispatcher.live == 1)
+        await until(lambda: here.router.dispatcher.running == 1)
         assert (await here.admin.Drain(DrainRequest(), timeout=5)).running == 1
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await here.generate(ids_request([1], 2))
@@ -152,9 +152,9 @@ async def drained_by_command(site: SiteMaker, capsys: pytest.CaptureFixture[str]
         assert (await states(here))["decode-0"] == WORKER_STATE_DRAINING
         assert await baton("decode-0", "--resume") == (0, f"decode-0: accepts new work; {idle}")
         assert await baton("--router") == (0, f"router: draining; {idle}")
-        assert here.router.service.unready_reason() == "the router is draining"
+        assert here.router.readiness.reason() == "the router is draining"
         assert await baton("--router", "--resume") == (0, f"router: accepts new work; {idle}")
-        assert here.router.service.usable()
+        assert here.router.readiness.ready()
         assert await baton("decode-7") == (2, "error: no worker is called 'decode-7'")
 
 
@@ -209,32 +209,32 @@ async def test_readiness_of_a_router_process_before_with_and_after_its_workers(m
     process = await start(config(model_folder, [f"127.0.0.1:{worker_port}"], **settings))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}") as client:
 
-        async def judged(path: str) -> tuple[int, str]:
+        async def status_of(path: str) -> tuple[int, str]:
             answer = await client.get(path)
             return answer.status_code, answer.json().get("reason", "")
 
-        async def until_judged(path: str, wanted: tuple[int, str]) -> None:
+        async def until_status(path: str, wanted: tuple[int, str]) -> None:
             async with asyncio.timeout(20):
                 while True:
                     with contextlib.suppress(httpx.ConnectError):
-                        if await judged(path) == wanted:
+                        if await status_of(path) == wanted:
                             return
                     await asyncio.sleep(0.02)
 
-        await until_judged("/ready", (503, "no worker is ready"))
-        assert (await judged("/health"))[0] == 200
+        await until_status("/ready", (503, "no worker is ready"))
+        assert (await status_of("/health"))[0] == 200
         worker = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, FakeCluster.like(model_folder))
         async with worker.serving(worker_port):
             addresses = await ready(process)
             assert set(addresses) == {"http", "grpc", "admin", "admin_http"}
-            assert await judged("/ready") == (200, "")
+            assert await status_of("/ready") == (200, "")
             worker.behaviour.step_s = 0.02
             async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
                 stream = aiter(RouterServiceStub(channel).Generate(ids_request([1], 40), timeout=10))
                 await anext(stream)
                 process.send_signal(signal.SIGTERM)
-                await until_judged("/ready", (503, "the router is draining"))
-                assert (await judged("/health"))[0] == 200
+                await until_status("/ready", (503, "the router is draining"))
+                assert (await status_of("/health"))[0] == 200
                 async for _ in stream:
                     pass
             assert await asyncio.wait_for(process.wait(), 10) == 0

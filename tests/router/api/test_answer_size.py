@@ -1,4 +1,4 @@
-"""An answer's size is bounded before it runs, and a large one takes little of the router's memory."""
+"""A response's size is bounded before it runs, and a large one takes little of the router's memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def forget_peak(pid: int) -> None:
     [pytest.param(500, id="500 tokens"), pytest.param(2000, id="2000 tokens", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("api", ["completions", "chat/completions"])
-async def test_a_large_answer_takes_little_memory(
+async def test_a_large_response_takes_little_memory(
     model_folder: Path, tmp_path: Path, api: str, tokens: int
 ) -> None:
     folder = shutil.copytree(model_folder, tmp_path / "model")
@@ -96,7 +96,7 @@ LARGE: list[dict[str, Any]] = [
 ]
 
 
-async def test_an_answer_above_the_limit_is_refused_before_it_runs(site: SiteMaker) -> None:
+async def test_a_response_above_the_limit_is_refused_before_it_runs(site: SiteMaker) -> None:
     async with site(max_answer_values=100) as here, http(here) as client:
         for fields in TOO_LARGE:
             for stream in (False, True):
@@ -125,7 +125,7 @@ async def test_a_chat_without_max_tokens_has_what_the_limit_leaves(site: SiteMak
             assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
 
 
-async def test_a_large_answer_has_every_token(site: SiteMaker) -> None:
+async def test_a_large_response_has_every_token(site: SiteMaker) -> None:
     """It is written in many pieces; what is streamed is the same."""
     async with site(slots=16) as here, http(here) as client:
         fields = {"max_tokens": 200, "logprobs": 5, "n": 8, "return_token_ids": True}

@@ -31,7 +31,7 @@ async def chunks_of(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, 
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-async def test_a_whole_answer(site: SiteMaker) -> None:
+async def test_a_whole_response(site: SiteMaker) -> None:
     async with site() as here, http(here) as client:
         body = (await chat(client, max_tokens=6, return_token_ids=True)).json()
         assert body["id"].startswith("chatcmpl-")
@@ -138,7 +138,7 @@ async def test_refusals(site: SiteMaker) -> None:
         assert not here.worker("decode-0").reserves
 
 
-async def test_what_changes_nothing_is_taken(site: SiteMaker) -> None:
+async def test_neutral_values_are_accepted(site: SiteMaker) -> None:
     neutral: dict[str, Any] = {
         "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "response_format": {"type": "text"},
         "modalities": ["text"], "store": False, "metadata": {}, "service_tier": "auto", "user": "a",

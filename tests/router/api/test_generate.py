@@ -6,7 +6,7 @@ import asyncio
 
 from baton.v1.router_pb2 import ListModelsRequest, Stage
 from baton.v1.types_pb2 import FinishReason
-from services.router.workers.token_stream import AT_ONCE
+from services.router.workers.token_stream import BATCH
 from tests.router.conftest import SiteMaker, ids_request, tokens_of
 from tests.router.fake_model import expected
 from tests.router.fake_workers import BYTES_PER_TOKEN, EXPOSED_NS
@@ -74,14 +74,14 @@ async def test_many_at_once_use_every_worker(site: SiteMaker) -> None:
         await here.quiet()
 
 
-async def test_a_step_of_more_sequences_than_are_handed_on_at_once(site: SiteMaker) -> None:
+async def test_a_step_with_more_sequences_than_a_batch(site: SiteMaker) -> None:
     async with site(slots=40) as here:
         here.worker("decode-0").behaviour.steps_from = 40
         prompts = [[index, 3] for index in range(40)]
         answers = await asyncio.gather(*(here.generate(ids_request(prompt, 10)) for prompt in prompts))
         for prompt, answer in zip(prompts, answers, strict=True):
             assert tokens_of(answer) == expected(prompt, 10)
-        assert here.worker("decode-0").most_slots_used == 40 > 2 * AT_ONCE
+        assert here.worker("decode-0").most_slots_used == 40 > 2 * BATCH
         await here.quiet()
 
 

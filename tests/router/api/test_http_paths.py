@@ -1,4 +1,4 @@
-"""Tokens, version, methods and paths of the HTTP door; what it says in its log of clients that go away."""
+"""Tokens, version, methods and paths of the HTTP API; that disconnected clients are not logged as errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from services.router.api.http_api import HttpDoor
+from services.router.api.http_api import HttpApi
 from tests.router.conftest import MODEL, SiteMaker, until
 from tests.router.fake_model import VOCAB
 from tests.router.http_client import complete, http
@@ -78,12 +78,13 @@ async def test_routes_can_be_added(site: SiteMaker) -> None:
         return PlainTextResponse("more")
 
     async with site() as here:
-        door = HttpDoor(here.router.service, [Route("/more", more)])
-        assert door.app.url_path_for("more") == "/more"
+        router = here.router
+        api = HttpApi(router.admission, router.dispatcher, router.readiness, [Route("/more", more)])
+        assert api.app.url_path_for("more") == "/more"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_is_no_fault(
+async def test_a_disconnected_client_is_not_logged_as_an_error(
     site: SiteMaker, stream: bool, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with site() as here:

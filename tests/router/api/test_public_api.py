@@ -1,4 +1,4 @@
-"""What both doors answer: models, health, audit, completions whole and streamed."""
+"""Responses of both APIs: models, health, audit, completions whole and streamed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_models_and_health(site: SiteMaker) -> None:
                 answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
         here.worker("decode-0").behaviour.draining = True
-        await until(lambda: not here.router.service.usable())
+        await until(lambda: not here.router.readiness.ready())
         assert (await client.get("/ready")).status_code == 503
         assert (await client.get("/health")).status_code == 200
 
@@ -88,7 +88,7 @@ async def test_lists_of_prompts(site: SiteMaker, prompt: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("ids", [True, False])
-async def test_a_stream_says_what_the_whole_says(site: SiteMaker, ids: bool) -> None:
+async def test_a_stream_equals_the_whole_response(site: SiteMaker, ids: bool) -> None:
     async with site() as here, http(here) as client:
         fields = {"prompt": "stream", "max_tokens": 40, "return_token_ids": ids}
         whole = (await complete(client, **fields)).json()
@@ -106,7 +106,7 @@ async def test_a_stream_says_what_the_whole_says(site: SiteMaker, ids: bool) -> 
         assert all("usage" not in chunk for chunk in plain)
 
 
-async def test_a_stream_that_fails_says_so(site: SiteMaker) -> None:
+async def test_a_failed_stream_ends_with_an_error(site: SiteMaker) -> None:
     async with site() as here, http(here) as client:
         here.worker("decode-0").behaviour.skip_number = 3
         here.worker("decode-0").behaviour.step_s = 0.01
@@ -135,7 +135,7 @@ async def test_a_disconnect_cancels(site: SiteMaker, stream: bool) -> None:
         assert here.worker("decode-0").cancels == 2
 
 
-async def test_the_seed_is_drawn_and_told(site: SiteMaker) -> None:
+async def test_the_drawn_seed_is_in_the_trace(site: SiteMaker) -> None:
     async with site() as here:
         seeds = {(await here.generate(ids_request([1], 2)))[-1].trace.seed for _ in range(4)}
         sent = {request.sampling.seed for request in here.worker("prefill-0").prefill_requests}

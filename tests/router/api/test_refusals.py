@@ -1,4 +1,4 @@
-"""What both doors refuse, and how each says it."""
+"""What both APIs refuse, and with which errors."""
 
 from __future__ import annotations
 

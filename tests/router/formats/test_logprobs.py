@@ -1,4 +1,4 @@
-"""Logprobs, echo and the prompt alone, on both doors and in both of OpenAI's shapes."""
+"""Logprobs, echo and prompts without output, over both APIs and in both of OpenAI's formats."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_offsets(text: str, said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("echo", [True, False])
-async def test_a_stream_says_the_same_logprobs(site: SiteMaker, echo: bool) -> None:
+async def test_a_stream_has_the_same_logprobs(site: SiteMaker, echo: bool) -> None:
     async with site() as here, http(here) as client:
         fields = {"prompt": "ab é", "max_tokens": 20, "logprobs": 1, "echo": echo}
         whole = (await complete(client, **fields)).json()["choices"][0]
@@ -177,7 +177,7 @@ async def test_logprobs_survive_another_attempt(site: SiteMaker) -> None:
 
 @pytest.mark.parametrize("breaks", [0, 1])
 @pytest.mark.parametrize("max_tokens", [12, 2])
-async def test_decodes_word_may_overtake_prefills(site: SiteMaker, breaks: int, max_tokens: int) -> None:
+async def test_decodes_tokens_may_overtake_prefills(site: SiteMaker, breaks: int, max_tokens: int) -> None:
     """Two streams tell of a request: what is shown begins with the prompt's logprobs all the same, even
     where prefill breaks before it has told them, and where decode has ended by then."""
     async with site() as here, http(here) as client:
@@ -201,7 +201,7 @@ async def test_decodes_word_may_overtake_prefills(site: SiteMaker, breaks: int, 
         await here.quiet()
 
 
-async def test_a_worker_that_owes_logprobs(site: SiteMaker) -> None:
+async def test_a_worker_that_sends_no_logprobs(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("prefill-0").behaviour.forget_logprobs = True
         with pytest.raises(grpc.aio.AioRpcError) as caught:

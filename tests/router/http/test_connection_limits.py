@@ -1,4 +1,4 @@
-"""Who gives way to a new connection, and how many a process may have."""
+"""Which connection is closed for a new one, and how many a process may have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def admitted(connections: Connections, *addresses: str, now: float = 0) -> list[
     return fakes
 
 
-def test_the_longest_waiting_of_the_address_with_most_gives_way() -> None:
+def test_the_longest_idle_connection_of_the_largest_address_is_closed() -> None:
     connections = book(share=3)
     mine, first, second, third = admitted(connections, "a", "b", "b", "b")
     assert connections.admit(Fake("c"), 1.0)
@@ -42,7 +42,7 @@ def test_the_longest_waiting_of_the_address_with_most_gives_way() -> None:
     assert connections.count == 4
 
 
-def test_an_address_at_its_share_displaces_itself() -> None:
+def test_an_address_at_its_share_displaces_its_own_connections() -> None:
     connections = book(most=10, share=2)
     mine, first, second = admitted(connections, "a", "b", "b")
     connections.set_running(first, running=True, now=1)
@@ -57,7 +57,7 @@ def test_half_of_all_is_an_addresss_share() -> None:
     admitted(connections, "b", now=0.5)
 
 
-def test_a_connection_just_opened_or_answered_stays() -> None:
+def test_a_recently_active_connection_is_not_closed() -> None:
     connections = book(most=1, share=1)
     (one,) = admitted(connections, "a")
     assert not connections.admit(Fake("b"), 0.9)
@@ -70,7 +70,7 @@ def test_a_connection_just_opened_or_answered_stays() -> None:
     assert one.evicted
 
 
-def test_an_address_whose_requests_run_leaves_another_to_give_way() -> None:
+def test_running_requests_are_not_closed_for_new_connections() -> None:
     connections = book(most=3, share=2)
     first, second, other = admitted(connections, "a", "a", "b")
     for one in (first, second):
@@ -93,7 +93,7 @@ def test_the_reserve_is_bounded() -> None:
     admitted(connections, "c")
 
 
-def test_the_largest_body_gives_way() -> None:
+def test_the_connection_with_the_largest_partial_body_is_closed() -> None:
     connections = book(max_buffered_body_mb=1)
     small, large, late = admitted(connections, "a", "a", "b")
     connections.set_buffered(small, 300_000)

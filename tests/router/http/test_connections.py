@@ -32,7 +32,7 @@ async def status(address: str, request: bytes, source: str = MINE) -> int:
 
 
 @contextlib.asynccontextmanager
-async def few_descriptors(folder: Path) -> AsyncIterator[dict[str, str]]:
+async def descriptor_limit_low(folder: Path) -> AsyncIterator[dict[str, str]]:
     """A router process that may have 256 descriptors, over a fake worker; its addresses."""
     async with fake_pair(folder) as worker:
         limit = ("prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}")
@@ -49,7 +49,7 @@ async def few_descriptors(folder: Path) -> AsyncIterator[dict[str, str]]:
 @pytest.mark.parametrize("door", ["http", "grpc", "admin_http", "admin"])
 async def test_silent_connections_above_the_descriptor_limit(model_folder: Path, door: str) -> None:
     """Whatever an attacker opens on one listener, health and requests are answered on both."""
-    async with few_descriptors(model_folder) as addresses:
+    async with descriptor_limit_low(model_folder) as addresses:
         held: list[socket.socket] = []
         try:
             for _ in range(3):
@@ -73,7 +73,7 @@ async def tokens(address: str) -> list[int]:
         return tokens_of([response async for response in call])
 
 
-async def test_a_connection_above_the_limit_gets_an_answer(site: SiteMaker) -> None:
+async def test_a_connection_above_the_limit_gets_a_response(site: SiteMaker) -> None:
     """All others have a request that runs: health answers, the rest is refused with a reason."""
     few = {"max_connections": 8, "max_connections_per_address": 8}
     async with site(connections=few, slots=16) as here, contextlib.AsyncExitStack() as stack:
@@ -98,7 +98,7 @@ async def test_a_connection_above_the_limit_gets_an_answer(site: SiteMaker) -> N
         assert await status(address, post(max_tokens=2), OTHER) == 200
 
 
-async def test_an_address_displaces_its_own(site: SiteMaker) -> None:
+async def test_a_client_address_displaces_its_own_connections(site: SiteMaker) -> None:
     few = {"max_connections": 100, "max_connections_per_address": 4}
     async with site(connections=few) as here, contextlib.AsyncExitStack() as stack:
         address = here.addresses["http"]
@@ -116,7 +116,7 @@ async def test_an_address_displaces_its_own(site: SiteMaker) -> None:
         assert here.router.http.connections.count < 8
 
 
-async def test_closed_connections_are_forgotten(site: SiteMaker) -> None:
+async def test_closed_connections_are_not_counted(site: SiteMaker) -> None:
     async with site() as here:
         for _ in range(20):
             assert await status(here.addresses["http"], get()) == 200

@@ -50,7 +50,7 @@ async def test_content_types(site: SiteMaker, header: str, status: int) -> None:
         assert len(here.worker("prefill-0").prompts) == (status == 200)
 
 
-async def test_names_that_a_loopback_listener_has(site: SiteMaker) -> None:
+async def test_host_names_of_a_loopback_listener(site: SiteMaker) -> None:
     """A page of evil.example whose name now resolves to 127.0.0.1 has that name in Host."""
     async with site() as here:
         address = here.addresses["http"]
@@ -102,7 +102,7 @@ async def test_hosts_can_be_allowed(site: SiteMaker) -> None:
         assert (await answer(here.addresses["http"], get(host="evil.example")))[0] == 200
 
 
-async def test_other_listeners_have_any_name(site: SiteMaker) -> None:
+async def test_other_listeners_serve_any_host_name(site: SiteMaker) -> None:
     async with site(host="0.0.0.0") as here:
         address = here.addresses["http"].replace("0.0.0.0", "127.0.0.1")
         assert (await answer(address, get(host="any.example")))[0] == 200

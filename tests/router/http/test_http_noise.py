@@ -1,4 +1,4 @@
-"""Bytes that are no requests, or nearly some: the router serves on, and forgets every connection."""
+"""Malformed requests: the router continues to serve and closes every connection."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_noise(
         for _ in range(connections // 20):
             await asyncio.gather(*(one(here.addresses["http"], dice) for _ in range(20)))
         await until(lambda: here.router.http.connections.count == 0)
-        await until(lambda: here.router.dispatcher.live == 0)
+        await until(lambda: here.router.dispatcher.running == 0)
         async with http(here) as client:
             assert (await complete(client, max_tokens=4)).status_code == 200
     assert "Traceback" not in caplog.text + "".join(capsys.readouterr())

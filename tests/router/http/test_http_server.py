@@ -1,4 +1,4 @@
-"""How the HTTP door treats connections."""
+"""Keep-alive of HTTP connections."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ async def stalled(here: Site) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_answer_nobody_reads_ends_after_its_deadline(site: SiteMaker, stream: bool) -> None:
+async def test_an_unread_response_ends_after_its_deadline(site: SiteMaker, stream: bool) -> None:
     async with site(**SETTINGS) as here:
         many: dict[str, Any] = {"n": 8, "max_tokens": 60, "logprobs": 20, "stream": stream}
         started = time.monotonic()
@@ -60,13 +60,13 @@ async def test_an_answer_nobody_reads_ends_after_its_deadline(site: SiteMaker, s
             await here.quiet()
 
 
-async def test_other_answers_nobody_reads_end_too(site: SiteMaker) -> None:
+async def test_other_unread_responses_end_too(site: SiteMaker) -> None:
     async with site(**SETTINGS) as here, deaf(here, get("/metrics") * 100):
         await stalled(here)
         await until(lambda: here.router.http.connections.count == 0, 2)
 
 
-async def test_a_reader_that_goes_on_in_time_gets_everything(site: SiteMaker) -> None:
+async def test_a_client_that_continues_to_read_in_time_gets_everything(site: SiteMaker) -> None:
     settings = {**SETTINGS, "request_timeout_s": 20.0}
     asked = post(n=8, max_tokens=100, logprobs=20, stream=True)
     async with site(**settings) as here, deaf(here, asked) as one:
@@ -79,12 +79,12 @@ async def test_a_reader_that_goes_on_in_time_gets_everything(site: SiteMaker) ->
             data += part
 
 
-async def test_a_grpc_call_nobody_reads_ends_after_its_deadline(
+async def test_an_unread_grpc_call_ends_after_its_deadline(
     site: SiteMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with site(**SETTINGS) as here:
-        service, open_runs = here.router.service, []
-        run = service.run
+        dispatcher, open_runs = here.router.dispatcher, []
+        run = dispatcher.run
 
         @contextlib.asynccontextmanager
         async def counted(*arguments: Any) -> AsyncIterator[Any]:
@@ -95,7 +95,7 @@ async def test_a_grpc_call_nobody_reads_ends_after_its_deadline(
                 finally:
                     open_runs.pop()
 
-        monkeypatch.setattr(service, "run", counted)
+        monkeypatch.setattr(dispatcher, "run", counted)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
         async with grpc.aio.insecure_channel(here.addresses["grpc"], options=options) as channel:
             call = RouterServiceStub(channel).Generate(ids_request([1, 2], 200, n=8, logprobs=20))
@@ -110,20 +110,20 @@ async def test_a_grpc_call_nobody_reads_ends_after_its_deadline(
             call.cancel()
 
 
-async def test_what_nobody_reads_takes_bounded_memory(site: SiteMaker) -> None:
+async def test_unread_output_takes_bounded_memory(site: SiteMaker) -> None:
     """The outputs that hold the most give way; a client that reads is not touched."""
     limits = {**SETTINGS["connections"], "max_unread_mb": 1}
     async with site(**{**SETTINGS, "request_timeout_s": 20.0, "connections": limits}) as here:
-        unread = here.router.dispatcher.unread
+        unread = here.router.unread
         async with deaf(here, post(n=32, max_tokens=240, logprobs=20, stream=True)), http(here) as client:
             most, tokens = 0, 0
             await stalled(here)
             async for chunk in events(client, max_tokens=200, return_token_ids=True):
-                most = max(most, unread.total)
+                most = max(most, unread.total_bytes)
                 tokens += len(chunk["choices"][0]["token_ids"])
             assert tokens == 200
             await until(lambda: here.worker("decode-0").used_slots == 0)
             assert 1 << 19 < most <= 1 << 20
-            await until(lambda: here.router.dispatcher.live == 0)
+            await until(lambda: here.router.dispatcher.running == 0)
         await until(lambda: here.router.http.connections.count == 0)
-        await until(lambda: unread.total == 0)
+        await until(lambda: unread.total_bytes == 0)

@@ -11,9 +11,16 @@ from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.types_pb2 import Attempt
-from services.router.lifecycle.attempt import AttemptCalls
-from services.router.lifecycle.cancels import Cancels
-from services.router.request.output_state import Sequence
+from services.router.lifecycle.attempt_calls import AttemptCalls
+from services.router.lifecycle.observations import Observations
+from services.router.lifecycle.outbox import Outbox, UnreadBudget
+from services.router.lifecycle.output_state import OutputState
+from services.router.lifecycle.timeline import RequestTimeline
+from services.router.request.request import Request
+from services.router.text.detokenizer import Detokenizer
+from services.router.text.output_text import OutputText
+from services.router.workers.cancels import Cancels
+from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import REQUEST_ID, Pair, a_request, settled
 
 TICKET = Ticket(body=b"a promise")
@@ -23,6 +30,13 @@ EMITTED = [10, 11]
 NEXT = FirstToken(number=2, token_id=12)
 FREE = (0, 0, 0)
 CLAIMED = (1, 11, 3)
+
+
+def an_output(request: Request) -> tuple[OutputState, Outbox]:
+    """The output of a request before its first attempt, and where it is delivered."""
+    outbox = Outbox(asyncio.Event(), UnreadBudget(10**6))
+    text = OutputText(request, Detokenizer(byte_tokenizer()))
+    return OutputState(request, text, outbox, RequestTimeline(request, Observations())), outbox
 
 
 class Scene:
@@ -42,20 +56,20 @@ class Scene:
         self.thaw = monkeypatch.undo
         self.pair = Pair()
         self.request = a_request(deadline=self._now + left_s, **fields)
-        self.sequence = Sequence(self.request)
-        self.sequence.begin(ATTEMPT.number)
-        self.sequence.emitted += EMITTED
+        self.output, self.outbox = an_output(self.request)
+        self.output.begin(ATTEMPT.number)
+        self.output.emitted += EMITTED
         self.claim = self.pair.claim()
-        self.calls = AttemptCalls(self.request, self.sequence, self.claim, Cancels(), names)
+        self.calls = AttemptCalls(self.request, self.output, self.claim, Cancels(), names)
 
     async def prefilling(self) -> Any:
         """Prefill's call, begun and read from."""
-        self.calls.prefill(TICKET)
+        self.calls.prefill.start(TICKET)
         await settled()
         return self.pair.prefill_peer.calls["Prefill"][-1]
 
     @property
     def error(self) -> tuple[ErrorKind, str] | None:
         """What prefill's call ended with."""
-        error = self.calls.prefill_error
+        error = self.calls.prefill.error
         return None if error is None else (error.kind, error.message)

@@ -1,4 +1,4 @@
-"""A dispatcher whose waiting room, prefix names, journal, clock and workers a test plays by hand."""
+"""A dispatcher with a queue, prefix affinity, journal, clock and workers that a test controls."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from baton.v1.decode_pb2 import ReserveResponse, Ticket
 from baton.v1.prefill_pb2 import FirstToken
 from baton.v1.router_pb2 import Stage, StageTime
 from baton.v1.types_pb2 import FinishReason
-from services.router.lifecycle import observations
-from services.router.lifecycle import request_lifecycle as life
-from services.router.lifecycle.cancels import Cancels
+from services.router.lifecycle import attempt, timeline
+from services.router.lifecycle.deps import LifecycleDeps
 from services.router.lifecycle.dispatcher import Dispatcher
 from services.router.lifecycle.observations import Observations
-from services.router.lifecycle.outbox import Outbox
-from services.router.lifecycle.request_lifecycle import LifecycleDeps
-from services.router.lifecycle.unread import Unread
+from services.router.lifecycle.outbox import Outbox, UnreadBudget
 from services.router.request.request import Delta, Request
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
+from services.router.workers.cancels import Cancels
 from services.router.workers.worker import Worker
 from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import (
@@ -41,11 +39,11 @@ from tests.router.lifecycle.scripted_workers import (
 
 ARRIVED_NS = 1_000_000_000
 PLACE = (4, 2)
-ROOM_S = 7.0
+QUEUE_S = 7.0
 TICKET = Ticket(body=b"a promise")
 KV_BYTES = 640
 PROMISE = ReserveResponse(ticket=TICKET, kv_bytes=KV_BYTES)
-NAMES = (b"first block", b"second block")
+HASHES = (b"first block", b"second block")
 NO_ROOM = rpc_error(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
 AWAY = rpc_error(grpc.StatusCode.UNAVAILABLE, "its words")
 BROKEN = rpc_error(grpc.StatusCode.INTERNAL, "its words")
@@ -70,7 +68,7 @@ class Clock:
 
 
 @dataclass
-class Asked:
+class QueueCall:
     """A request for a place: for a pair, or (without `max_tokens`) for a prefill worker alone."""
 
     place: Any
@@ -83,29 +81,29 @@ class Asked:
 
 
 @dataclass
-class Room:
-    """The waiting room: the test says whom it places, and with whom."""
+class ScriptedQueue:
+    """A waiting queue: the test decides when a request is placed, and on which workers."""
 
-    timeout_s: float = ROOM_S
-    asked: list[Asked] = field(default_factory=list)
-    # Client calls that took a place; places that found no room at a worker; and places that are over.
+    timeout_s: float = QUEUE_S
+    asked: list[QueueCall] = field(default_factory=list)
+    # Client calls that entered; positions that were refused by a worker; and positions that ended.
     arrived: list[Any] = field(default_factory=list)
     refusals: list[tuple[Any, Any]] = field(default_factory=list)
     over: list[Any] = field(default_factory=list)
     claims: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
-    def next_place(self, call: Any) -> Any:
+    def next_position(self, call: Any) -> Any:
         self.arrived.append(call)
         return PLACE
 
     async def claim(
         self, place: Any, call: Any, tokens: int, left: int, until: float, *, fresh: bool, cached: Any
     ) -> Any:
-        self.asked.append(Asked(place, call, tokens, left, until, fresh, cached))
+        self.asked.append(QueueCall(place, call, tokens, left, until, fresh, cached))
         return await self._placed()
 
     async def claim_prefill(self, place: Any, call: Any, tokens: int, until: float, *, fresh: bool) -> Any:
-        self.asked.append(Asked(place, call, tokens, None, until, fresh))
+        self.asked.append(QueueCall(place, call, tokens, None, until, fresh))
         return await self._placed()
 
     async def _placed(self) -> Any:
@@ -121,24 +119,24 @@ class Room:
         self.over.append(place)
 
 
-class Named:
-    """A prompt's names, which are the same for every worker."""
+class ScriptedBlocks:
+    """A prompt's block hashes, which are the same for every worker."""
 
-    def of(self, worker: Worker) -> tuple[bytes, ...]:
+    def hashes_for(self, worker: Worker) -> tuple[bytes, ...]:
         assert isinstance(worker, Worker)
-        return NAMES
+        return HASHES
 
 
 @dataclass
-class PrefixNames:
-    """What of prompts is said to the prefix view."""
+class ScriptedPrefixes:
+    """Records what is reported to the prefix affinity."""
 
-    prompt: Named = field(default_factory=Named)
+    prompt: ScriptedBlocks = field(default_factory=ScriptedBlocks)
     hashed: list[Any] = field(default_factory=list)
-    told: list[tuple[str, Any]] = field(default_factory=list)
+    sent: list[tuple[str, Any]] = field(default_factory=list)
     error: Exception | None = None
 
-    async def name(self, token_ids: Any) -> Named:
+    async def hash_prompt(self, token_ids: Any) -> ScriptedBlocks:
         self.hashed.append(token_ids)
         if self.error is not None:
             raise self.error
@@ -147,12 +145,12 @@ class PrefixNames:
     def cached_tokens(self, worker: Worker, prompt: Any) -> tuple[Worker, Any]:
         return worker, prompt
 
-    def sent(self, worker: Worker, prompt: Any) -> None:
-        self.told.append((worker.name, prompt))
+    def prompt_sent(self, worker: Worker, prompt: Any) -> None:
+        self.sent.append((worker.name, prompt))
 
 
 @dataclass
-class JournalBook:
+class ScriptedJournal:
     """A journal that acknowledges at once."""
 
     opened: list[Any] = field(default_factory=list)
@@ -175,30 +173,35 @@ class ScriptedRouter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, max_attempts: int = 3) -> None:
         self.clock = Clock()
-        monkeypatch.setattr(life, "time", self.clock)
-        monkeypatch.setattr(observations, "time", self.clock)
-        monkeypatch.setattr(life, "_HEAD_START_S", 0)
-        self.room, self.prefixes, self.journal = Room(), PrefixNames(), JournalBook()
+        monkeypatch.setattr(timeline, "time", self.clock)
+        monkeypatch.setattr(attempt, "_HEAD_START_S", 0)
+        self.queue, self.prefixes, self.journal = ScriptedQueue(), ScriptedPrefixes(), ScriptedJournal()
         self.observations = Observations()
-        room: Any = self.room
+        queue: Any = self.queue
         prefixes: Any = self.prefixes
         journal: Any = self.journal
         self.deps = LifecycleDeps(
-            room, Cancels(), max_attempts, self.observations, prefixes, Unread(10**6), journal
+            queue,
+            Cancels(),
+            max_attempts,
+            self.observations,
+            prefixes,
+            UnreadBudget(10**6),
+            lambda request: OutputText(request, Detokenizer(TOKENIZER)),
+            journal,
         )
         self.dispatcher = Dispatcher(self.deps)
 
     @contextlib.asynccontextmanager
     async def running(self, request: Request) -> AsyncIterator[Outbox]:
         """The request runs until it waits for the test."""
-        text = OutputText(request, Detokenizer(TOKENIZER))
-        async with self.dispatcher.run(request, text, asyncio.Event()) as outbox:
+        async with self.dispatcher.run(request, asyncio.Event()) as outbox:
             await settled()
             yield outbox
 
     async def place(self, pair: Pair) -> None:
         """The request gets this pair."""
-        self.room.claims.put_nowait(pair.claim())
+        self.queue.claims.put_nowait(pair.claim())
         await settled()
 
     async def promise(self, pair: Pair, index: int = 0, answer: Any = PROMISE) -> None:
@@ -278,7 +281,7 @@ def line_of(**fields: Any) -> dict[str, Any]:
 
 def warned(logged: Any) -> list[dict[str, Any]]:
     """What the log says beside the request's end."""
-    mine = ("attempt_failed", "request_failed", "life_failed")
+    mine = ("attempt_failed", "request_failed", "request_internal_error")
     return [dict(line) for line in logged if line["event"] in mine]
 
 

@@ -22,6 +22,7 @@ from baton.v1.types_pb2 import Attempt, Logprobs, Sampling, WorkerIdentity, Work
 from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.request.request import Request
 from services.router.workers.placement import Claim
+from services.router.workers.token_stream import deliver
 from services.router.workers.worker import Peer, Worker
 
 REQUEST_ID = bytes(range(16))
@@ -162,12 +163,12 @@ class Pair:
         self.decode, self.decode_peer = a_worker(f"decode-{suffix}", WorkerRole.WORKER_ROLE_DECODE)
 
     def claim(self) -> Claim:
-        return Claim(self.prefill, self.decode, tokens=3, promised=11)
+        return Claim(self.prefill, self.decode, tokens=3, reserved=11)
 
     @property
     def claimed(self) -> tuple[int, int, int]:
-        """Slots, tokens promised by decode, and tokens queued at prefill."""
-        return self.decode.claimed_slots, self.decode.promised_tokens, self.prefill.queued_tokens
+        """Slots and tokens reserved at decode, and tokens queued at prefill."""
+        return self.decode.claimed_slots, self.decode.reserved_tokens, self.prefill.queued_tokens
 
     def output(self, attempt: int, first_number: int, ids: list[int], **fields: Any) -> None:
         """Decode's stream brings tokens."""
@@ -177,7 +178,7 @@ class Pair:
             token_ids=ids,
             **fields,
         )
-        self.decode.deliver([told])
+        deliver(self.decode, [told])
 
 
 async def settled() -> None:

@@ -1,4 +1,4 @@
-"""What the calls of one attempt say, and what their failures mean."""
+"""The calls of one attempt: their requests, and what their failures mean."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from baton.v1.prefill_pb2 import (
     PrefillRequest,
 )
 from baton.v1.types_pb2 import Limits, Sampling
-from services.router.lifecycle import attempt as attempt_calls
+from services.router.lifecycle import attempt_calls
 from services.router.request.request import Echo
 from services.router.workers.worker_error import public_text
 from tests.router.lifecycle.scripted_attempt import ATTEMPT, CLAIMED, EMITTED, FREE, NEXT, TICKET, Scene
@@ -42,21 +42,25 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(monkeypatch)
 
 
-async def test_before_its_calls(scene: Scene) -> None:
-    assert (scene.calls.prefill_error, scene.calls.handed_off, scene.calls.bytes_shipped) == (None, None, 0)
-    scene.sequence.followed = True
-    assert scene.calls.bytes_shipped == 0, "none are known of"
-    await scene.calls.settle()
+async def test_initial_state(scene: Scene) -> None:
+    assert (scene.calls.prefill.error, scene.calls.prefill.handed_off, scene.calls.kv_bytes_shipped) == (
+        None,
+        None,
+        0,
+    )
+    scene.output.decode_started = True
+    assert scene.calls.kv_bytes_shipped == 0, "none are known of"
+    await scene.calls.prefill.wait(2)
     assert scene.pair.claimed == CLAIMED
 
 
-async def test_what_decode_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_NAMES + 3))
     scene = Scene(monkeypatch, names)
     # Of a prompt ahead of its ticket the first token may be there already.
-    scene.sequence.accept_first(3, NEXT)
+    scene.output.accept_first_token(3, NEXT)
     scene.pair.decode_peer.answers["Reserve"] = ReserveResponse(ticket=TICKET, kv_bytes=640)
-    assert not scene.sequence.reserved
+    assert not scene.output.reserved
     assert await scene.calls.reserve() == TICKET
     (call,) = scene.pair.decode_peer.calls["Reserve"]
     assert call.request == ReserveRequest(
@@ -69,11 +73,11 @@ async def test_what_decode_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         block_names=names[:MAX_RESERVE_NAMES],
     )
     assert call.timeout == attempt_calls.RESERVE_S
-    assert scene.pair.decode.sequences == {REQUEST_ID: scene.sequence}
-    assert scene.sequence.reserved is True
-    assert scene.calls.bytes_shipped == 0
-    scene.sequence.followed = True
-    assert scene.calls.bytes_shipped == 640
+    assert scene.pair.decode.outputs == {REQUEST_ID: scene.output}
+    assert scene.output.reserved is True
+    assert scene.calls.kv_bytes_shipped == 0
+    scene.output.decode_started = True
+    assert scene.calls.kv_bytes_shipped == 640
 
 
 REFUSALS = [
@@ -93,17 +97,17 @@ async def test_decode_refuses(
     assert (caught.value.kind, str(caught.value)) == (kind, "decode-0: its words")
     assert public_text(caught.value) == public
     assert scene.pair.decode.reachable is reachable
-    assert scene.sequence.reserved is False
+    assert scene.output.reserved is False
     scene.calls.refused()
     assert scene.pair.claimed == FREE
-    assert scene.pair.decode.sequences == {}
-    assert not scene.pair.decode.asks_for_work, "it is left alone for a moment"
+    assert scene.pair.decode.outputs == {}
+    assert not scene.pair.decode.accepts_work, "it is left alone for a moment"
     scene.calls.abandon()
     assert scene.pair.decode_peer.calls["Cancel"] == []
 
 
-async def test_what_prefill_is_asked(scene: Scene) -> None:
-    scene.calls.prefill(TICKET)
+async def test_the_prefill_request(scene: Scene) -> None:
+    scene.calls.prefill.start(TICKET)
     (call,) = scene.pair.prefill_peer.calls["Prefill"]
     assert call.request == PrefillRequest(
         attempt=ATTEMPT,
@@ -144,7 +148,7 @@ async def test_a_ticket_follows_where_one_is_due(
 ) -> None:
     fields: dict[str, Any] = {"echo": Echo(""), "sampling": Sampling(logprobs=1)} if echo else {}
     scene = Scene(monkeypatch, left_s=left_s, max_tokens=max_tokens, **fields)
-    scene.calls.prefill(TICKET if ticket else None)
+    scene.calls.prefill.start(TICKET if ticket else None)
     (call,) = scene.pair.prefill_peer.calls["Prefill"]
     assert call.request.HasField("ticket") == ticket
     assert (call.request.prompt_logprobs, call.request.ticket_follows) == (prompt_logprobs, ticket_follows)
@@ -161,14 +165,14 @@ async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
     if method == "Prefill":
         call = await scene.prefilling()
         worker.lose("it is gone")
-        await scene.calls.settle()
+        await scene.calls.prefill.wait(2)
         assert scene.error == (LOST[0], LOST[1].format("prefill-0"))
         assert call.cut
         return
     begin = {
         "Reserve": scene.calls.reserve,
-        "GiveTicket": lambda: scene.calls.give(TICKET),
-        "GetHandoff": scene.calls.went_on,
+        "GiveTicket": lambda: scene.calls.give_ticket(TICKET),
+        "GetHandoff": scene.calls.decode_has_sequence,
     }[method]
     waiting = asyncio.ensure_future(begin())
     await settled()
@@ -185,25 +189,27 @@ async def test_no_call_outlasts_its_worker(scene: Scene, method: str) -> None:
 
 async def test_the_ticket_follows(scene: Scene) -> None:
     scene.pair.prefill_peer.answers["GiveTicket"] = GiveTicketResponse()
-    await scene.calls.give(TICKET)
+    await scene.calls.give_ticket(TICKET)
     (call,) = scene.pair.prefill_peer.calls["GiveTicket"]
     assert call.request == GiveTicketRequest(attempt=ATTEMPT, ticket=TICKET)
     assert call.timeout == attempt_calls._GIVE_TICKET_S
 
 
 @pytest.mark.parametrize("runs", [True, False], ids=["prefill runs", "prefill has failed"])
-async def test_a_ticket_that_nobody_takes(scene: Scene, monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+async def test_a_ticket_that_prefill_does_not_accept(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, runs: bool
+) -> None:
     """Where prefill's call ends too, its own error says more."""
     call = await scene.prefilling()
     scene.pair.prefill_peer.answers["GiveTicket"] = rpc_error(grpc.StatusCode.NOT_FOUND, "no such prefill")
     if not runs:
         call.end(rpc_error(grpc.StatusCode.INTERNAL, "out of memory"))
-        await scene.calls.give(TICKET)
+        await scene.calls.give_ticket(TICKET)
         assert scene.error == (ErrorKind.INTERNAL, "prefill-0: out of memory")
         return
-    monkeypatch.setattr(scene.calls, "settle", settled)
+    monkeypatch.setattr(scene.calls.prefill, "wait", lambda timeout_s: settled())
     with pytest.raises(BatonError) as caught:
-        await scene.calls.give(TICKET)
+        await scene.calls.give_ticket(TICKET)
     reason = "prefill-0: GiveTicket: no such prefill"
     assert (caught.value.kind, str(caught.value)) == (ErrorKind.UNAVAILABLE, reason)
     assert public_text(caught.value) == "a worker became unavailable"
@@ -222,22 +228,22 @@ async def test_whether_decode_has_the_sequence(
     scene: Scene, state: TicketState.ValueType, goes_on: bool
 ) -> None:
     scene.pair.decode_peer.answers["GetHandoff"] = GetHandoffResponse(state=state)
-    assert await scene.calls.went_on() is goes_on
+    assert await scene.calls.decode_has_sequence() is goes_on
     (call,) = scene.pair.decode_peer.calls["GetHandoff"]
     assert call.request == GetHandoffRequest(attempt=ATTEMPT)
     assert call.timeout == attempt_calls._GET_HANDOFF_S
     assert scene.pair.decode_peer.calls["Attach"] == []
 
 
-async def test_decode_need_not_be_asked_where_it_has_told_tokens(scene: Scene) -> None:
-    scene.sequence.followed = True
-    assert await scene.calls.went_on() is True
+async def test_decode_is_not_asked_once_it_has_sent_tokens(scene: Scene) -> None:
+    scene.output.decode_started = True
+    assert await scene.calls.decode_has_sequence() is True
     assert scene.pair.decode_peer.calls["GetHandoff"] == []
 
 
 async def test_a_decode_worker_that_does_not_answer_has_no_sequence(scene: Scene) -> None:
     scene.pair.decode_peer.answers["GetHandoff"] = rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
-    assert await scene.calls.went_on() is False
+    assert await scene.calls.decode_has_sequence() is False
 
 
 @pytest.mark.parametrize("replays", [True, False])
@@ -245,8 +251,8 @@ async def test_a_ticket_that_has_ended_is_replayed(scene: Scene, replays: bool) 
     answers = scene.pair.decode_peer.answers
     answers["GetHandoff"] = GetHandoffResponse(state=TicketState.TICKET_STATE_ENDED)
     answers["Attach"] = AttachResponse() if replays else rpc_error(grpc.StatusCode.NOT_FOUND, "unknown")
-    assert await scene.calls.went_on() is replays
+    assert await scene.calls.decode_has_sequence() is replays
     (call,) = scene.pair.decode_peer.calls["Attach"]
     router_id = scene.pair.decode.router_id
     assert call.request == AttachRequest(router_id=router_id, attempt=ATTEMPT, next_number=2)
-    assert (scene.sequence.lost is None) == replays
+    assert (scene.output.lost is None) == replays

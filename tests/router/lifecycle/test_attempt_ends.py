@@ -1,4 +1,4 @@
-"""How prefill's call ends, how long it is waited for, and what is left held when an attempt ends."""
+"""How prefill's call ends, how long it is awaited, and what is released when an attempt ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.v1.prefill_pb2 import (
     PromptLogprobs,
 )
 from baton.v1.types_pb2 import FinishReason, Sampling
-from services.router.lifecycle import attempt as attempt_calls
+from services.router.lifecycle import attempt_calls
 from services.router.request.request import Echo
 from tests.router.lifecycle.scripted_attempt import ATTEMPT, FREE, NEXT, Scene
 from tests.router.lifecycle.scripted_workers import (
@@ -32,22 +32,24 @@ async def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(monkeypatch)
 
 
-async def test_prefills_answers_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prefills_reports_reach_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, echo=Echo(""), sampling=Sampling(logprobs=1))
     call = await scene.prefilling()
     own = logprobs_message(-1)
     call.tell(prompt_logprobs=PromptLogprobs(first_position=1, logprobs=[own, own]))
     call.tell(first_token=FirstToken(number=2, token_id=12, logprobs=own))
     await settled()
-    assert scene.sequence.prompt_told
-    assert scene.sequence.take_prompt_logprobs() == [own.SerializeToString()] * 2
-    assert (scene.sequence.emitted, scene.sequence.fault) == ([10, 11, 12], None)
+    assert scene.output.prompt_complete
+    assert (scene.output.emitted, scene.output.error) == ([10, 11, 12], None)
+    delta = scene.outbox.take()
+    assert delta is not None
+    assert delta.prompt_logprobs == [own.SerializeToString()] * 2
     assert scene.pair.claimed == (1, 11, 0), "prefill has computed the prompt"
     handed_off = HandedOff(transport="fake", exposed_ns=5)
     call.tell(handed_off=handed_off)
     call.end()
     await settled()
-    assert scene.calls.handed_off == handed_off
+    assert scene.calls.prefill.handed_off == handed_off
     assert scene.error is None
     assert not call.cut
 
@@ -69,7 +71,7 @@ async def test_prefills_stream_ends(scene: Scene, told: list[dict[str, Any]], er
     for response in told:
         call.tell(**response)
     call.end()
-    await asyncio.gather(scene.calls.settle(), scene.sequence.changed())
+    await asyncio.gather(scene.calls.prefill.wait(2), scene.output.changed())
     assert scene.error == error
     assert scene.pair.claimed == (1, 11, 0)
 
@@ -79,7 +81,7 @@ async def test_prefills_stream_ends_without_the_prompts_logprobs(monkeypatch: py
     call = await scene.prefilling()
     call.tell(handed_off=HandedOff())
     call.end()
-    await scene.calls.settle()
+    await scene.calls.prefill.wait(2)
     assert scene.error == EARLY
 
 
@@ -91,29 +93,29 @@ BREAKS = [
 ]
 
 
-@pytest.mark.parametrize(("code", "kind", "reachable", "asks_for_work"), BREAKS)
+@pytest.mark.parametrize(("code", "kind", "reachable", "accepts_work"), BREAKS)
 async def test_prefills_call_fails(
-    scene: Scene, code: grpc.StatusCode, kind: ErrorKind, reachable: bool, asks_for_work: bool
+    scene: Scene, code: grpc.StatusCode, kind: ErrorKind, reachable: bool, accepts_work: bool
 ) -> None:
     call = await scene.prefilling()
     call.end(rpc_error(code, "its words"))
-    await scene.sequence.changed()
+    await scene.output.changed()
     assert scene.error == (kind, "prefill-0: its words")
-    assert (scene.pair.prefill.reachable, scene.pair.prefill.asks_for_work) == (reachable, asks_for_work)
+    assert (scene.pair.prefill.reachable, scene.pair.prefill.accepts_work) == (reachable, accepts_work)
     assert scene.pair.claimed == (1, 11, 0)
 
 
-async def test_a_fault_of_ours_is_logged_and_ends_the_request(
+async def test_an_internal_error_is_logged_and_fails_the_call(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(attempt: int, first: FirstToken) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(scene.sequence, "accept_first", fails)
+    monkeypatch.setattr(scene.output, "accept_first_token", fails)
     with structlog.testing.capture_logs() as logged:
         call = await scene.prefilling()
         call.tell(first_token=NEXT)
-        await scene.sequence.changed()
+        await scene.output.changed()
     assert scene.error == (ErrorKind.INTERNAL, "the router failed: ZeroDivisionError")
     assert logged == [
         {
@@ -127,16 +129,16 @@ async def test_a_fault_of_ours_is_logged_and_ends_the_request(
     assert call.cut
 
 
-async def test_settling_waits_for_prefills_end_but_not_for_ever(scene: Scene) -> None:
+async def test_waiting_for_prefills_end_has_a_timeout(scene: Scene) -> None:
     call = await scene.prefilling()
     scene.thaw()
     async with asyncio.timeout(5):
-        await scene.calls.settle(0.01)
+        await scene.calls.prefill.wait(0.01)
     assert scene.error is None
     asyncio.get_running_loop().call_later(0.01, call.end)
-    await scene.calls.settle(5)
+    await scene.calls.prefill.wait(5)
     assert scene.error == EARLY
-    await scene.calls.settle(5)
+    await scene.calls.prefill.wait(5)
 
 
 # Seconds left of the request -> how long prefill is waited for.
@@ -144,20 +146,20 @@ HEARD = [(60.0, 0.5), (0.8, 0.4), (0.2, 0.1)]
 
 
 @pytest.mark.parametrize(("left_s", "waits_s"), HEARD)
-async def test_prefill_is_waited_for_where_it_alone_knows_what_was_cached(
+async def test_prefill_is_awaited_for_the_cached_tokens(
     monkeypatch: pytest.MonkeyPatch, left_s: float, waits_s: float
 ) -> None:
     scene = Scene(monkeypatch, left_s=left_s)
     waits: list[float] = []
 
-    async def settle(within_s: float) -> None:
-        waits.append(within_s)
+    async def wait(timeout_s: float) -> None:
+        waits.append(timeout_s)
 
-    monkeypatch.setattr(scene.calls, "settle", settle)
-    await scene.calls.hear_prefill()
+    monkeypatch.setattr(scene.calls.prefill, "wait", wait)
+    await scene.calls.wait_for_cached_tokens()
     assert waits == [pytest.approx(waits_s, abs=1e-6)]
-    scene.sequence.cached_tokens = 0
-    await scene.calls.hear_prefill()
+    scene.output.cached_tokens = 0
+    await scene.calls.wait_for_cached_tokens()
     assert len(waits) == 1
 
 
@@ -166,7 +168,7 @@ async def test_an_abandoned_attempt_is_cancelled_once(scene: Scene, prefilling: 
     call = await scene.prefilling() if prefilling else None
     answers = scene.pair.decode_peer.answers
     answers.pop("Cancel")
-    scene.pair.decode.sequences[REQUEST_ID] = scene.sequence
+    scene.pair.decode.outputs[REQUEST_ID] = scene.output
     scene.calls.abandon()
     scene.calls.abandon()
     await settled()
@@ -174,7 +176,7 @@ async def test_an_abandoned_attempt_is_cancelled_once(scene: Scene, prefilling: 
     (cancel,) = scene.pair.decode_peer.calls["Cancel"]
     assert cancel.request.attempt == ATTEMPT
     assert scene.pair.claimed == (1, 11, 0), "decode holds the slot until it answers"
-    assert scene.pair.decode.sequences == {}
+    assert scene.pair.decode.outputs == {}
     cancel.answer(None)
     await settled()
     assert scene.pair.claimed == FREE
@@ -189,13 +191,13 @@ async def test_an_attempt_that_decode_has_ended_is_not_cancelled(scene: Scene) -
 
 
 @pytest.mark.parametrize(("followed", "handed_off"), [(True, False), (False, True), (True, True)])
-async def test_prefills_call_may_come_to_its_end_where_decode_has_begun(
+async def test_prefills_call_may_end_once_decode_has_started(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, followed: bool, handed_off: bool
 ) -> None:
     call = await scene.prefilling()
     scene.thaw()
     monkeypatch.setattr(attempt_calls, "_TAIL_S", 0.01)
-    scene.sequence.followed = followed
+    scene.output.decode_started = followed
     if handed_off:
         call.tell(handed_off=HandedOff())
         await settled()
@@ -206,7 +208,7 @@ async def test_prefills_call_may_come_to_its_end_where_decode_has_begun(
     assert call.cut, "it did not end by itself"
 
 
-async def test_a_prefill_call_that_has_ended_is_left_alone(scene: Scene) -> None:
+async def test_a_prefill_call_that_has_ended_is_not_cancelled(scene: Scene) -> None:
     call = await scene.prefilling()
     call.end()
     await settled()

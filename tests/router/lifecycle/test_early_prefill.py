@@ -1,4 +1,4 @@
-"""Prompts that are run while decode is still being asked for a slot: the ticket follows."""
+"""Prompts that start before decode has reserved a slot: the ticket follows."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ async def test_the_first_token_does_not_wait_for_the_slot(site: SiteMaker) -> No
         await here.quiet()
 
 
-async def test_a_first_token_that_ends_the_request_gives_the_slot_back(site: SiteMaker) -> None:
+async def test_a_first_token_that_ends_the_request_releases_the_slot(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("decode-0").behaviour.reserve_s = 0.1
         assert tokens_of(await here.generate(ids_request(PROMPT, 1))) == expected(PROMPT, 1)
         await here.quiet()
 
 
-async def test_a_client_that_leaves_before_the_promise_leaves_nothing(site: SiteMaker) -> None:
+async def test_a_client_that_leaves_before_the_reservation_leaves_nothing(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("decode-0").behaviour.reserve_s = SLOW_S
         call = here.stub.Generate(ids_request(PROMPT, 6), timeout=10)
@@ -56,7 +56,7 @@ async def test_a_client_that_leaves_before_the_promise_leaves_nothing(site: Site
         await here.quiet()
 
 
-async def test_prefill_breaks_while_the_promise_is_awaited(site: SiteMaker) -> None:
+async def test_prefill_fails_while_the_reservation_is_awaited(site: SiteMaker) -> None:
     """The ticket finds nobody; prefill's own error says why, and another attempt goes on."""
     async with site() as here:
         here.worker("decode-0").behaviour.reserve_s = 0.05
@@ -68,7 +68,7 @@ async def test_prefill_breaks_while_the_promise_is_awaited(site: SiteMaker) -> N
         await here.quiet()
 
 
-async def test_an_error_that_no_attempt_mends_is_told_as_it_is(site: SiteMaker) -> None:
+async def test_an_error_that_is_not_retried_is_returned_unchanged(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("decode-0").behaviour.reserve_s = 0.05
         behaviour = here.worker("prefill-0").behaviour
@@ -80,7 +80,7 @@ async def test_an_error_that_no_attempt_mends_is_told_as_it_is(site: SiteMaker) 
         await here.quiet()
 
 
-async def test_where_others_fill_the_slots_the_promise_comes_first(site: SiteMaker) -> None:
+async def test_with_other_routers_the_reservation_comes_first(site: SiteMaker) -> None:
     async with site() as here:
         decode = here.worker("decode-0")
         decode.behaviour.foreign_slots = 2
@@ -93,7 +93,7 @@ async def test_where_others_fill_the_slots_the_promise_comes_first(site: SiteMak
         await here.quiet()
 
 
-async def test_of_role_both_the_promise_comes_first(site: SiteMaker) -> None:
+async def test_with_a_combined_worker_the_reservation_comes_first(site: SiteMaker) -> None:
     """Its prompt is computed into the promised blocks."""
     async with site(prefill=0, decode=0, both=1) as here:
         assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)

@@ -1,4 +1,4 @@
-"""Workers that refuse, break, lose, move and lie: right tokens or a typed error, and nothing left held."""
+"""Workers that refuse, fail, lose, move or corrupt sequences: right tokens or a typed error, and no leaks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import grpc.aio
 import pytest
 
 from baton.v1.types_pb2 import FinishReason, WorkerRole
-from services.router.lifecycle import attempt as attempt_calls
+from services.router.lifecycle import attempt_calls
 from services.router.text.output_text import OutputText
-from services.router.workers import silence
+from services.router.workers import liveness
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.fake_workers import EXPOSED_NS, FakeWorker
@@ -93,7 +93,7 @@ async def test_prefill_that_always_breaks_is_given_up(site: SiteMaker) -> None:
         await here.quiet()
 
 
-async def test_a_fault_of_prefill_is_not_tried_again(site: SiteMaker) -> None:
+async def test_an_internal_error_of_prefill_is_not_retried(site: SiteMaker) -> None:
     async with site() as here:
         behaviour = here.worker("prefill-0").behaviour
         behaviour.break_prefills, behaviour.break_code = 1, grpc.StatusCode.INTERNAL
@@ -103,7 +103,7 @@ async def test_a_fault_of_prefill_is_not_tried_again(site: SiteMaker) -> None:
         await here.quiet()
 
 
-async def test_prefills_call_ends_by_itself_once_decode_has_gone_on(site: SiteMaker) -> None:
+async def test_prefills_call_ends_by_itself_once_decode_continues(site: SiteMaker) -> None:
     """Cut off while it is read, it would leave its memory behind."""
     async with site() as here:
         prefill = here.worker("prefill-0")
@@ -115,7 +115,7 @@ async def test_prefills_call_ends_by_itself_once_decode_has_gone_on(site: SiteMa
 
 
 @pytest.mark.parametrize("stops", [False, True], ids=["its length", "a stop string"])
-async def test_usage_is_whole_where_decode_ends_before_prefill_tells(site: SiteMaker, stops: bool) -> None:
+async def test_usage_is_complete_if_decode_ends_before_prefill_reports(site: SiteMaker, stops: bool) -> None:
     async with site() as here:
         whole = await here.generate(ids_request([1, 2, 3], 8))
         text = "".join(response.text for response in whole)
@@ -129,7 +129,7 @@ async def test_usage_is_whole_where_decode_ends_before_prefill_tells(site: SiteM
         await here.quiet()
 
 
-async def test_prefills_call_is_cut_off_where_it_does_not_end(
+async def test_prefills_call_is_cancelled_if_it_does_not_end(
     site: SiteMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt_calls, "_TAIL_S", 0.05)
@@ -161,7 +161,7 @@ async def test_a_dropped_sequence_is_prefilled_again(site: SiteMaker) -> None:
 
 
 @pytest.mark.parametrize("moves", [1, 3, 6])
-async def test_moved_sequences_go_on_elsewhere(site: SiteMaker, moves: int) -> None:
+async def test_moved_sequences_continue_elsewhere(site: SiteMaker, moves: int) -> None:
     """More moves than attempts: each made progress, so none counts against the request."""
     async with site(decode=2) as here:
         giver, full = here.worker("decode-0"), here.worker("decode-1")
@@ -205,7 +205,7 @@ async def test_a_contradiction_is_an_error(site: SiteMaker) -> None:
         await here.quiet()
 
 
-async def test_a_broken_follow_is_replayed(site: SiteMaker) -> None:
+async def test_a_broken_token_stream_is_replayed(site: SiteMaker) -> None:
     async with site() as here:
         worker = here.worker("decode-0")
         worker.behaviour.follow_drops = 2
@@ -242,10 +242,10 @@ async def test_a_killed_decode_worker_costs_an_attempt(site: SiteMaker) -> None:
         await here.quiet()
 
 
-async def test_a_decode_worker_that_says_it_ends_is_waited_for_by_nobody(
+async def test_a_decode_worker_that_reports_its_end_is_lost_at_once(
     site: SiteMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(silence, "SILENT_S", 60.0)
+    monkeypatch.setattr(liveness, "LIVENESS_TIMEOUT_S", 60.0)
     async with site() as here, dying(here, "decode-9") as (worker, _):
         await _add_worker(here, worker)
         here.worker("decode-0").behaviour.foreign_slots = 8
@@ -261,7 +261,7 @@ async def test_a_decode_worker_that_says_it_ends_is_waited_for_by_nobody(
         await here.quiet()
 
 
-async def test_a_heartbeat_asked_for_before_a_call_failed_says_nothing(site: SiteMaker) -> None:
+async def test_a_heartbeat_sent_before_a_failed_call_does_not_count(site: SiteMaker) -> None:
     async with site() as here:
         worker = here.router.directory.workers[0]
         described, asked_at = worker.described, time.monotonic()
@@ -306,14 +306,14 @@ async def test_no_pair_without_equal_fingerprints(site: SiteMaker) -> None:
             await _add_worker(here, stranger)
             here.worker("both-0").behaviour.draining = True
             await asyncio.sleep(0.7)
-            assert not here.router.service.usable()
+            assert not here.router.readiness.ready()
             code, message = await failure(here)
             assert code == grpc.StatusCode.UNAVAILABLE
             assert "no pair" in message
             assert not stranger.reserves
 
 
-async def test_a_full_room_refuses(site: SiteMaker) -> None:
+async def test_a_full_queue_refuses(site: SiteMaker) -> None:
     async with site(slots=1, max_waiting=2, queue_timeout_s=5) as here:
         here.worker("decode-0").behaviour.step_s = 0.05
         answers = await asyncio.gather(
@@ -338,7 +338,7 @@ async def test_waiting_is_first_come_first_served(site: SiteMaker) -> None:
         calls = []
         for index in range(8):
             calls.append(asyncio.create_task(one(index)))
-            await until(lambda index=index: here.router.dispatcher.live > index)  # type: ignore[misc]
+            await until(lambda index=index: here.router.dispatcher.running > index)  # type: ignore[misc]
         here.worker("decode-0").behaviour.refuse_reserves = 0
         await asyncio.gather(*calls)
         assert order == list(range(8))
@@ -398,7 +398,7 @@ async def _read_all(call: Any) -> None:
             pass
 
 
-async def test_a_slow_client_delays_nobody(site: SiteMaker) -> None:
+async def test_a_slow_client_delays_no_other(site: SiteMaker) -> None:
     """A client that reads nothing: its sequence runs to its end and frees its slot."""
     async with site(slots=1) as here:
         call = here.stub.Generate(ids_request(PROMPT, 200))
@@ -422,7 +422,7 @@ async def test_drain_ends_what_does_not_end(site: SiteMaker) -> None:
         await here.quiet()
 
 
-async def test_a_fault_of_ours_is_one_requests_alone(
+async def test_an_internal_error_fails_one_request_alone(
     site: SiteMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Text is made where a worker's tokens are read: what breaks there must not end that reading."""
@@ -442,5 +442,5 @@ async def test_a_fault_of_ours_is_one_requests_alone(
         )
         assert (code, details) == (grpc.StatusCode.INTERNAL, "the router failed: ZeroDivisionError")
         assert tokens_of(responses) == expected(other, COUNT)
-        assert here.router.directory.follow_breaks == 0
+        assert here.router.directory.token_stream_breaks == 0
         await here.quiet()

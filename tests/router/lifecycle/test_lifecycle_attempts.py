@@ -1,4 +1,4 @@
-"""What costs a request an attempt, what ends it, and what is said of it then."""
+"""What uses up an attempt of a request, what ends the request, and what is logged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from services.router.workers.placement import Claim
 from tests.router.lifecycle.scripted_router import (
     AWAY,
     FIRST,
+    HASHES,
     KV_BYTES,
     MOVED,
-    NAMES,
     NO_ROOM,
     PLACE,
     ScriptedRouter,
@@ -41,16 +41,16 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> ScriptedRouter:
     return ScriptedRouter(monkeypatch)
 
 
-async def test_a_worker_that_prefills_for_itself_is_told_no_names(router: ScriptedRouter) -> None:
+async def test_a_combined_worker_gets_no_block_hashes(router: ScriptedRouter) -> None:
     both, peer = a_worker("both-0", WorkerRole.WORKER_ROLE_BOTH)
     async with router.running(request_of()):
-        router.room.claims.put_nowait(Claim(both, both, tokens=3, promised=11))
+        router.queue.claims.put_nowait(Claim(both, both, tokens=3, reserved=11))
         reserve = await peer.call("Reserve")
         assert list(reserve.request.block_names) == []
-        assert router.prefixes.told == [("both-0", router.prefixes.prompt)]
+        assert router.prefixes.sent == [("both-0", router.prefixes.prompt)]
 
 
-async def test_a_worker_without_room_costs_no_attempt(router: ScriptedRouter) -> None:
+async def test_a_worker_without_a_free_slot_costs_no_attempt(router: ScriptedRouter) -> None:
     """The promise was awaited: the same attempt goes to another pair."""
     full, other = a_pair("0"), a_pair("1")
     with structlog.testing.capture_logs() as logged:
@@ -58,23 +58,23 @@ async def test_a_worker_without_room_costs_no_attempt(router: ScriptedRouter) ->
             router.clock.ms = 5
             await router.place(full)
             await router.promise(full, answer=NO_ROOM)
-            assert router.room.refusals == [(PLACE, full.decode)]
-            assert router.room.over == []
+            assert router.queue.refusals == [(PLACE, full.decode)]
+            assert router.queue.over == []
             assert full.claimed == (0, 0, 0)
-            assert [asked.fresh for asked in router.room.asked] == [True, False]
-            assert [asked.place for asked in router.room.asked] == [PLACE, PLACE]
+            assert [asked.fresh for asked in router.queue.asked] == [True, False]
+            assert [asked.place for asked in router.queue.asked] == [PLACE, PLACE]
             router.clock.ms = 9
             await router.place(other)
             (reserve,) = other.decode_peer.calls["Reserve"]
             assert reserve.request.attempt == Attempt(request_id=REQUEST_ID, number=1)
-            assert list(reserve.request.block_names) == list(NAMES)
+            assert list(reserve.request.block_names) == list(HASHES)
     line = ended(logged)
     assert (line["outcome"], line["stage"], line["queue_ms"]) == ("cancelled", "reserved", 5.0)
     assert not router.observations.failed_attempts
     assert router.prefixes.hashed == [PROMPT]
 
 
-async def test_a_prompt_goes_ahead_of_its_ticket(router: ScriptedRouter) -> None:
+async def test_a_prompt_starts_before_its_ticket(router: ScriptedRouter) -> None:
     pair = a_pair(sure=True)
     async with router.running(request_of()) as outbox:
         await router.place(pair)
@@ -95,7 +95,7 @@ async def test_a_prompt_goes_ahead_of_its_ticket(router: ScriptedRouter) -> None
         assert isinstance(reserve.request, ReserveRequest)
 
 
-async def test_a_prompt_that_went_ahead_in_vain_costs_its_number(router: ScriptedRouter) -> None:
+async def test_an_early_prefill_that_is_refused_uses_up_its_attempt_number(router: ScriptedRouter) -> None:
     """What prefill may have told is the first attempt's, so the next has a number of its own."""
     full, other = a_pair("0", sure=True), a_pair("1")
     async with router.running(request_of()):
@@ -105,7 +105,7 @@ async def test_a_prompt_that_went_ahead_in_vain_costs_its_number(router: Scripte
         await router.place(other)
         (reserve,) = other.decode_peer.calls["Reserve"]
         assert reserve.request.attempt.number == 2
-        assert list(reserve.request.block_names) == list(NAMES), "that was no failure"
+        assert list(reserve.request.block_names) == list(HASHES), "that was no failure"
     assert router.journal.marked == [(REQUEST_ID, 2)]
     assert not router.observations.failed_attempts
 
@@ -141,7 +141,7 @@ COMPLETE = [
 
 
 @pytest.mark.parametrize(("ids", "finish", "text"), COMPLETE)
-async def test_an_output_is_complete_though_no_worker_said_so(
+async def test_an_output_may_be_complete_without_a_workers_report(
     router: ScriptedRouter, ids: list[int], finish: Finish | None, text: str | None
 ) -> None:
     pair = a_pair()
@@ -154,7 +154,7 @@ async def test_an_output_is_complete_though_no_worker_said_so(
         pair.output(1, 1, ids)
         pair.decode.lose("it is gone")
         await settled()
-        assert len(router.room.asked) == (1 if finish else 2)
+        assert len(router.queue.asked) == (1 if finish else 2)
         if finish is not None:
             delta = rest_of(outbox)
             assert (delta.text, delta.finish) == (text, finish)
@@ -162,7 +162,7 @@ async def test_an_output_is_complete_though_no_worker_said_so(
             assert (delta.trace.attempts, delta.trace.kv_bytes_shipped) == (1, KV_BYTES)
 
 
-async def test_a_stop_string_may_come_before_the_promise_fails(router: ScriptedRouter) -> None:
+async def test_a_stop_string_may_come_before_the_reservation_fails(router: ScriptedRouter) -> None:
     pair = a_pair(sure=True)
     async with router.running(request_of(stop=("a",))) as outbox:
         await router.place(pair)

@@ -1,4 +1,4 @@
-"""Attempts that fail: what the next one is asked, what the log says of each, and what the client is told."""
+"""Failed attempts: the requests of the next one, the log lines, and the client's error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def has_handoff(pair: Pair, state: TicketState.ValueType) -> None:
     pair.decode_peer.answers["GetHandoff"] = GetHandoffResponse(state=state)
 
 
-async def test_the_next_attempt_goes_on_where_the_last_one_stood(router: ScriptedRouter) -> None:
+async def test_the_next_attempt_continues_where_the_last_one_ended(router: ScriptedRouter) -> None:
     lost, other = a_pair("0"), a_pair("1")
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
@@ -59,7 +59,7 @@ async def test_the_next_attempt_goes_on_where_the_last_one_stood(router: Scripte
             lost.output(1, 1, [98])
             lost.decode.lose("it is gone")
             await settled()
-            asked = router.room.asked[1]
+            asked = router.queue.asked[1]
             assert (asked.place, asked.tokens, asked.max_tokens, asked.fresh) == (PLACE, 5, 6, False)
             await router.place(other)
             (reserve,) = other.decode_peer.calls["Reserve"]
@@ -87,7 +87,7 @@ async def test_the_next_attempt_goes_on_where_the_last_one_stood(router: Scripte
     assert line["kv_bytes"] == 2 * KV_BYTES
     assert router.observations.failed_attempts == {"unavailable": 1}
     assert router.journal.marked == [(REQUEST_ID, 2)]
-    assert len(router.prefixes.hashed) == len(router.room.arrived) == 1
+    assert len(router.prefixes.hashed) == len(router.queue.arrived) == 1
 
 
 async def test_the_last_failure_ends_the_request(router: ScriptedRouter) -> None:
@@ -108,7 +108,7 @@ async def test_the_last_failure_ends_the_request(router: ScriptedRouter) -> None
 
 
 @pytest.mark.parametrize("told", [0, 1])
-async def test_a_failure_that_another_attempt_would_meet_again(router: ScriptedRouter, told: int) -> None:
+async def test_an_error_that_another_attempt_would_meet_again(router: ScriptedRouter, told: int) -> None:
     """It is not tried again, whether or not decode has the sequence; its reason is for the log alone."""
     pair = a_pair()
     has_handoff(pair, TicketState.TICKET_STATE_ACTIVE)
@@ -147,14 +147,14 @@ async def test_prefill_may_break_once_decode_has_the_sequence(router: ScriptedRo
     assert len(pair.decode_peer.calls["GetHandoff"]) == 1
 
 
-async def test_without_the_prompts_logprobs_decode_may_not_go_on(router: ScriptedRouter) -> None:
+async def test_without_the_prompts_logprobs_decode_must_not_continue(router: ScriptedRouter) -> None:
     """Only prefill has them."""
     pair = a_pair()
     has_handoff(pair, TicketState.TICKET_STATE_ACTIVE)
     async with router.running(request_of(echo=Echo("abc"), sampling=Sampling(logprobs=1))) as outbox:
         (await router.prefilling(pair)).end(AWAY)
         await settled()
-        assert len(router.room.asked) == 2
+        assert len(router.queue.asked) == 2
         assert pair.decode_peer.calls["GetHandoff"] == []
         assert outbox.take() is None
 
@@ -170,7 +170,7 @@ async def test_a_sequence_that_decode_dropped_is_tried_again(router: ScriptedRou
             await settled()
             pair.output(1, 1, [], finish_reason=CANCELLED)
             await settled()
-            assert len(router.room.asked) == 2
+            assert len(router.queue.asked) == 2
     assert warned(logged) == [attempt_failed(1, "decode dropped the sequence")]
 
 
@@ -186,21 +186,21 @@ async def test_a_sequence_that_decode_dropped_because_prefill_failed(router: Scr
     assert (error.kind, str(error)) == (ErrorKind.INTERNAL, "a worker failed")
 
 
-async def test_a_prompt_that_nothing_follows_is_tried_again(router: ScriptedRouter) -> None:
+async def test_a_prompt_without_output_is_retried(router: ScriptedRouter) -> None:
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of(max_tokens=0, echo=Echo("abc"), sampling=Sampling(logprobs=1))):
             pair = a_pair()
-            router.room.claims.put_nowait(PrefillClaim(pair.prefill, 3))
+            router.queue.claims.put_nowait(PrefillClaim(pair.prefill, 3))
             (await pair.prefill_peer.call("Prefill")).end(AWAY)
             await settled()
-            assert [(asked.place, asked.fresh) for asked in router.room.asked] == [
+            assert [(asked.place, asked.fresh) for asked in router.queue.asked] == [
                 (PLACE, True),
                 (PLACE, False),
             ]
     assert warned(logged) == [attempt_failed(1, "prefill-0: its words")]
 
 
-async def test_nobody_waits_past_the_deadline(router: ScriptedRouter) -> None:
+async def test_a_request_fails_at_its_deadline(router: ScriptedRouter) -> None:
     router.clock.ms = 10
     deadline = asyncio.get_running_loop().time() + 0.02
     with structlog.testing.capture_logs() as logged:
@@ -209,14 +209,14 @@ async def test_nobody_waits_past_the_deadline(router: ScriptedRouter) -> None:
             await settled()
             error = failure(outbox)
     assert (error.kind, str(error)) == (ErrorKind.DEADLINE, "the request's deadline passed")
-    assert ended(logged) == line_of(outcome="deadline", stage="admitted", intake_ms=10.0, e2e_ms=10.0)
-    assert router.room.over == [PLACE]
+    assert ended(logged) == line_of(outcome="deadline", stage="admitted", admission_ms=10.0, e2e_ms=10.0)
+    assert router.queue.over == [PLACE]
 
 
-async def test_the_waiting_rooms_refusal_is_told_as_it_is(router: ScriptedRouter) -> None:
+async def test_the_queues_refusal_is_returned_unchanged(router: ScriptedRouter) -> None:
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
-            router.room.claims.put_nowait(BatonError(ErrorKind.OVERLOADED, "no slot became free"))
+            router.queue.claims.put_nowait(BatonError(ErrorKind.OVERLOADED, "no slot became free"))
             await settled()
             error = failure(outbox)
     assert (error.kind, str(error), error.tokens_sent) == (ErrorKind.OVERLOADED, "no slot became free", False)
@@ -225,7 +225,7 @@ async def test_the_waiting_rooms_refusal_is_told_as_it_is(router: ScriptedRouter
 
 
 @pytest.mark.parametrize("where", ["before it is placed", "in its text"])
-async def test_a_fault_of_ours_is_logged_whole(
+async def test_an_internal_error_is_logged_with_its_exception(
     router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     fault = ZeroDivisionError("a secret")
@@ -246,7 +246,7 @@ async def test_a_fault_of_ours_is_logged_whole(
     assert (error.kind, str(error)) == (ErrorKind.INTERNAL, "the router failed: ZeroDivisionError")
     assert warned(logged) == [
         {
-            "event": "life_failed",
+            "event": "request_internal_error",
             "part": "dispatch",
             "log_level": "error",
             "request": REQUEST_ID.hex(),

@@ -1,4 +1,4 @@
-"""What the router makes of two streams that report one output: what it keeps, drops, and faults on."""
+"""Two token streams report one output: what is kept, dropped, delivered, and what is an error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import SequenceOutput
 from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
 from baton.v1.types_pb2 import Attempt, FinishReason, Sampling
-from services.router.request.output_state import Sequence
-from services.router.request.request import Echo, Request
+from services.router.lifecycle.outbox import Outbox
+from services.router.lifecycle.output_state import OutputState
+from services.router.request.request import Delta, Echo, Request
+from tests.router.lifecycle.scripted_attempt import an_output
 from tests.router.lifecycle.scripted_workers import REQUEST_ID, logprobs_message
 
 PROMPT = (1, 2, 3, 4, 5)
@@ -21,13 +23,13 @@ STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
 MOVED = FinishReason.FINISH_REASON_MOVED
 CANCELLED = FinishReason.FINISH_REASON_CANCELLED
-# A sequence's public state as an attempt begins.
+# The public state as an attempt begins.
 FRESH: dict[str, Any] = {
     "emitted": [],
     "ending": RUNS,
-    "fault": None,
-    "lost": None,
-    "followed": False,
+    "error": None,
+    "attempt_error": None,
+    "decode_started": False,
     "ended_by_decode": False,
     "decoding": False,
     "reserved": False,
@@ -35,7 +37,9 @@ FRESH: dict[str, Any] = {
 }
 
 
-def a_sequence(*, logprobs: bool = False, echo: bool = False, attempt: int = 1) -> Sequence:
+def an_output_of(
+    *, logprobs: bool = False, echo: bool = False, attempt: int = 1
+) -> tuple[OutputState, Outbox]:
     """Of a request for four tokens after a prompt of five."""
     sampling = Sampling(logprobs=2) if logprobs or echo else Sampling()
     request = Request(
@@ -50,19 +54,24 @@ def a_sequence(*, logprobs: bool = False, echo: bool = False, attempt: int = 1) 
         deadline=0.0,
         echo=Echo("") if echo else None,
     )
-    sequence = Sequence(request)
+    output, outbox = an_output(request)
     if attempt:
-        sequence.begin(attempt)
-    return sequence
+        output.begin(attempt)
+    return output, outbox
 
 
-def state(sequence: Sequence) -> dict[str, Any]:
-    return {name: getattr(sequence, name) for name in FRESH}
+def delivered(outbox: Outbox) -> Delta:
+    """What was delivered since the last time; an empty delta if that is nothing."""
+    return outbox.take() or Delta(0)
 
 
-def fault(sequence: Sequence) -> tuple[ErrorKind, str]:
-    assert sequence.fault is not None
-    return sequence.fault.kind, str(sequence.fault)
+def state(output: OutputState) -> dict[str, Any]:
+    return {name: getattr(output, name) for name in FRESH}
+
+
+def error_of(output: OutputState) -> tuple[ErrorKind, str]:
+    assert output.error is not None
+    return output.error.kind, str(output.error)
 
 
 def first_token(number: int, token: int, **fields: Any) -> FirstToken:
@@ -85,59 +94,62 @@ def serialised(*values: float) -> list[bytes]:
 
 
 def test_before_the_first_attempt() -> None:
-    sequence = a_sequence(attempt=0)
-    assert state(sequence) == FRESH
-    assert (sequence.attempt, sequence.prompt_told, list(sequence.logprobs)) == (0, True, [])
-    assert sequence.take_prompt_logprobs() == []
+    output, outbox = an_output_of(attempt=0)
+    assert state(output) == FRESH
+    assert (output.attempt, output.prompt_complete, output.delivered) == (0, True, 0)
+    assert outbox.take() is None
 
 
 def test_an_attempt_begins_afresh_and_keeps_what_was_emitted() -> None:
-    sequence = a_sequence()
-    sequence.accept_first(1, first_token(0, 10, cached_tokens=2))
-    sequence.accept_decoded(decoded(1, [11], MOVED))
-    sequence.reserved = True
-    sequence.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
-    sequence.begin(2)
-    assert state(sequence) == {**FRESH, "emitted": [10, 11], "cached_tokens": 2}
-    assert sequence.attempt == 2
+    output, _ = an_output_of()
+    output.accept_first_token(1, first_token(0, 10, cached_tokens=2))
+    output.accept_decoded(decoded(1, [11], MOVED))
+    output.reserved = True
+    output.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
+    output.begin(2)
+    assert state(output) == {**FRESH, "emitted": [10, 11], "cached_tokens": 2}
+    assert output.attempt == 2
 
 
-def test_what_was_emitted_goes_where_the_prompts_logprobs_are_missing() -> None:
+def test_emitted_tokens_are_dropped_if_the_prompts_logprobs_are_incomplete() -> None:
     """The prompt is run once more, and nothing was shown: so the output begins anew."""
-    sequence = a_sequence(echo=True)
-    sequence.accept_decoded(decoded(0, [10], logprobs=[logprobs_message(-1)]))
-    sequence.begin(2)
-    assert state(sequence) == FRESH
-    assert not sequence.logprobs
-    sequence.accept_prompt(2, a_run(1, -1, -2, -3, -4))
-    sequence.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-1)]))
-    sequence.begin(3)
-    assert sequence.emitted == [10]
-    assert list(sequence.logprobs) == serialised(-1)
+    output, outbox = an_output_of(echo=True)
+    output.accept_decoded(decoded(0, [10], logprobs=[logprobs_message(-1)]))
+    assert outbox.take() is None
+    output.begin(2)
+    assert state(output) == FRESH
+    assert output.delivered == 0
+    output.accept_prompt_logprobs(2, a_run(1, -1, -2, -3, -4))
+    output.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-1)]))
+    output.begin(3)
+    assert output.emitted == [10]
+    delta = delivered(outbox)
+    assert (delta.token_ids, delta.logprobs) == ([10], serialised(-1))
+    assert delta.prompt_logprobs == serialised(-1, -2, -3, -4)
 
 
 @pytest.mark.parametrize("by", ["prefill", "decode", "prompt"])
 def test_another_attempts_reports_change_nothing(by: str) -> None:
-    sequence = a_sequence(echo=by == "prompt", attempt=3)
-    heard: list[None] = []
-    sequence.on_tokens = lambda: heard.append(None)
+    output, outbox = an_output_of(echo=by == "prompt", attempt=3)
     for attempt in (2, 4):
         if by == "prefill":
-            sequence.accept_first(attempt, first_token(0, 10, finish_reason=STOP, cached_tokens=2))
+            output.accept_first_token(attempt, first_token(0, 10, finish_reason=STOP, cached_tokens=2))
         elif by == "decode":
-            sequence.accept_decoded(decoded(0, [10], STOP, attempt))
+            output.accept_decoded(decoded(0, [10], STOP, attempt))
         else:
-            sequence.accept_first(attempt, first_token(0, 10))
-            sequence.accept_prompt(attempt, a_run(1, -1, -2, -3, -4))
-            assert not sequence.prompt_told
-    assert state(sequence) == FRESH
-    assert not heard
+            output.accept_first_token(attempt, first_token(0, 10))
+            output.accept_prompt_logprobs(attempt, a_run(1, -1, -2, -3, -4))
+            assert not output.prompt_complete
+    assert state(output) == FRESH
+    assert outbox.take() is None
 
 
-def test_without_a_listener_tokens_are_kept_all_the_same() -> None:
-    sequence = a_sequence()
-    sequence.accept_first(1, first_token(0, 10))
-    assert sequence.emitted == [10]
+def test_a_token_is_delivered_within_its_report() -> None:
+    output, outbox = an_output_of()
+    output.accept_first_token(1, first_token(0, 97))
+    output.accept_decoded(decoded(1, [98, 99]))
+    assert (output.emitted, output.delivered) == ([97, 98, 99], 3)
+    assert outbox.take() == Delta(0, [97, 98, 99], "abc", opening=True)
 
 
 # (cached tokens said, token number) -> what is kept.
@@ -148,20 +160,20 @@ CACHED = [(2, 0, 2), (0, 0, 0), (5, 0, 5), (7, 0, 5), (3, 1, None)]
 def test_cached_tokens_are_those_of_the_prompts_first_run(said: int, number: int, kept: int | None) -> None:
     """A later attempt finds what earlier ones computed: that was no saving. Nor is there more than the
     prompt has."""
-    sequence = a_sequence()
-    sequence.accept(1, 0, [9] * number, RUNS)
-    sequence.accept_first(1, first_token(number, 10, cached_tokens=said))
-    assert sequence.cached_tokens == kept
-    assert sequence.emitted == [9] * number + [10]
+    output, _ = an_output_of()
+    output.accept(1, 0, [9] * number, RUNS)
+    output.accept_first_token(1, first_token(number, 10, cached_tokens=said))
+    assert output.cached_tokens == kept
+    assert output.emitted == [9] * number + [10]
 
 
 def test_prefills_token_may_end_the_output() -> None:
-    sequence = a_sequence()
-    sequence.accept_first(1, first_token(0, 10, finish_reason=STOP))
-    assert state(sequence) == {**FRESH, "emitted": [10], "ending": STOP, "cached_tokens": 0}
+    output, _ = an_output_of()
+    output.accept_first_token(1, first_token(0, 10, finish_reason=STOP))
+    assert state(output) == {**FRESH, "emitted": [10], "ending": STOP, "cached_tokens": 0}
 
 
-# What decode's stream says in turn -> emitted, ending, followed, ended by decode, decoding.
+# What decode's stream says in turn -> emitted, ending, decode_started, ended by decode, decoding.
 DECODED: list[tuple[list[SequenceOutput], tuple[Any, ...]]] = [
     ([decoded(0, [10])], ([10], RUNS, True, False, False)),
     ([decoded(0, [10, 11])], ([10, 11], RUNS, True, False, True)),
@@ -180,19 +192,19 @@ DECODED: list[tuple[list[SequenceOutput], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(("outputs", "expected"), DECODED)
-def test_decodes_stream_goes_on_after_prefills_token(
+def test_decodes_stream_continues_after_prefills_token(
     outputs: list[SequenceOutput], expected: tuple[Any, ...]
 ) -> None:
-    sequence = a_sequence()
-    sequence.accept_first(1, first_token(0, 10, cached_tokens=1))
+    output, _ = an_output_of()
+    output.accept_first_token(1, first_token(0, 10, cached_tokens=1))
     for output in outputs:
-        sequence.accept_decoded(output)
-    emitted, ending, followed, ended_by_decode, decoding = expected
-    assert state(sequence) == {
+        output.accept_decoded(output)
+    emitted, ending, decode_started, ended_by_decode, decoding = expected
+    assert state(output) == {
         **FRESH,
         "emitted": emitted,
         "ending": ending,
-        "followed": followed,
+        "decode_started": decode_started,
         "ended_by_decode": ended_by_decode,
         "decoding": decoding,
         "cached_tokens": 1,
@@ -211,61 +223,58 @@ FAULTS: list[tuple[SequenceOutput, str]] = [
 
 @pytest.mark.parametrize(("output", "message"), FAULTS)
 def test_a_broken_report_fails_the_request(output: SequenceOutput, message: str) -> None:
-    sequence = a_sequence(attempt=1)
-    sequence.accept(1, 0, [10, 11], RUNS)
-    sequence.accept_decoded(output)
-    assert fault(sequence) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
-    before = list(sequence.emitted)
-    sequence.accept(1, len(before), [19], STOP)
-    sequence.accept_prompt(1, a_run(1, -1))
-    assert (sequence.emitted, sequence.ending) == (before, RUNS), "nothing counts after a fault"
-    assert fault(sequence) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
+    output, _ = an_output_of(attempt=1)
+    output.accept(1, 0, [10, 11], RUNS)
+    output.accept_decoded(output)
+    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
+    before = list(output.emitted)
+    output.accept(1, len(before), [19], STOP)
+    output.accept_prompt_logprobs(1, a_run(1, -1))
+    assert (output.emitted, output.ending) == (before, RUNS), "nothing counts after a fault"
+    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
 
 
 def test_logprobs_come_one_a_token() -> None:
-    sequence = a_sequence(logprobs=True)
-    sequence.accept_first(1, first_token(0, 10, logprobs=logprobs_message(-1)))
+    output, outbox = an_output_of(logprobs=True)
+    output.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
     told = [logprobs_message(-1), logprobs_message(-2), logprobs_message(-3)]
-    sequence.accept_decoded(decoded(0, [10, 11, 12], logprobs=told))
-    assert list(sequence.logprobs) == serialised(-1, -2, -3)
-    sequence.accept_decoded(decoded(3, [13]))
-    assert fault(sequence) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")
-    bare = a_sequence(logprobs=True)
-    bare.accept_first(1, first_token(0, 10))
-    assert fault(bare) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")
-    unasked = a_sequence()
-    unasked.accept_first(1, first_token(0, 10, logprobs=logprobs_message(-1)))
-    assert (unasked.emitted, list(unasked.logprobs)) == ([10], [])
+    output.accept_decoded(decoded(0, [10, 11, 12], logprobs=told))
+    assert delivered(outbox).logprobs == serialised(-1, -2, -3)
+    output.accept_decoded(decoded(3, [13]))
+    assert error_of(output) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")
+    bare, _ = an_output_of(logprobs=True)
+    bare.accept_first_token(1, first_token(0, 10))
+    assert error_of(bare) == (ErrorKind.INTERNAL, "attempt 1: 1 tokens came with 0 logprobs")
+    unasked, outbox = an_output_of()
+    unasked.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
+    assert unasked.emitted == [10]
+    assert delivered(outbox).logprobs == []
 
 
 def test_the_prompts_logprobs_come_in_order_and_once() -> None:
-    sequence = a_sequence(echo=True)
-    heard: list[None] = []
-    sequence.on_tokens = lambda: heard.append(None)
-    sequence.accept_prompt(1, a_run(1, -1))
-    sequence.accept_prompt(1, a_run(2, -2, -3))
-    sequence.begin(2)
-    sequence.accept_prompt(2, a_run(1, -1, -2))  # told by the first attempt already
-    sequence.accept_prompt(2, a_run(2, -2, -3))
-    assert not sequence.prompt_told
-    sequence.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-9)]))
-    assert len(heard) == 1
-    sequence.accept_prompt(2, a_run(3, -3))
-    assert len(heard) == 1, "the tokens wait for all of the prompt"
-    sequence.accept_prompt(2, a_run(3, -3, -4))
-    assert sequence.prompt_told
-    assert len(heard) == 2, "the tokens that waited may be shown now"
-    assert sequence.take_prompt_logprobs() == serialised(-1, -2, -3, -4)
-    assert sequence.take_prompt_logprobs() == []
-    assert sequence.fault is None
+    output, outbox = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1))
+    output.accept_prompt_logprobs(1, a_run(2, -2, -3))
+    output.begin(2)
+    output.accept_prompt_logprobs(2, a_run(1, -1, -2))  # told by the first attempt already
+    output.accept_prompt_logprobs(2, a_run(2, -2, -3))
+    assert not output.prompt_complete
+    output.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-9)]))
+    output.accept_prompt_logprobs(2, a_run(3, -3))
+    assert outbox.take() is None, "the tokens wait for all of the prompt"
+    output.accept_prompt_logprobs(2, a_run(3, -3, -4))
+    assert output.prompt_complete
+    delta = delivered(outbox)
+    assert delta.prompt_logprobs == serialised(-1, -2, -3, -4)
+    assert (delta.token_ids, delta.logprobs) == ([10], serialised(-9)), "the token that waited"
+    assert output.error is None
 
 
-def test_the_last_of_the_prompt_shows_nothing_where_no_token_waits() -> None:
-    sequence = a_sequence(echo=True)
-    heard: list[None] = []
-    sequence.on_tokens = lambda: heard.append(None)
-    sequence.accept_prompt(1, a_run(1, -1, -2, -3, -4))
-    assert (sequence.prompt_told, heard) == (True, [])
+def test_the_last_of_the_prompts_logprobs_delivers_nothing_without_a_token() -> None:
+    output, outbox = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3, -4))
+    assert output.prompt_complete
+    assert outbox.take() is None
 
 
 # After one of the prompt's four logprobs: the next run -> what is wrong with it.
@@ -278,57 +287,57 @@ PROMPT_FAULTS = [
 
 @pytest.mark.parametrize(("run", "message"), PROMPT_FAULTS)
 def test_a_broken_report_of_the_prompt_fails_the_request(run: PromptLogprobs, message: str) -> None:
-    sequence = a_sequence(echo=True)
-    sequence.accept_prompt(1, a_run(1, -1))
-    sequence.accept_prompt(1, run)
-    assert fault(sequence) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
+    output, _ = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1))
+    output.accept_prompt_logprobs(1, run)
+    assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
 
 
 def test_the_prompts_first_token_has_no_logprobs() -> None:
-    sequence = a_sequence(echo=True)
-    sequence.accept_prompt(1, a_run(0, -1))
-    assert fault(sequence)[0] is ErrorKind.INTERNAL
+    output, _ = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(0, -1))
+    assert error_of(output)[0] is ErrorKind.INTERNAL
 
 
-def test_a_token_of_prefill_before_all_of_the_prompt_is_a_fault() -> None:
-    sequence = a_sequence(echo=True)
-    sequence.accept_prompt(1, a_run(1, -1, -2, -3))
-    sequence.accept_first(1, first_token(0, 10, logprobs=logprobs_message(-1)))
+def test_a_token_of_prefill_before_all_of_the_prompt_is_an_error() -> None:
+    output, _ = an_output_of(echo=True)
+    output.accept_prompt_logprobs(1, a_run(1, -1, -2, -3))
+    output.accept_first_token(1, first_token(0, 10, logprobs=logprobs_message(-1)))
     message = "attempt 1: a token came before all of the prompt's logprobs"
-    assert fault(sequence) == (ErrorKind.INTERNAL, message)
-    assert sequence.emitted == []
+    assert error_of(output) == (ErrorKind.INTERNAL, message)
+    assert output.emitted == []
 
 
-def test_the_first_loss_counts() -> None:
-    sequence = a_sequence()
+def test_the_first_error_of_an_attempt_counts() -> None:
+    output, _ = an_output_of()
     first, second = BatonError(ErrorKind.UNAVAILABLE, "a"), BatonError(ErrorKind.UNAVAILABLE, "b")
-    sequence.lose(first)
-    sequence.lose(second)
-    assert sequence.lost is first
+    output.lose(first)
+    output.lose(second)
+    assert output.attempt_error is first
 
 
-async def test_only_what_is_to_be_judged_wakes_the_request() -> None:
-    sequence = a_sequence()
+async def test_only_what_needs_a_decision_wakes_the_request() -> None:
+    output, _ = an_output_of()
 
     async def woken() -> bool:
-        waiting = asyncio.ensure_future(sequence.changed())
+        waiting = asyncio.ensure_future(output.changed())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         done = waiting.done()
         waiting.cancel()
         return done
 
-    sequence.accept_first(1, first_token(0, 10))
-    assert not await woken(), "a token alone is shown without the request's task"
-    sequence.accept_decoded(decoded(1, [11], MOVED))
+    output.accept_first_token(1, first_token(0, 10))
+    assert not await woken(), "a token alone is delivered without the request's task"
+    output.accept_decoded(decoded(1, [11], MOVED))
     assert await woken()
-    sequence.begin(2)
-    sequence.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
+    output.begin(2)
+    output.lose(BatonError(ErrorKind.UNAVAILABLE, "gone"))
     assert await woken()
-    sequence.begin(3)
-    sequence.accept(3, 9, [1], RUNS)
+    output.begin(3)
+    output.accept(3, 9, [1], RUNS)
     assert await woken()
     assert not await woken()
-    echoed = a_sequence(echo=True)
-    echoed.accept_prompt(1, a_run(1, -1))
+    echoed, _ = an_output_of(echo=True)
+    echoed.accept_prompt_logprobs(1, a_run(1, -1))
     await asyncio.wait_for(echoed.changed(), 1)

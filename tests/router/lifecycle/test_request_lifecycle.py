@@ -1,4 +1,4 @@
-"""A request's life as its client, its trace, the metrics and the log tell it, on a clock played by hand."""
+"""A request's lifecycle as its client, trace, metrics and log report it, on a scripted clock."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from services.router.workers.placement import PrefillClaim
 from tests.router.lifecycle.scripted_router import (
     CANCELLED,
     FIRST,
+    HASHES,
     KV_BYTES,
     LENGTH,
-    NAMES,
     OWN,
     PLACE,
-    ROOM_S,
+    QUEUE_S,
     SAID,
     STOP,
     TICKET,
-    Asked,
+    QueueCall,
     ScriptedRouter,
     a_pair,
     ended,
@@ -46,7 +46,7 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> ScriptedRouter:
     return ScriptedRouter(monkeypatch)
 
 
-async def test_everything_that_is_told_of_a_request(router: ScriptedRouter) -> None:
+async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRouter) -> None:
     """The promise comes first; logprobs and the prompt's are asked for; a worker ends the output."""
     pair, clock = a_pair(), router.clock
     request = request_of(sampling=Sampling(seed=9, logprobs=1), echo=Echo("abc", (0, 1, 2)))
@@ -103,7 +103,7 @@ async def test_everything_that_is_told_of_a_request(router: ScriptedRouter) -> N
         prefill="prefill-0",
         decode="decode-0",
         kv_bytes=KV_BYTES,
-        intake_ms=10.0,
+        admission_ms=10.0,
         queue_ms=10.0,
         reserve_ms=10.0,
         prefill_ms=10.0,
@@ -114,7 +114,7 @@ async def test_everything_that_is_told_of_a_request(router: ScriptedRouter) -> N
         tpot_ms=10.0,
     )
     seen = router.observations
-    assert (seen.messages, seen.completion_tokens, seen.attempts) == (3, 4, 1)
+    assert (seen.batches, seen.completion_tokens, seen.attempts) == (3, 4, 1)
     assert seen.latencies["itl"].sum == pytest.approx(0.03)
     assert not seen.failed_attempts
     assert router.journal.opened == router.journal.closed == [REQUEST_ID]
@@ -123,27 +123,27 @@ async def test_everything_that_is_told_of_a_request(router: ScriptedRouter) -> N
     assert pair.decode_peer.calls["Cancel"] == []
 
 
-async def test_what_is_asked_of_the_waiting_room(router: ScriptedRouter) -> None:
+async def test_the_calls_of_the_waiting_queue(router: ScriptedRouter) -> None:
     pair, request = a_pair(), request_of()
     async with router.running(request):
-        (asked,) = router.room.asked
+        (asked,) = router.queue.asked
         now = asyncio.get_running_loop().time()
-        assert asked == Asked(PLACE, request.call, 3, 8, asked.until, True, asked.cached)
-        assert now + ROOM_S - 2 < asked.until <= now + ROOM_S
+        assert asked == QueueCall(PLACE, request.call, 3, 8, asked.until, True, asked.cached)
+        assert now + QUEUE_S - 2 < asked.until <= now + QUEUE_S
         assert asked.cached(pair.decode) == (pair.decode, router.prefixes.prompt)
-        assert router.prefixes.told == []
+        assert router.prefixes.sent == []
         await router.place(pair)
-        assert sorted(router.prefixes.told) == [
+        assert sorted(router.prefixes.sent) == [
             ("decode-0", router.prefixes.prompt),
             ("prefill-0", router.prefixes.prompt),
         ]
         (reserve,) = pair.decode_peer.calls["Reserve"]
-        assert list(reserve.request.block_names) == list(NAMES)
-        assert router.room.over == []
+        assert list(reserve.request.block_names) == list(HASHES)
+        assert router.queue.over == []
         await router.promise(pair)
-        assert router.room.over == [PLACE]
-    assert router.room.over == [PLACE, PLACE]
-    assert router.room.arrived == [request.call]
+        assert router.queue.over == [PLACE]
+    assert router.queue.over == [PLACE, PLACE]
+    assert router.queue.arrived == [request.call]
     assert router.prefixes.hashed == [PROMPT]
 
 
@@ -165,7 +165,7 @@ async def test_the_first_token_may_end_the_output(router: ScriptedRouter) -> Non
     assert "tpot_ms" not in line
 
 
-async def test_decode_may_tell_everything_first(router: ScriptedRouter) -> None:
+async def test_decode_may_report_everything_first(router: ScriptedRouter) -> None:
     """Its stream overtakes prefill's, which is heard for what of the prompt was cached."""
     pair = a_pair()
     async with router.running(request_of(max_tokens=2)) as outbox:
@@ -226,7 +226,7 @@ async def test_a_released_ticket_waits_for_the_token_that_released_it(
 
 
 @pytest.mark.parametrize("logprobs", [True, False])
-async def test_a_prompt_that_nothing_follows(router: ScriptedRouter, logprobs: bool) -> None:
+async def test_a_prompt_without_output(router: ScriptedRouter, logprobs: bool) -> None:
     """With logprobs it goes to prefill alone, without them to nobody."""
     pair = a_pair()
     sampling = Sampling(logprobs=1) if logprobs else Sampling()
@@ -236,12 +236,12 @@ async def test_a_prompt_that_nothing_follows(router: ScriptedRouter, logprobs: b
         async with router.running(request) as outbox:
             router.clock.ms = 20
             if logprobs:
-                (asked,) = router.room.asked
-                assert asked == Asked(PLACE, request.call, 3, None, asked.until, True)
+                (asked,) = router.queue.asked
+                assert asked == QueueCall(PLACE, request.call, 3, None, asked.until, True)
                 left = asked.until - asyncio.get_running_loop().time()
-                assert ROOM_S - 2 < left <= ROOM_S
+                assert QUEUE_S - 2 < left <= QUEUE_S
                 claim = PrefillClaim(pair.prefill, 3)
-                router.room.claims.put_nowait(claim)
+                router.queue.claims.put_nowait(claim)
                 prefill = await pair.prefill_peer.call("Prefill")
                 assert prefill.request.attempt == Attempt(request_id=REQUEST_ID, number=1)
                 assert not prefill.request.ticket_follows
@@ -256,11 +256,11 @@ async def test_a_prompt_that_nothing_follows(router: ScriptedRouter, logprobs: b
     reached = stages(admitted=10, prefilling=20, ended=30) if logprobs else stages(admitted=10, ended=10)
     name = "prefill-0" if logprobs else ""
     assert delta.trace == RequestTrace(prefill_worker=name, attempts=int(logprobs), stages=reached)
-    times = {"intake_ms": 10.0, "e2e_ms": 30.0 if logprobs else 10.0}
+    times = {"admission_ms": 10.0, "e2e_ms": 30.0 if logprobs else 10.0}
     attempts = int(logprobs)
     assert ended(logged) == line_of(outcome="length", prefill=name, attempts=attempts, **times)
-    assert router.room.over == [PLACE] * logprobs
-    assert router.room.arrived == [request.call] * logprobs
+    assert router.queue.over == [PLACE] * logprobs
+    assert router.queue.arrived == [request.call] * logprobs
 
 
 async def test_a_client_that_leaves_ends_the_attempt(router: ScriptedRouter) -> None:
@@ -275,7 +275,7 @@ async def test_a_client_that_leaves_ends_the_attempt(router: ScriptedRouter) -> 
     assert router.journal.closed == [REQUEST_ID]
 
 
-async def test_a_router_that_stops_tells_who_still_reads(router: ScriptedRouter) -> None:
+async def test_a_router_that_stops_fails_running_requests(router: ScriptedRouter) -> None:
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()) as outbox:
             await router.dispatcher.drain(0)

@@ -34,7 +34,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[f"baton_router_{name}", frozenset(labels.items())]
 
 
-async def test_what_requests_leave_behind(site: SiteMaker) -> None:
+async def test_counts_and_latencies_of_requests(site: SiteMaker) -> None:
     async with site() as here:
         for length in (3, 8):
             await here.generate(ids_request([1, 2, 3], length))
@@ -51,7 +51,7 @@ async def test_what_requests_leave_behind(site: SiteMaker) -> None:
         assert value(seen, "attempts_total") == 2
         assert value(seen, "running_requests") == 0
         assert value(seen, "workers", role="decode", state="ready") == 1
-        for stage in ("intake", "queue", "reserve", "prefill", "handoff", "decode"):
+        for stage in ("admission", "queue", "reserve", "prefill", "handoff", "decode"):
             assert value(seen, "stage_seconds_count", stage=stage) == 2, stage
         for latency in ("ttft", "tpot", "e2e"):
             assert value(seen, f"{latency}_seconds_count") == 2, latency
@@ -91,12 +91,12 @@ async def test_while_it_runs(site: SiteMaker) -> None:
     async with site(slots=1) as here:
         here.worker("decode-0").behaviour.step_s = 0.05
         calls = [asyncio.create_task(here.generate(ids_request([1], 40))) for _ in range(3)]
-        await until(lambda: here.router.room.waiting == 2)
+        await until(lambda: here.router.queue.waiting == 2)
         seen = await scrape(here)
         assert value(seen, "running_requests") == 3
         assert value(seen, "waiting_requests") == 2
         assert value(seen, "claimed_slots", worker="decode-0") == 1
-        assert value(seen, "promised_tokens", worker="decode-0") == 41
+        assert value(seen, "reserved_tokens", worker="decode-0") == 41
         assert value(seen, "claimed_slots", worker="prefill-0") == 0
         status = await here.admin.GetStatus(AdminServiceGetStatusRequest(window_s=60), timeout=5)
         assert (status.router.running, status.router.waiting) == (3, 2)
@@ -105,12 +105,12 @@ async def test_while_it_runs(site: SiteMaker) -> None:
         await here.quiet()
         seen = await scrape(here)
         assert value(seen, "claimed_slots", worker="decode-0") == 0
-        assert value(seen, "promised_tokens", worker="decode-0") == 0
+        assert value(seen, "reserved_tokens", worker="decode-0") == 0
         assert value(seen, "queued_prefill_tokens", worker="prefill-0") == 0
         assert value(seen, "pending_cancels") == 0
 
 
-async def test_a_log_line_says_in_which_stage_a_request_ended(site: SiteMaker) -> None:
+async def test_the_log_line_has_the_stage_in_which_a_request_ended(site: SiteMaker) -> None:
     stages = {"prefill_s": "prefilling", "handoff_s": "first_token", "reserve_s": "reserved"}
     with structlog.testing.capture_logs() as logged:
         async with site(slots=1) as here:

@@ -1,4 +1,4 @@
-"""The router and its Redis: what it writes there of a request, and that no request waits for it."""
+"""The router's journal in Redis, and that no request waits for Redis."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_each_dispatch_is_marked(site: SiteMaker, server: EmbeddedServer, 
         await all_closed(here, reader)
 
 
-async def test_a_silent_redis_holds_up_nothing(
+async def test_an_unresponsive_redis_delays_no_request(
     site: SiteMaker, server: EmbeddedServer, reader: State
 ) -> None:
     async with site(state=state_of(server)) as here, http(here) as client:
@@ -177,7 +177,7 @@ async def test_a_worker_that_only_the_registry_knows_serves(
             addresses={"grpc": address},
         )
         lease = reader.lease(member)
-        await asyncio.wait_for(here.router.usable(), 5)
+        await asyncio.wait_for(here.router.readiness.wait(ready=True), 5)
         assert tokens_of(await here.generate(ids_request(PROMPT, 9))) == expected(PROMPT, 9)
         assert (await store(here)).registered_workers == 1
         # It withdraws but answers still: so it serves on.
@@ -186,7 +186,7 @@ async def test_a_worker_that_only_the_registry_knows_serves(
         assert tokens_of(await here.generate(ids_request(PROMPT, 9))) == expected(PROMPT, 9)
 
 
-async def test_without_state_nothing_is_said_of_it(site: SiteMaker) -> None:
+async def test_without_a_state_store_there_is_no_store_status(site: SiteMaker) -> None:
     async with site() as here, http(here) as client:
         responses = await here.generate(ids_request(PROMPT, 5))
         assert not any(response.resumable for response in responses)

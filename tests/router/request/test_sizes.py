@@ -53,7 +53,7 @@ def test_documents(most: dict[str, Any], above: dict[str, Any], param: str | Non
 @pytest.mark.parametrize(
     "odd", [None, [], "a", 5, {"messages": 5, "prompt": {}, "stop": 1, "logit_bias": None}]
 )
-def test_what_has_another_shape_is_for_the_parser_to_refuse(odd: object) -> None:
+def test_other_types_are_left_to_the_parser(odd: object) -> None:
     check_document(odd, CONTEXT)
 
 

@@ -9,15 +9,21 @@ import pytest
 
 from baton.errors import ErrorKind, FieldError
 from services.router.request import validate
-from services.router.request.request import Asked
+from services.router.request.model_limits import ModelLimits
+from services.router.request.request import ParsedRequest
 
 CONTEXT, U32 = 100, 2**32 - 1
-ASKED = Asked(model="fake")
-# What another door calls our fields.
+PARSED = ParsedRequest(model="fake", text="a")
+# The API's names of fields.
 NAMES = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
 
 
-def said_by(error: FieldError) -> tuple[str | None, str, str | None, ErrorKind]:
+def limits_of(parsed: ParsedRequest, prompt: int) -> validate.OutputLimits:
+    limits = ModelLimits("fake", (), 10, CONTEXT)
+    return validate.check_prompt(parsed, validate.check_fields(parsed, limits), [1] * prompt, limits)
+
+
+def parts_of(error: FieldError) -> tuple[str | None, str, str | None, ErrorKind]:
     return error.param, error.message, error.code, error.kind
 
 
@@ -36,10 +42,8 @@ LIMITS: list[tuple[dict[str, Any], int, int]] = [
 
 
 @pytest.mark.parametrize(("fields", "prompt", "limit"), LIMITS)
-def test_the_output_gets_what_is_asked_for_within_the_context(
-    fields: dict[str, Any], prompt: int, limit: int
-) -> None:
-    assert validate.check_max_tokens(replace(ASKED, **fields), prompt, CONTEXT) == limit
+def test_max_tokens_are_limited_by_the_context(fields: dict[str, Any], prompt: int, limit: int) -> None:
+    assert limits_of(replace(PARSED, **fields), prompt).max_tokens == limit
 
 
 TOO_LONG = (
@@ -56,32 +60,31 @@ NO_OUTPUT: list[tuple[dict[str, Any], int, str, str, str | None]] = [
 
 
 @pytest.mark.parametrize(("fields", "prompt", "param", "message", "code"), NO_OUTPUT)
-@pytest.mark.parametrize("names", [{}, NAMES], ids=["ours", "renamed"])
+@pytest.mark.parametrize("api_names", [{}, NAMES], ids=["ours", "renamed"])
 def test_a_prompt_or_limit_that_leaves_no_output_is_refused(
-    fields: dict[str, Any], prompt: int, param: str, message: str, code: str | None, names: dict[str, str]
+    fields: dict[str, Any], prompt: int, param: str, message: str, code: str | None, api_names: dict[str, str]
 ) -> None:
     with pytest.raises(FieldError) as caught:
-        validate.check_max_tokens(replace(ASKED, **fields, names=names), prompt, CONTEXT)
-    said = names.get(param, param), message.replace(param + " must", names.get(param, param) + " must")
-    assert said_by(caught.value) == (*said, code, ErrorKind.INVALID)
+        limits_of(replace(PARSED, **fields, api_names=api_names), prompt)
+    name = api_names.get(param, param)
+    expected = name, message.replace(param + " must", name + " must")
+    assert parts_of(caught.value) == (*expected, code, ErrorKind.INVALID)
 
 
-# What is asked for, the output's limit, the number of tokens before which nothing stops it.
+# The request's fields, the prompt's length, the number of tokens before which nothing stops the output.
 LEAST_TOKENS: list[tuple[dict[str, Any], int, int]] = [
-    ({}, 10, 0),
-    ({"min_tokens": 0}, 10, 0),
-    ({"min_tokens": 16}, 16, 16),
-    ({"min_tokens": 16}, 10, 10),
-    ({"min_tokens": 7, "max_tokens": 7}, 7, 7),
-    ({"min_tokens": U32, "fills_context": True}, 99, 99),
+    ({}, 90, 0),
+    ({"min_tokens": 0}, 90, 0),
+    ({"min_tokens": 16}, 84, 16),
+    ({"min_tokens": 16}, 90, 10),
+    ({"min_tokens": 7, "max_tokens": 7}, 1, 7),
+    ({"min_tokens": U32, "fills_context": True}, 1, 99),
 ]
 
 
-@pytest.mark.parametrize(("fields", "limit", "least"), LEAST_TOKENS)
-def test_least_tokens_are_those_asked_for_within_the_limit(
-    fields: dict[str, Any], limit: int, least: int
-) -> None:
-    assert validate.check_min_tokens(replace(ASKED, **fields), limit) == least
+@pytest.mark.parametrize(("fields", "prompt", "least"), LEAST_TOKENS)
+def test_min_tokens_are_at_most_the_limit(fields: dict[str, Any], prompt: int, least: int) -> None:
+    assert limits_of(replace(PARSED, **fields), prompt).min_tokens == least
 
 
 @pytest.mark.parametrize(
@@ -96,7 +99,7 @@ def test_least_tokens_are_those_asked_for_within_the_limit(
         ({"min_tokens": -1}, f"min_tokens must be from 0 to {U32}"),
     ],
 )
-def test_more_least_tokens_than_the_output_may_have_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_min_tokens_above_max_tokens_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldError) as caught:
-        validate.check_min_tokens(replace(ASKED, **fields, names=NAMES), 16)
-    assert said_by(caught.value) == ("min_tokens", message, None, ErrorKind.INVALID)
+        limits_of(replace(PARSED, **fields, api_names=NAMES), 1)
+    assert parts_of(caught.value) == ("min_tokens", message, None, ErrorKind.INVALID)

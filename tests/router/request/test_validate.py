@@ -1,4 +1,4 @@
-"""The limits of each parameter, what an unset one becomes, and the whole error that a refused one brings."""
+"""The limits and defaults of each parameter, and the complete error of each invalid one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import LogitBias, Sampling
 from services.router.request import validate
-from services.router.request.request import Asked, Chat, ChatTurn
+from services.router.request.model_limits import ModelLimits
+from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
 VOCAB, EOS = 300, (256, 257)
 U32, U64 = 2**32 - 1, 2**64 - 1
-ASKED = Asked(model="fake")
-# What another door calls a field of ours.
-RENAMED = {"logprobs": "top_logprobs"}
+PARSED = ParsedRequest(model="fake", text="a")
+LIMITS = ModelLimits("fake", EOS, VOCAB, 512)
 
 
 @pytest.fixture(autouse=True)
@@ -27,25 +27,30 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "randbits", lambda bits: 2**bits - 1)
 
 
-def check(asked: Asked) -> validate.Fields:
-    return validate.check_fields(asked, "fake", EOS, VOCAB)
+def check(parsed: ParsedRequest) -> validate.Fields:
+    return validate.check_fields(parsed, LIMITS)
 
 
-def said_by(error: FieldError) -> tuple[str | None, str, str | None, ErrorKind]:
+def parts_of(error: FieldError) -> tuple[str | None, str, str | None, ErrorKind]:
     return error.param, error.message, error.code, error.kind
 
 
-def test_what_is_not_asked_for_changes_nothing() -> None:
-    fields = check(ASKED)
+def test_unset_fields_have_neutral_values() -> None:
+    fields = check(PARSED)
     assert fields == validate.Fields(
-        choices=1, sampling=Sampling(temperature=1.0, top_p=1.0, seed=U64), stop_token_ids=EOS, stop=()
+        choices=1,
+        sampling=Sampling(temperature=1.0, top_p=1.0, seed=U64),
+        stop_token_ids=EOS,
+        stop=(),
+        max_tokens=16,
+        min_tokens=0,
     )
     assert not fields.sampling.HasField("repetition_penalty")
     assert not fields.sampling.HasField("logprobs")
 
 
 def test_a_neutral_repetition_penalty_stays_unset() -> None:
-    sampling = check(replace(ASKED, repetition_penalty=1.0)).sampling
+    sampling = check(replace(PARSED, repetition_penalty=1.0)).sampling
     assert not sampling.HasField("repetition_penalty")
 
 
@@ -85,42 +90,42 @@ BETWEEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("values", [LEAST, MOST, BETWEEN], ids=["least", "most", "between"])
-def test_what_is_asked_for_is_kept(values: dict[str, Any]) -> None:
-    sampling = check(replace(ASKED, **values)).sampling
+def test_valid_values_are_kept(values: dict[str, Any]) -> None:
+    sampling = check(replace(PARSED, **values)).sampling
     assert sampling == Sampling(**values)
     assert sampling.HasField("logprobs")
 
 
 def test_top_k_never_exceeds_the_vocabulary() -> None:
-    assert check(replace(ASKED, top_k=U32)).sampling.top_k == VOCAB
+    assert check(replace(PARSED, top_k=U32)).sampling.top_k == VOCAB
 
 
 def test_biases_of_zero_are_left_out() -> None:
     biases = ((5, 100.0), (0, -100.0), (6, 0.0), (VOCAB - 1, 0.5))
-    assert list(check(replace(ASKED, logit_bias=biases)).sampling.logit_bias) == [
+    assert list(check(replace(PARSED, logit_bias=biases)).sampling.logit_bias) == [
         LogitBias(token_id=5, bias=100.0),
         LogitBias(token_id=0, bias=-100.0),
         LogitBias(token_id=VOCAB - 1, bias=0.5),
     ]
     all_of_them = tuple((token, 1.0) for token in range(300))
-    assert len(check(replace(ASKED, logit_bias=all_of_them)).sampling.logit_bias) == 300
+    assert len(check(replace(PARSED, logit_bias=all_of_them)).sampling.logit_bias) == 300
 
 
 def test_counts_and_texts_at_their_limits() -> None:
     texts = tuple("a" * 1023 + chr(ord("a") + number) for number in range(15))
     ids = (0, 1, 2, 3, 4, VOCAB - 1)
-    fields = check(replace(ASKED, n=128, best_of=128, stop=(*texts, "b"), stop_token_ids=ids))
+    fields = check(replace(PARSED, n=128, best_of=128, stop=(*texts, "b"), stop_token_ids=ids))
     assert (fields.choices, fields.stop) == (128, (*texts, "b"))
     assert fields.stop_token_ids == (*ids, *EOS)
 
 
-def test_what_is_named_twice_counts_once() -> None:
-    fields = check(replace(ASKED, stop=("b", "a", "b"), stop_token_ids=(9, 256, 9)))
+def test_duplicates_count_once() -> None:
+    fields = check(replace(PARSED, stop=("b", "a", "b"), stop_token_ids=(9, 256, 9)))
     assert (fields.stop, fields.stop_token_ids) == (("b", "a"), (9, 256, 257))
 
 
 def test_an_ignored_end_of_sequence_does_not_stop_the_output() -> None:
-    fields = check(replace(ASKED, ignore_eos=True, stop_token_ids=(9,)))
+    fields = check(replace(PARSED, ignore_eos=True, stop_token_ids=(9,)))
     assert fields.stop_token_ids == (9,)
 
 
@@ -149,7 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"seed": 2**64}, "seed", f"seed must be from 0 to {U64}"),
     ({"logprobs": -1}, "logprobs", "logprobs must be from 0 to 20"),
     (
-        {"logprobs": 21, "names": {"logprobs": "top_logprobs"}},
+        {"logprobs": 21, "api_names": {"logprobs": "top_logprobs"}},
         "top_logprobs",
         "top_logprobs must be from 0 to 20",
     ),
@@ -192,17 +197,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
-def test_what_is_refused_names_the_field_and_its_limits(
-    fields: dict[str, Any], param: str, message: str
-) -> None:
+def test_an_error_names_the_field_and_its_limits(fields: dict[str, Any], param: str, message: str) -> None:
     with pytest.raises(FieldError) as caught:
-        check(replace(ASKED, **fields))
-    assert said_by(caught.value) == (param, message, None, ErrorKind.INVALID)
+        check(replace(PARSED, **fields))
+    assert parts_of(caught.value) == (param, message, None, ErrorKind.INVALID)
 
 
 def test_all_roles_that_templates_know_are_accepted() -> None:
     roles = ("system", "developer", "user", "assistant", "tool")
-    check(replace(ASKED, chat=Chat(tuple(ChatTurn(role, "a") for role in roles))))
+    check(replace(PARSED, chat=Chat(tuple(ChatTurn(role, "a") for role in roles))))
 
 
 @pytest.mark.parametrize(
@@ -210,9 +213,9 @@ def test_all_roles_that_templates_know_are_accepted() -> None:
 )
 def test_another_model_does_not_exist(model: str, shown: str) -> None:
     with pytest.raises(FieldError) as caught:
-        check(Asked(model=model))
+        check(ParsedRequest(model=model, text="a"))
     message = f"the model '{shown}' does not exist"
-    assert said_by(caught.value) == ("model", message, "model_not_found", ErrorKind.NOT_FOUND)
+    assert parts_of(caught.value) == ("model", message, "model_not_found", ErrorKind.NOT_FOUND)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +231,7 @@ def test_the_first_token_id_outside_the_vocabulary_is_named(ids: list[int], show
     with pytest.raises(FieldError) as caught:
         validate.check_token_ids("prompt", ids, VOCAB)
     message = f"prompt: token id {shown} is not in the vocabulary of 300"
-    assert said_by(caught.value) == ("prompt", message, None, ErrorKind.INVALID)
+    assert parts_of(caught.value) == ("prompt", message, None, ErrorKind.INVALID)
 
 
 def test_token_ids_of_the_whole_vocabulary_are_kept() -> None:
@@ -244,3 +247,26 @@ def test_each_choice_draws_with_a_seed_of_its_own() -> None:
     ]  # fmt: skip
     assert drawn[0] is asked
     assert asked.seed == U64 - 1
+
+
+@pytest.mark.parametrize(
+    "prompt", [{"text": ""}, {"text": None}, {"text": None, "token_ids": ()}, {"text": None, "tokenized": ()}]
+)
+def test_an_empty_prompt_is_refused_before_it_is_tokenised(prompt: dict[str, Any]) -> None:
+    with pytest.raises(FieldError) as caught:
+        check(replace(PARSED, api_names={"prompt": "messages"}, **prompt))
+    assert parts_of(caught.value) == ("messages", "the prompt is empty", None, ErrorKind.INVALID)
+
+
+@pytest.mark.parametrize("parsed", [replace(PARSED, token_ids=(1,)), PARSED, replace(PARSED, tokenized=(1,))])
+def test_a_tokenised_prompt_is_within_the_vocabulary(parsed: ParsedRequest) -> None:
+    """The ids of a helper process are checked there: here that would delay other streams."""
+    fields = check(parsed)
+    validate.check_prompt(parsed, fields, (0, VOCAB - 1), LIMITS)
+    if parsed.tokenized is not None:
+        validate.check_prompt(parsed, fields, (VOCAB,), LIMITS)
+        return
+    with pytest.raises(FieldError) as caught:
+        validate.check_prompt(parsed, fields, (1, VOCAB), LIMITS)
+    message = "prompt: token id 300 is not in the vocabulary of 300"
+    assert parts_of(caught.value) == ("prompt", message, None, ErrorKind.INVALID)

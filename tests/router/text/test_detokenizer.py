@@ -78,7 +78,7 @@ def test_a_prompt_that_ends_within_a_character_is_no_part_of_the_text(begun: byt
 
 
 @pytest.mark.parametrize(("ids", "held"), [([0x41, 0xE2, 0x82], "\ufffd"), ([0x41], ""), ([], "")])
-def test_what_was_held_goes_out_once(ids: list[int], held: str) -> None:
+def test_held_back_text_is_returned_once(ids: list[int], held: str) -> None:
     detokenizer = Detokenizer(TOKENIZER)
     for token in ids:
         detokenizer.push(token)
@@ -104,7 +104,7 @@ def test_special_and_unknown_ids_have_no_text(ids: list[int]) -> None:
     assert "".join(stream(TOKENIZER, mixed)) == whole(TOKENIZER, ids)
 
 
-def test_special_tokens_are_shown_on_request() -> None:
+def test_special_tokens_have_text_on_request() -> None:
     assert "".join(stream(TOKENIZER, [65, EOS, 66], frozenset())) == "A<|end|>B"
 
 

@@ -55,7 +55,7 @@ def test_eos_ids(
         ({"config": CONFIG, "generation_config": "x"}, "generation_config.json"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, files: dict[str, Any], named: str) -> None:
+def test_errors_name_the_file_or_field(tmp_path: Path, files: dict[str, Any], named: str) -> None:
     with pytest.raises(BatonError, match=named) as caught:
         ModelInfo.load(folder(tmp_path, **files))
     assert caught.value.kind is ErrorKind.INVALID

@@ -69,7 +69,7 @@ def test_any_division_gives_the_same_cut(text: str, stops: list[str], data: st.D
 
 
 @given(TEXT, STOPS)
-def test_nothing_of_a_stop_string_goes_out_early(text: str, stops: list[str]) -> None:
+def test_no_part_of_a_stop_string_is_returned_early(text: str, stops: list[str]) -> None:
     final, _ = reference(text, stops)
     watch, sent = StopStrings(stops), ""
     for character in text:
@@ -85,13 +85,13 @@ def test_examples(text: str, stops: list[str], kept: str) -> None:
     assert run(list(text), stops) == (kept, True)
 
 
-def test_without_stops_nothing_is_held() -> None:
+def test_without_stop_strings_no_text_is_held_back() -> None:
     watch = StopStrings(())
     assert watch.push("abc") == "abc"
     assert watch.flush() == ""
 
 
-def test_what_was_held_goes_out_once() -> None:
+def test_held_back_text_is_returned_once() -> None:
     watch = StopStrings(["abc"])
     assert [watch.push("xab"), watch.flush(), watch.flush()] == ["x", "ab", ""]
 

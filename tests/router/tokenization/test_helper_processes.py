@@ -1,4 +1,4 @@
-"""Large requests: a text process answers them as the router answers small ones; its death harms no other."""
+"""Large requests: a helper process handles them like the router small ones; its death affects no other."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import ChatMessage, ChatMessages, GenerateRequest, TokenIds
 from baton.v1.types_pb2 import LogitBias
 from services.router.request import sizes
-from services.router.tokenization import helper_processes as text_helpers
-from services.router.tokenization import tokenizer_pool as text_pool
-from services.router.tokenization.helper_processes import HelperSettings, TextProcess
+from services.router.tokenization import helper_processes, tokenizer_pool
+from services.router.tokenization.helper_processes import HelperProcess, HelperSettings
 from tests.router.api.test_refusals import GRPC_REFUSED, REFUSED, code_of
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.http_client import http
@@ -66,8 +65,8 @@ def everything_is_large(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def switch() -> None:
         for name in LARGE:
             monkeypatch.setattr(sizes, name, 0)
-        monkeypatch.setattr(text_pool, "LARGE_TOKENS", 0)
-        monkeypatch.setattr(text_pool, "_LARGE_OFFSETS", 0)
+        monkeypatch.setattr(tokenizer_pool, "LARGE_TOKENS", 0)
+        monkeypatch.setattr(tokenizer_pool, "_LARGE_OFFSETS", 0)
 
     return switch
 
@@ -80,15 +79,15 @@ async def post(client: httpx.AsyncClient, path: str, fields: dict[str, Any]) -> 
     return response.status_code, {**response.json(), "id": "", "created": 0}
 
 
-async def test_http_answers_are_the_same(site: SiteMaker, everything_is_large: Callable[[], None]) -> None:
+async def test_http_responses_are_the_same(site: SiteMaker, everything_is_large: Callable[[], None]) -> None:
     async with site() as here, http(here) as client:
         small = [await post(client, path, fields) for path, fields in (*ACCEPTED, *FAILING)]
         assert [status for status, _ in small[: len(ACCEPTED)]] == [200] * len(ACCEPTED)
-        assert here.router.service.intake.pool.processes._usual.pid is None
+        assert here.router.tokenizer.processes._normal.pid is None
         everything_is_large()
         for expected, (path, fields) in zip(small, (*ACCEPTED, *FAILING), strict=True):
             assert await post(client, path, fields) == expected, (path, fields)
-        assert here.router.service.intake.pool.processes._usual.pid is not None
+        assert here.router.tokenizer.processes._normal.pid is not None
 
 
 GRPC: list[dict[str, Any]] = [
@@ -99,7 +98,7 @@ GRPC: list[dict[str, Any]] = [
 ]
 
 
-async def test_grpc_answers_are_the_same(site: SiteMaker, everything_is_large: Callable[[], None]) -> None:
+async def test_grpc_responses_are_the_same(site: SiteMaker, everything_is_large: Callable[[], None]) -> None:
     requests = [
         GenerateRequest(model=MODEL, temperature=0, max_tokens=4, seed=7, **fields) for fields in GRPC
     ]
@@ -177,8 +176,8 @@ async def test_listed_tokens_have_a_limit(
 
 
 @contextlib.asynccontextmanager
-async def process(folder: Path, **settings: Any) -> AsyncIterator[TextProcess]:
-    one = TextProcess(HelperSettings(str(folder), False, 1024), **settings)
+async def process(folder: Path, **settings: Any) -> AsyncIterator[HelperProcess]:
+    one = HelperProcess(HelperSettings(str(folder), False, 1024), **settings)
     try:
         yield one
     finally:
@@ -188,7 +187,7 @@ async def process(folder: Path, **settings: Any) -> AsyncIterator[TextProcess]:
 MODEL_NOW = {"served_name": MODEL, "eos": [], "vocab_size": 320, "context": 10**9}
 
 
-async def tokenize(one: TextProcess, prompt: str) -> Any:
+async def tokenize(one: HelperProcess, prompt: str) -> Any:
     header = {"job": "tokenize", "model": MODEL_NOW, "options": {}}
     (data,) = await one.run(header, [json.dumps({"prompt": prompt}).encode()])
     return json.loads(data)["tokens"]
@@ -207,7 +206,7 @@ async def test_it_is_started_again(model_folder: Path) -> None:
     assert one.pid is None
 
 
-async def test_dying_of_a_request_is_its_own_failure(model_folder: Path) -> None:
+async def test_a_request_that_kills_the_process_fails_alone(model_folder: Path) -> None:
     async with process(model_folder) as one:
         await tokenize(one, "a")
         first = one.pid
@@ -234,8 +233,8 @@ async def test_a_request_takes_limited_time(model_folder: Path) -> None:
 
 
 async def test_a_request_takes_limited_memory(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_helpers, "_MEMORY_BYTES", 64 * 2**20)
-    monkeypatch.setattr(text_helpers, "_MEMORY_PER_BYTE", 0)
+    monkeypatch.setattr(helper_processes, "_MEMORY_BYTES", 64 * 2**20)
+    monkeypatch.setattr(helper_processes, "_MEMORY_PER_BYTE", 0)
     async with process(model_folder) as one:
         header = {"job": "tokenize", "model": MODEL_NOW, "options": {}}
         with pytest.raises(BatonError) as caught:
@@ -247,14 +246,14 @@ async def test_a_request_takes_limited_memory(model_folder: Path, monkeypatch: p
 async def test_requests_that_wait_are_bounded(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with process(model_folder) as one:
         await tokenize(one, "a")
-        monkeypatch.setattr(text_helpers, "MAX_JOBS", 2)
-        monkeypatch.setattr(text_helpers, "WAIT_S", 0.5)
+        monkeypatch.setattr(helper_processes, "MAX_JOBS", 2)
+        monkeypatch.setattr(helper_processes, "WAIT_S", 0.5)
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
         jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(3)]
         ends = await asyncio.gather(*jobs, return_exceptions=True)
         assert [end.kind for end in ends if isinstance(end, BatonError)] == [ErrorKind.OVERLOADED] * 3
-        monkeypatch.setattr(text_helpers, "MAX_WAITING_BYTES", 10)
+        monkeypatch.setattr(helper_processes, "MAX_WAITING_BYTES", 10)
         jobs = [asyncio.create_task(tokenize(one, "a")) for _ in range(2)]
         with pytest.raises(BatonError, match="1 large requests wait"):
             await jobs[1]

@@ -53,7 +53,7 @@ async def test_a_large_request_is_not_starved_by_small_ones(site: SiteMaker, dec
         await here.quiet()
 
 
-async def test_one_that_leaves_holds_up_nobody(site: SiteMaker) -> None:
+async def test_a_request_that_leaves_blocks_no_other(site: SiteMaker) -> None:
     async with site(slots=4, queue_timeout_s=3) as here:
         behaviour = here.worker("decode-0").behaviour
         behaviour.capacity_tokens, behaviour.step_s = CAPACITY, 0.05
@@ -96,7 +96,7 @@ def test_the_oldest_waits_and_younger_ones_go_elsewhere() -> None:
     assert waits.may_use((1, 9), other, 40)
 
 
-def test_a_worker_that_is_away_is_kept_for_nobody() -> None:
+def test_an_unreachable_worker_is_not_reserved() -> None:
     kept, other = worker(), worker()
     waits = BlockWait()
     waits.refused((0, 5), kept)
@@ -107,7 +107,7 @@ def test_a_worker_that_is_away_is_kept_for_nobody() -> None:
     assert waits.holds((0, 7))
 
 
-def test_the_log_says_for_which_worker_a_request_waits_and_only_once() -> None:
+def test_a_reservation_is_logged_once_with_its_worker() -> None:
     kept, other = worker(), worker()
     other.name = "other"  # type: ignore[misc]
     waits = BlockWait()

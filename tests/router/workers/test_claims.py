@@ -1,4 +1,4 @@
-"""What a placed request claims of its workers is counted until each part of it ends, once."""
+"""A request's claim on its workers is counted until each part of it ends, once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PREFILL, DECODE, BOTH = "prefill-0", "decode-0", "both-0"
 
 
 def counters(worker: Worker) -> tuple[int, int, int]:
-    return worker.queued_tokens, worker.claimed_slots, worker.promised_tokens
+    return worker.queued_tokens, worker.claimed_slots, worker.reserved_tokens
 
 
 def counting_changes(worker: Worker) -> list[str]:
@@ -21,7 +21,7 @@ def counting_changes(worker: Worker) -> list[str]:
 
 def test_a_claim_is_counted_until_its_parts_end() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
-    prefill.queued_tokens, decode.claimed_slots, decode.promised_tokens = 3, 2, 70
+    prefill.queued_tokens, decode.claimed_slots, decode.reserved_tokens = 3, 2, 70
     prefilled, released = counting_changes(prefill), counting_changes(decode)
     claim = Claim(prefill, decode, 50, 60)
     assert (counters(prefill), counters(decode)) == ((53, 0, 0), (0, 3, 130))
@@ -53,15 +53,15 @@ def test_the_end_of_a_prompt_without_tokens_to_compute_changes_nothing() -> None
     assert changes == []
 
 
-def test_a_prompt_may_run_before_its_slot_is_promised_where_another_worker_is_sure_to_have_it() -> None:
+def test_a_prompt_may_start_before_its_reservation_if_decode_certainly_has_a_slot() -> None:
     prefill, decode, both = workers_of(PREFILL, DECODE, BOTH)
-    assert Claim(prefill, decode, 1, 1).sure_of_room
-    assert not Claim(both, both, 1, 1).sure_of_room
+    assert Claim(prefill, decode, 1, 1).has_certain_room
+    assert not Claim(both, both, 1, 1).has_certain_room
     decode.foreign_slots = 1
-    assert not Claim(prefill, decode, 1, 1).sure_of_room
+    assert not Claim(prefill, decode, 1, 1).has_certain_room
 
 
-def test_what_is_claimed_is_what_is_left_to_compute_and_all_that_may_be_kept() -> None:
+def test_a_claim_counts_uncached_tokens_at_prefill_and_all_tokens_at_decode() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
     placement = placement_of([prefill, decode])
     assert placement.pick(50, 10) is not None

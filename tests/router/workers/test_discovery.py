@@ -1,4 +1,4 @@
-"""Two lists of workers, the parent's and the registry's, become the one that the directory watches."""
+"""The lists of workers of parent and registry are merged into the addresses that the directory watches."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Watched(Directory):
     """A directory that only notes what it is told."""
 
     def __init__(self) -> None:
-        super().__init__((), lambda: None)
-        self.lapsed: list[str] = []
+        super().__init__(())
+        self.expiring: list[str] = []
 
-    def set_addresses(self, addresses: Sequence[str], lapsed: Sequence[str] = ()) -> None:
+    def set_addresses(self, addresses: Sequence[str], expiring: Sequence[str] = ()) -> None:
         self.peers = dict.fromkeys(addresses)  # type: ignore[assignment]
-        self.lapsed = list(lapsed)
+        self.expiring = list(expiring)
 
     @property
     def seen(self) -> list[str]:
@@ -51,47 +51,47 @@ def discovery() -> tuple[Discovery, Watched]:
 
 def test_the_two_lists_are_one_and_a_worker_on_both_is_one() -> None:
     both, watched = discovery()
-    both.take([listed(B), listed(A)])
+    both.set_registered([listed(B), listed(A)])
     assert watched.seen == [B, A]
-    both.tell([A, C])
+    both.set_parent_workers([A, C])
     assert watched.seen == [A, C, B]
 
 
-def test_workers_that_do_not_share_our_secret_are_another_clusters() -> None:
+def test_workers_with_another_secret_are_ignored() -> None:
     watched = Watched()
     ours = Discovery(watched, MODEL, secret="ours")
-    ours.take([listed(A), listed(B, secret_name="ours"), listed(C, secret_name="theirs")])
+    ours.set_registered([listed(A), listed(B, secret_name="ours"), listed(C, secret_name="theirs")])
     assert watched.seen == [B]
 
 
-def test_what_the_parent_takes_back_has_ended_whatever_the_registry_says() -> None:
+def test_a_worker_that_the_parent_no_longer_lists_has_ended() -> None:
     both, watched = discovery()
     first, other = listed(A), listed(B)
-    both.tell([A])
-    both.take([first, other])
-    both.tell([])
-    assert (watched.seen, watched.lapsed) == ([B], [])
-    both.take([first, other])
+    both.set_parent_workers([A])
+    both.set_registered([first, other])
+    both.set_parent_workers([])
+    assert (watched.seen, watched.expiring) == ([B], [])
+    both.set_registered([first, other])
     assert watched.seen == [B], "its lease has yet to lapse"
     # Another start at the very same address is another worker.
-    both.take([listed(A), other])
+    both.set_registered([listed(A), other])
     assert set(watched.seen) == {A, B}
 
 
-def test_a_registry_removes_nobody() -> None:
+def test_the_registry_removes_no_worker() -> None:
     both, watched = discovery()
-    both.tell([A])
-    both.take([listed(A), listed(B)])
-    both.take([])
-    assert (watched.seen, watched.lapsed) == ([A, B], [B])
-    both.take([listed(B)])
-    assert (watched.seen, watched.lapsed) == ([A, B], [])
+    both.set_parent_workers([A])
+    both.set_registered([listed(A), listed(B)])
+    both.set_registered([])
+    assert (watched.seen, watched.expiring) == ([A, B], [B])
+    both.set_registered([listed(B)])
+    assert (watched.seen, watched.expiring) == ([A, B], [])
 
 
-def test_only_workers_of_ours_that_can_be_reached() -> None:
+def test_only_reachable_workers_of_this_model_are_used() -> None:
     both, watched = discovery()
     here = socket.gethostname()
-    both.take(
+    both.set_registered(
         [
             listed(A, model="another"),
             listed(A, role="router"),
@@ -107,17 +107,18 @@ def test_only_workers_of_ours_that_can_be_reached() -> None:
     assert watched.seen == ["127.0.0.1:2", C]
 
 
-async def test_one_that_lapsed_stays_for_as_long_as_it_answers() -> None:
+async def test_an_expiring_worker_stays_as_long_as_it_answers() -> None:
     cluster = FakeCluster()
     fake = FakeWorker("both-0", WorkerRole.WORKER_ROLE_BOTH, cluster)
-    directory = Directory([], lambda: None)
+    directory = Directory([])
+    directory.start(lambda: None)
     both = Discovery(directory, MODEL)
     async with contextlib.AsyncExitStack() as stack:
         address = (await stack.enter_async_context(fake.serving())).address
-        both.take([listed(address, host=socket.gethostname())])
+        both.set_registered([listed(address, host=socket.gethostname())])
         await until(lambda: [worker.alive for worker in directory.workers] == [True])
         (worker,) = directory.workers
-        both.take([])
+        both.set_registered([])
         described = worker.described
         await until(lambda: worker.described is not described)  # it has answered since
         assert directory.workers == [worker]

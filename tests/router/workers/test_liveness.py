@@ -10,8 +10,8 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeRequest
-from services.router.workers import silence
-from services.router.workers.silence import LOOK_S, Silence
+from services.router.workers import liveness
+from services.router.workers.liveness import CHECK_INTERVAL_S, LivenessTimer
 from tests.router.conftest import SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 
@@ -28,17 +28,17 @@ class Watched:
     def __init__(self, stalls: list[tuple[float, float]], blocked: list[tuple[float, float]]) -> None:
         self._stalls, self._blocked = stalls, blocked
         self.now = 0.0
-        self._silence = Silence(lambda: self.now)
+        self._timer = LivenessTimer(lambda: self.now)
         self._beats_at = 0.0
 
     def run(self, until: float) -> float | None:
         """When the worker was given up, or None if it was not."""
         while self.now < until:
-            self.now = _end_of(self._blocked, self.now + LOOK_S)
+            self.now = _end_of(self._blocked, self.now + CHECK_INTERVAL_S)
             while _end_of(self._stalls, self._beats_at) <= self.now:
                 self._beats_at = _end_of(self._stalls, self._beats_at) + BEAT_S
-                self._silence.heard()
-            if self._silence.look():
+                self._timer.reset()
+            if self._timer.expired():
                 return self.now
         return None
 
@@ -65,7 +65,7 @@ def test_no_false_alarm_for_stalls_under_a_second_in_a_thousand_tries() -> None:
     assert Watched(stalls, random_spans(draw, 300, 10.0)).run(stalls[-1][1]) is None
 
 
-def test_a_worker_that_stays_silent_is_given_up_within_three_seconds() -> None:
+def test_a_silent_worker_is_lost_within_three_seconds() -> None:
     draw = random.Random(20)
     for _ in range(1000):
         begin = draw.uniform(5.0, 6.0)
@@ -74,23 +74,23 @@ def test_a_worker_that_stays_silent_is_given_up_within_three_seconds() -> None:
         assert 1.5 < given_up_at - begin <= 3.0
 
 
-def test_silence_is_counted_from_the_last_message_to_the_look_after_the_limit() -> None:
+def test_silence_is_counted_from_the_last_message_to_the_check_after_the_limit() -> None:
     now = 5.0
-    silent = Silence(lambda: now)
+    timer = LivenessTimer(lambda: now)
     for _ in range(2):
         for _ in range(20):  # an eighth of a second each
             now += 0.125
-            assert not silent.look()
+            assert not timer.expired()
         now += 0.125
-        assert silent.look()
-        silent.heard()
+        assert timer.expired()
+        timer.reset()
     now += 1000.0  # this process stood still
-    assert not silent.look()
+    assert not timer.expired()
     for _ in range(18):
         now += 0.125
-        assert not silent.look()
+        assert not timer.expired()
     now += 0.125
-    assert silent.look()
+    assert timer.expired()
 
 
 async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
@@ -168,8 +168,8 @@ async def test_output_that_no_request_waits_for_is_cancelled(site: SiteMaker) ->
         call = asyncio.create_task(here.generate(ids_request([1, 2, 3], 200)))
         await until(lambda: any(ticket.emitted for ticket in worker.tickets.values()))
         known = here.router.directory.workers[1]
-        (request_id,) = known.sequences
-        del known.sequences[request_id]
+        (request_id,) = known.outputs
+        del known.outputs[request_id]
         await until(lambda: worker.used_slots == 0)
         assert (worker.cancels, here.router.cancels.orphans) == (1, 1)
         call.cancel()
@@ -177,7 +177,7 @@ async def test_output_that_no_request_waits_for_is_cancelled(site: SiteMaker) ->
             await call
 
 
-def test_the_constants_leave_room() -> None:
-    """Silence from the last sign of life on, and one look."""
-    assert silence.SILENT_S + 2 * LOOK_S < 3.0
-    assert silence.SILENT_S > 1.0 + BEAT_S
+def test_the_constants_leave_a_margin() -> None:
+    """LivenessTimer from the last sign of life on, and one look."""
+    assert liveness.LIVENESS_TIMEOUT_S + 2 * CHECK_INTERVAL_S < 3.0
+    assert liveness.LIVENESS_TIMEOUT_S > 1.0 + BEAT_S

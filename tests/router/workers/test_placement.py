@@ -33,7 +33,7 @@ def placed(placement: Placement, cached: dict[Worker, int] | None = None) -> tup
     return claim.prefill.name, claim.decode.name
 
 
-def test_what_is_cached_is_asked_once_a_worker() -> None:
+def test_prefix_hits_are_read_once_for_each_worker() -> None:
     workers = workers_of(PREFILL, "prefill-1", DECODE, "decode-1")
     asked: list[str] = []
 
@@ -54,7 +54,7 @@ def free(slots: int) -> Change:
 
 def promised(tokens: int) -> Change:
     def change(worker: Worker) -> None:
-        worker.promised_tokens = tokens
+        worker.reserved_tokens = tokens
 
     return change
 
@@ -80,7 +80,7 @@ SECOND_WINS: list[tuple[str, str, list[Change], list[Change], tuple[int, int]]] 
 
 
 @pytest.mark.parametrize(("first", "second", "of_first", "of_second", "cached"), SECOND_WINS)
-def test_the_emptiest_decode_worker_or_the_one_whose_cache_saves_most(
+def test_the_least_loaded_decode_worker_or_the_one_whose_cache_saves_most(
     first: str, second: str, of_first: list[Change], of_second: list[Change], cached: tuple[int, int]
 ) -> None:
     workers = [*workers_of(first, second, PREFILL)]
@@ -102,7 +102,7 @@ def test_the_emptiest_decode_worker_or_the_one_whose_cache_saves_most(
         ((20, 19, 21), (2, 0, 1), "prefill-0"),
     ],
 )
-def test_the_prefill_worker_that_begins_with_the_least_to_do(
+def test_the_prefill_worker_with_the_least_to_compute_first(
     queues: tuple[int, ...], cached: tuple[int, ...], chosen: str
 ) -> None:
     workers = workers_of("prefill-0", "prefill-1", "prefill-2", DECODE)
@@ -143,7 +143,7 @@ async def test_workers_without_room_are_passed_over() -> None:
     assert pick() is None
 
 
-async def test_a_prefill_worker_that_just_refused_is_left_alone() -> None:
+async def test_a_prefill_worker_that_just_refused_gets_no_work() -> None:
     prefill, decode = workers_of(PREFILL, DECODE)
     placement = placement_of([prefill, decode])
     prefill.refused()
@@ -152,7 +152,7 @@ async def test_a_prefill_worker_that_just_refused_is_left_alone() -> None:
     assert placement.usable()  # it will have room
 
 
-async def test_a_prompt_alone_goes_to_the_idlest_worker_that_computes_prompts() -> None:
+async def test_a_prompt_without_output_goes_to_the_least_loaded_prefill_worker() -> None:
     decode, first, second, both, refusing = workers_of(DECODE, PREFILL, "prefill-1", BOTH, "prefill-2")
     first.queued_tokens, second.queued_tokens, both.queued_tokens = 98, 97, 96
     placement = placement_of([decode, first, second, both, refusing], ahead=100)
@@ -222,7 +222,7 @@ USABLE: list[tuple[list[str], list[str], str | None]] = [
 
 
 @pytest.mark.parametrize(("names", "away", "reason"), USABLE)
-def test_a_router_without_a_pair_says_what_is_missing(
+def test_a_router_without_a_pair_reports_what_is_missing(
     names: list[str], away: list[str], reason: str | None
 ) -> None:
     workers = workers_of(*names)

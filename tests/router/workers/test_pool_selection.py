@@ -1,4 +1,4 @@
-"""The book of pools: which is current, which workers belong to it, and what a switch is refused for."""
+"""Which pool is current, which workers belong to it, and why a switch is refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serving(workers: list[Worker]) -> list[str]:
 
 def became_current(pool: str, before: str | None) -> dict[str, object]:
     """What the log says of it."""
-    return {"event": "pool_current", "part": "pools", "log_level": "info", "pool": pool, "before": before}
+    return {"event": "pool_selected", "part": "pools", "log_level": "info", "pool": pool, "before": before}
 
 
 def test_the_id_of_a_pool_is_the_same_in_every_router() -> None:

@@ -96,7 +96,7 @@ async def test_workers_of_another_pool_get_no_work(site: SiteMaker, field: str, 
         await here.quiet()
 
 
-async def test_a_request_fails_rather_than_go_on_in_another_pool(site: SiteMaker) -> None:
+async def test_a_request_fails_rather_than_continue_in_another_pool(site: SiteMaker) -> None:
     """A decode worker ends in the middle. Another pool is ready, and new requests fail too."""
     async with site(queue_timeout_s=0.5) as here, upgraded(here) as (prefill, decode):
         here.worker("decode-0").behaviour.step_s = 0.02
@@ -172,10 +172,10 @@ async def test_all_choices_of_one_call_are_of_one_pool(site: SiteMaker) -> None:
     async with site(slots=1) as here, upgraded(here) as (_, decode), http(here) as client:
         here.worker("decode-0").behaviour.step_s = 0.005
         answer = asyncio.create_task(complete(client, n=4, prompt=[PROMPT, PROMPT], max_tokens=10))
-        await until(lambda: here.router.room.waiting == 7)
+        await until(lambda: here.router.queue.waiting == 7)
         await switch(here, b"new")
         await served(here)  # one that is bound to another pool does not hold it up
-        assert here.router.room.waiting > 0
+        assert here.router.queue.waiting > 0
         assert (await answer).status_code == 200
         assert len(decode.reserves) == 1
 

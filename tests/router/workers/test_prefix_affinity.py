@@ -1,4 +1,4 @@
-"""Whom a prompt is sent to because of what is cached there, and that nothing waits to know."""
+"""Prefix affinity: workers are chosen by their cached prefixes, and no request waits for the index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from baton.v1.worker_pb2 import DescribeResponse, Load
 from services.router.workers.directory import Directory
 from services.router.workers.placement import Placement
 from services.router.workers.pools import Pools
-from services.router.workers.prefix_affinity import Prefixes
+from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.worker import Peer, Worker
 from tests.router.conftest import SiteMaker, ids_request, until
 
@@ -54,49 +54,51 @@ def names(count: int, *, tenant: str = "") -> tuple[bytes, ...]:
     return BlockHasher(seed, BLOCK).hashes(PROMPT)[:count]
 
 
-async def test_what_was_sent_is_believed_to_be_there() -> None:
+async def test_a_prompt_that_was_sent_counts_as_cached() -> None:
     one, two = worker(1), worker(2)
-    prefixes = Prefixes(SECRET, lambda: [one, two])
-    prompt = await prefixes.name(PROMPT)
-    assert prompt.of(one) == names(5)
+    prefixes = PrefixAffinity(SECRET, lambda: [one, two])
+    prompt = await prefixes.hash_prompt(PROMPT)
+    assert prompt.hashes_for(one) == names(5)
     assert prefixes.cached_tokens(one, prompt) == 0
-    prefixes.sent(one, await prefixes.name(PROMPT[:14]))
+    prefixes.prompt_sent(one, await prefixes.hash_prompt(PROMPT[:14]))
     assert (prefixes.cached_tokens(one, prompt), prefixes.cached_tokens(two, prompt)) == (12, 0)
-    assert prefixes.cached_tokens(one, await prefixes.name(PROMPT[:12])) == 8  # one token is always computed
-    assert prefixes.cached_tokens(one, await prefixes.name([9, *PROMPT])) == 0
+    assert (
+        prefixes.cached_tokens(one, await prefixes.hash_prompt(PROMPT[:12])) == 8
+    )  # one token is always computed
+    assert prefixes.cached_tokens(one, await prefixes.hash_prompt([9, *PROMPT])) == 0
 
 
-async def test_one_prefill_and_one_decode_worker_are_told_names_and_nothing_is_believed_of_them() -> None:
+async def test_one_worker_of_each_role_needs_no_view() -> None:
     one, decode = worker(1), worker(2, role="DECODE")
-    prefixes = Prefixes(SECRET, lambda: [one, decode])
+    prefixes = PrefixAffinity(SECRET, lambda: [one, decode])
     for exact in (PROMPT, PROMPT[:20]):  # decode takes over whole blocks up to the prompt's end
-        prompt = await prefixes.name(exact)
-        assert prompt.of(decode) == prompt.of(one) == names(5)
-        prefixes.sent(one, prompt)
+        prompt = await prefixes.hash_prompt(exact)
+        assert prompt.hashes_for(decode) == prompt.hashes_for(one) == names(5)
+        prefixes.prompt_sent(one, prompt)
         assert prefixes.cached_tokens(one, prompt) == 0
 
 
-async def test_no_tenant_and_no_other_model_shares_and_without_a_secret_nobody_does() -> None:
+async def test_tenants_and_models_share_nothing_and_without_a_secret_there_is_no_view() -> None:
     one, other = worker(1), worker(2, fingerprint=b"other")
     all_there = [one, other, worker(3), worker(4, fingerprint=b"other")]
-    prefixes = Prefixes(SECRET, lambda: all_there)
-    prompt = await prefixes.name(PROMPT, "a")
-    assert not set(prompt.of(one)) & set(prompt.of(other))
-    prefixes.sent(one, prompt)
-    assert prefixes.cached_tokens(one, await prefixes.name(PROMPT, "a")) == 20
-    assert prefixes.cached_tokens(one, await prefixes.name(PROMPT, "b")) == 0
-    nobody = Prefixes("", lambda: all_there)
-    nobody.sent(one, await nobody.name(PROMPT))
-    assert nobody.cached_tokens(one, await nobody.name(PROMPT)) == 0
+    prefixes = PrefixAffinity(SECRET, lambda: all_there)
+    prompt = await prefixes.hash_prompt(PROMPT, "a")
+    assert not set(prompt.hashes_for(one)) & set(prompt.hashes_for(other))
+    prefixes.prompt_sent(one, prompt)
+    assert prefixes.cached_tokens(one, await prefixes.hash_prompt(PROMPT, "a")) == 20
+    assert prefixes.cached_tokens(one, await prefixes.hash_prompt(PROMPT, "b")) == 0
+    nobody = PrefixAffinity("", lambda: all_there)
+    nobody.prompt_sent(one, await nobody.hash_prompt(PROMPT))
+    assert nobody.cached_tokens(one, await nobody.hash_prompt(PROMPT)) == 0
 
 
-async def test_no_more_is_believed_than_a_worker_has_room_for_and_nothing_of_the_dead() -> None:
+async def test_a_view_has_at_most_the_workers_blocks_and_ends_with_the_worker() -> None:
     one = worker(1, blocks=3)
     twin = worker(2)  # a lone worker is not asked about
     live = [one, twin]
-    prefixes = Prefixes(SECRET, lambda: live)
-    prompt = await prefixes.name(PROMPT)
-    prefixes.sent(one, prompt)
+    prefixes = PrefixAffinity(SECRET, lambda: live)
+    prompt = await prefixes.hash_prompt(PROMPT)
+    prefixes.prompt_sent(one, prompt)
     assert prefixes.cached_tokens(one, prompt) == 3 * BLOCK
     live.clear()
     prefixes.forget_lost()
@@ -112,9 +114,9 @@ def placement_among(workers: list[Worker]) -> Placement:
 
 async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> None:
     one, two, decode = worker(1), worker(2), worker(3, role="DECODE")
-    prefixes = Prefixes(SECRET, lambda: [one, two, decode])
-    prompt = await prefixes.name(PROMPT)
-    prefixes.sent(two, prompt)
+    prefixes = PrefixAffinity(SECRET, lambda: [one, two, decode])
+    prompt = await prefixes.hash_prompt(PROMPT)
+    prefixes.prompt_sent(two, prompt)
 
     def pick() -> tuple[str, int]:
         placed = placement_among([one, two, decode]).pick(
@@ -132,7 +134,7 @@ async def test_the_longest_prefix_wins_unless_its_queue_is_longer_by_more() -> N
     assert pick() == ("w1", 21)
 
 
-async def test_a_worker_that_does_both_is_chosen_for_what_it_has() -> None:
+async def test_a_combined_worker_is_chosen_for_its_prefix_hits() -> None:
     one, two = worker(1, role="BOTH"), worker(2, role="BOTH")
     placement = placement_among([one, two])
     two.claimed_slots = 3
@@ -145,7 +147,7 @@ async def test_a_worker_that_does_both_is_chosen_for_what_it_has() -> None:
     assert other.decode is one
 
 
-async def test_each_worker_is_asked_once_what_it_has() -> None:
+async def test_the_hits_of_each_worker_are_computed_once() -> None:
     several = [worker(1), worker(2), worker(3, role="DECODE"), worker(4, role="BOTH")]
     asked: list[str] = []
 
@@ -157,23 +159,23 @@ async def test_each_worker_is_asked_once_what_it_has() -> None:
     assert sorted(asked) == ["w1", "w2", "w3", "w4"]
 
 
-async def test_the_index_corrects_the_view_beside_the_way() -> None:
+async def test_the_index_corrects_the_view_in_the_background() -> None:
     state = State.in_memory(Memory())
     one, two = worker(1), worker(2)
     await state.prefix_index.apply(two.identity.incarnation.hex(), names(3), [], fresh=True)
-    prefixes = Prefixes(SECRET, lambda: [one, two], state)
-    prompt = await prefixes.name(PROMPT)
+    prefixes = PrefixAffinity(SECRET, lambda: [one, two], state)
+    prompt = await prefixes.hash_prompt(PROMPT)
     assert prefixes.cached_tokens(two, prompt) == 0  # nobody has waited
     await until(lambda: prefixes.cached_tokens(two, prompt) == 12)
-    prefixes.sent(one, prompt)
-    await prefixes.name(PROMPT)
+    prefixes.prompt_sent(one, prompt)
+    await prefixes.hash_prompt(PROMPT)
     await asyncio.sleep(0.05)
     assert prefixes.cached_tokens(one, prompt) == 20  # too young for the index to know better
     await prefixes.close()
     await state.close()
 
 
-async def test_an_index_that_is_away_costs_nothing() -> None:
+async def test_an_unavailable_index_delays_nothing() -> None:
     memory = Memory()
     state = State.in_memory(memory)
     memory.away = True
@@ -181,16 +183,16 @@ async def test_an_index_that_is_away_costs_nothing() -> None:
         await state.prefix_index.longest_prefix(names(1), ["x"])
     assert refused.value.kind is ErrorKind.UNAVAILABLE
     one = worker(1)
-    prefixes = Prefixes(SECRET, lambda: [one, worker(2)], state)
-    prompt = await prefixes.name(PROMPT)
-    prefixes.sent(one, prompt)
+    prefixes = PrefixAffinity(SECRET, lambda: [one, worker(2)], state)
+    prompt = await prefixes.hash_prompt(PROMPT)
+    prefixes.prompt_sent(one, prompt)
     await asyncio.sleep(0.02)
     assert prefixes.cached_tokens(one, prompt) == 20
     await prefixes.close()
     await state.close(0.1)
 
 
-async def test_prompts_that_begin_alike_go_where_the_first_went(site: SiteMaker) -> None:
+async def test_prompts_with_a_common_prefix_go_to_the_same_worker(site: SiteMaker) -> None:
     async with site(prefill=3, decode=1, prefix_secret=SECRET) as here:
         last = [await here.generate(ids_request([*range(32), n])) for n in range(6)]
         assert len({answer[-1].trace.prefill_worker for answer in last}) == 1
@@ -199,7 +201,7 @@ async def test_prompts_that_begin_alike_go_where_the_first_went(site: SiteMaker)
         await here.quiet()
 
 
-async def test_of_decode_workers_that_are_equally_empty_the_one_that_has_the_prompt() -> None:
+async def test_of_equally_loaded_decode_workers_the_one_with_the_prompt_is_chosen() -> None:
     one, two = worker(1, role="DECODE"), worker(2, role="DECODE")
     placement = placement_among([one, two, worker(3)])
 
@@ -210,7 +212,7 @@ async def test_of_decode_workers_that_are_equally_empty_the_one_that_has_the_pro
         return claim.decode
 
     assert pick() is two
-    two.promised_tokens = 1
+    two.reserved_tokens = 1
     assert pick() is one
     one.claimed_slots = 1
     assert pick() is two
@@ -224,7 +226,7 @@ def names_of(ids: list[int]) -> list[bytes]:
     return list(hasher.hashes(ids))
 
 
-async def test_decode_is_told_the_names_of_a_prompts_full_blocks(
+async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
     site: SiteMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with site(decode=2, prefix_secret=SECRET) as here:
@@ -236,13 +238,13 @@ async def test_decode_is_told_the_names_of_a_prompts_full_blocks(
         assert len(told) >= 3, "who has been sent a prompt gets what goes on with it"
         asked = {tuple(one.block_names) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
-        monkeypatch.setattr("services.router.lifecycle.attempt.MAX_RESERVE_NAMES", 2)
+        monkeypatch.setattr("services.router.lifecycle.attempt_calls.MAX_RESERVE_NAMES", 2)
         await here.generate(ids_request(prompts[0]))
         assert list(told[-1].block_names) == names_of(prompts[0])[:2]
         await here.quiet()
 
 
-async def test_an_attempt_after_a_failed_one_is_told_no_names(site: SiteMaker) -> None:
+async def test_an_attempt_after_a_failed_one_sends_no_hashes(site: SiteMaker) -> None:
     """Should prefill and decode not agree what a name stands for, the next attempt has all blocks sent."""
     async with site(prefix_secret=SECRET) as here:
         here.worker("prefill-0").behaviour.break_prefills = 1
@@ -255,7 +257,7 @@ async def test_an_attempt_after_a_failed_one_is_told_no_names(site: SiteMaker) -
 
 
 @pytest.mark.parametrize("workers", [{"prefill": 0, "decode": 0, "both": 2}, {}], ids=["both", "no secret"])
-async def test_who_finds_for_itself_what_it_has_is_told_nothing(
+async def test_combined_workers_and_routers_without_a_secret_send_no_hashes(
     site: SiteMaker, workers: dict[str, int]
 ) -> None:
     async with site(**workers, prefix_secret=SECRET if workers else "") as here:

@@ -1,4 +1,4 @@
-"""What clients read of a worker's failure: whether to try again, and nothing that identifies the worker."""
+"""What clients get of a worker's failure: whether to retry, and nothing that identifies the worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 
 from baton.errors import ErrorKind
-from services.router.workers.worker_error import WorkerError, for_client
+from services.router.workers.worker_error import WorkerError, client_error
 from tests.router.conftest import Site, SiteMaker, ids_request, tokens_of, until
 from tests.router.fake_model import expected
 from tests.router.http_client import complete, events, http
@@ -47,9 +47,7 @@ async def test_a_workers_refusal_is_tried_again(site: SiteMaker, code: grpc.Stat
 
 
 @pytest.mark.parametrize("code", [*INTERNAL, grpc.StatusCode.INTERNAL], ids=lambda code: code.name)
-async def test_clients_are_told_a_status_of_ours_and_no_worker(
-    site: SiteMaker, code: grpc.StatusCode
-) -> None:
+async def test_clients_get_a_status_without_the_worker(site: SiteMaker, code: grpc.StatusCode) -> None:
     """Every attempt fails; over both protocols, whole and streamed, in the middle of an output too."""
     async with site(prefill=2) as here, http(here) as client:
         for name in ("prefill-0", "prefill-1"):
@@ -83,8 +81,8 @@ async def test_a_lost_worker_is_not_named(site: SiteMaker) -> None:
         assert not [secret for secret in secrets_of(here) if secret in text]
 
 
-def test_what_the_client_asked_wrong_keeps_its_reason() -> None:
+def test_an_invalid_request_keeps_the_workers_reason() -> None:
     refused = WorkerError(ErrorKind.INVALID, "decode-0", "300 tokens exceed the context of 256")
     assert refused.message == "decode-0: 300 tokens exceed the context of 256"
-    assert for_client(refused).message == "300 tokens exceed the context of 256"
-    assert for_client(refused).kind is ErrorKind.INVALID
+    assert client_error(refused).message == "300 tokens exceed the context of 256"
+    assert client_error(refused).kind is ErrorKind.INVALID

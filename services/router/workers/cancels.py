@@ -1,10 +1,10 @@
-"""Ends attempts at decode workers that no router waits for, in tasks of their own.
+"""Cancels attempts at decode workers, in the background.
 
-Each cancel is repeated until the worker has answered or is lost, `_GIVE_UP_S` at most. A lost worker is asked
-once, since it may only have been out of reach; should it be found again, it ends what it still runs for the
-id by which this router followed it. The attempt's claim is released only then, since the worker holds the
-slot until then: there are never more of these than slots. An attempt whose output comes though this router
-does not wait for it is an orphan, and is cancelled too.
+A cancel is repeated until the worker has answered or is lost, for `_GIVE_UP_S` at most. A lost worker is
+asked once, since it may only have been unreachable; if it is found again, it ends what it runs for this
+router's former id. The attempt's claim is released only after the cancel, because the worker holds the slot
+until then; so there are never more cancels than slots. An attempt that sends output although no request waits
+for it is an orphan, and is cancelled too.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ if TYPE_CHECKING:
 _CALL_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _GIVE_UP_S = 60.0
-# After its answer a cancel takes a step to take effect; output until then is no reason to repeat it.
+# A cancel takes effect one decode step after its answer; output until then is no reason to repeat it.
 _TAKES_EFFECT_S = 1.0
 
 _log = get_log("cancels")
 
 
 class Cancels:
-    """The cancels that are under way."""
+    """Sends and repeats this router's cancels, and counts them."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        # Attempts at workers that are being cancelled, or were a moment ago.
+        # Attempts that are being cancelled, or were less than `_TAKES_EFFECT_S` ago, with their number of
+        # cancels.
         self._recent: dict[tuple[bytes, bytes, int], int] = {}
-        # Since the start: all, those of orphans, and those given up without an answer.
+        # Since the start: all cancels, those of orphans, and those that were never answered.
         self.sent = 0
         self.orphans = 0
         self.unanswered = 0
 
     @property
     def pending(self) -> int:
-        """How many are not answered yet."""
+        """Cancels that are not answered yet."""
         return len(self._tasks)
 
     def send(self, claim: Claim, attempt: Attempt) -> None:
         """Cancels the attempt at the claim's decode worker, then releases the claim."""
         self._start(claim.decode, attempt, claim.release)
 
-    def end_orphan(self, worker: Worker, attempt: Attempt) -> None:
-        """Cancels an attempt whose output this router does not wait for; nothing where that is under way."""
+    def cancel_orphan(self, worker: Worker, attempt: Attempt) -> None:
+        """Cancels an attempt that no request of this router waits for, unless that is under way already."""
         if _key(worker, attempt) in self._recent:
             return
         self.orphans += 1
@@ -64,7 +65,7 @@ class Cancels:
         self._start(worker, attempt, lambda: None)
 
     async def drain(self, timeout_s: float) -> None:
-        """Waits for all of them, then drops the rest."""
+        """Waits for pending cancels at most `timeout_s`, then drops them."""
         if not self._tasks:
             return
         _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
@@ -114,6 +115,6 @@ async def _cancel(worker: Worker, attempt: Attempt) -> bool:
     try:
         await worker.peer.decode.Cancel(CancelRequest(attempt=attempt), timeout=_CALL_S)
     except grpc.aio.AioRpcError as error:
-        # The worker is there and has judged: asking again changes nothing.
+        # Any other status is the worker's answer; repeating would not change it.
         return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     return True

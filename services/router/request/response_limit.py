@@ -1,7 +1,7 @@
-"""How large an answer may be, judged before any of it runs.
+"""The largest response, checked before any of it runs.
 
-An answer's size is counted in numbers: a token is one, and with logprobs there are its own and those of the
-likeliest others beside it. A prompt that is repeated before its output counts as well.
+A response's size is counted in values: one for each token, and with logprobs also the token's own logprob and
+those of the most likely tokens. An echoed prompt counts as well.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
     from services.router.request.request import Request
 
 
-def check_answer(requests: Sequence[Request], most: int) -> None:
-    """Raises FieldError where the requests' answer may have more than `most` numbers."""
+def check_response_size(requests: Sequence[Request], max_values: int) -> None:
+    """Raises FieldError if the response to these requests may have more than `max_values` values."""
     values = sum(_values(request) for request in requests)
-    if values > most:
+    if values > max_values:
         raise FieldError(
             f"the answer may have {values} numbers (outputs x tokens x (1, or 2 + logprobs)); "
-            f"max_answer_values allows {most}",
+            f"max_answer_values allows {max_values}",
             param="max_tokens",
             code="answer_too_large",
         )
 
 
-def shorten(requests: Sequence[Request], most: int) -> list[Request]:
-    """The requests with as many tokens as the limit allows, where the client has set no limit itself."""
-    left = [most // len(requests) // _values_a_token(request) - _prompt(request) for request in requests]
+def shorten(requests: Sequence[Request], max_values: int) -> list[Request]:
+    """Lowers max_tokens, which the client did not set, to what the limit allows."""
+    left = [
+        max_values // len(requests) // _values_per_token(request) - _echoed(request) for request in requests
+    ]
     return [
         dataclasses.replace(
             request, max_tokens=min(request.max_tokens, tokens), min_tokens=min(request.min_tokens, tokens)
@@ -43,12 +45,12 @@ def shorten(requests: Sequence[Request], most: int) -> list[Request]:
 
 
 def _values(request: Request) -> int:
-    return (request.max_tokens + _prompt(request)) * _values_a_token(request)
+    return (request.max_tokens + _echoed(request)) * _values_per_token(request)
 
 
-def _values_a_token(request: Request) -> int:
+def _values_per_token(request: Request) -> int:
     return 2 + request.sampling.logprobs if request.wants_logprobs else 1
 
 
-def _prompt(request: Request) -> int:
+def _echoed(request: Request) -> int:
     return len(request.prompt_ids) if request.echo is not None else 0

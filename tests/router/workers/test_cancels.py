@@ -1,4 +1,4 @@
-"""Cancels are repeated until the worker has judged, and what they hold is released only then."""
+"""Cancels are repeated until the worker has answered, and claims are released only then."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import structlog.testing
 
 from baton.v1.decode_pb2 import CancelRequest, CancelResponse
 from baton.v1.types_pb2 import Attempt
-from services.router.lifecycle import cancels as module
-from services.router.lifecycle.cancels import Cancels
+from services.router.workers import cancels as module
+from services.router.workers.cancels import Cancels
 from services.router.workers.placement import Claim
 from services.router.workers.worker import Worker
 from tests.router.conftest import until
@@ -106,7 +106,7 @@ async def test_a_cancel_that_did_not_reach_the_worker_is_repeated_with_longer_pa
     await cancels.drain(5)
 
 
-async def test_what_a_worker_has_judged_is_not_asked_again(pauses: list[float]) -> None:
+async def test_an_answered_cancel_is_not_repeated(pauses: list[float]) -> None:
     decode, cancels = Decode(grpc.StatusCode.NOT_FOUND), Cancels()
     worker = worker_of(decode)
     cancels.send(claim_of(worker), ATTEMPT)
@@ -141,16 +141,16 @@ async def test_an_orphan_is_cancelled_once_until_the_cancel_has_taken_effect(
     decode, cancels = Decode(), Cancels()
     worker = worker_of(decode)
     with structlog.testing.capture_logs() as logs:
-        cancels.end_orphan(worker, ATTEMPT)
-        cancels.end_orphan(worker, ATTEMPT)  # its output goes on
+        cancels.cancel_orphan(worker, ATTEMPT)
+        cancels.cancel_orphan(worker, ATTEMPT)  # its output goes on
         assert (cancels.orphans, cancels.sent, cancels.pending) == (1, 1, 1)
         await until(lambda: cancels.pending == 0)
-        cancels.end_orphan(worker, ATTEMPT)
+        cancels.cancel_orphan(worker, ATTEMPT)
         assert (cancels.orphans, cancels.sent) == (1, 1)
         ((delay, took_effect),) = later
         assert delay == 1.0
         took_effect()
-        cancels.end_orphan(worker, ATTEMPT)
+        cancels.cancel_orphan(worker, ATTEMPT)
         assert (cancels.orphans, cancels.sent) == (2, 2)
         await cancels.drain(5)
     assert decode.asked == [(CancelRequest(attempt=ATTEMPT), 1.0)] * 2
@@ -167,24 +167,24 @@ async def test_an_attempt_that_is_cancelled_twice_is_no_orphan_until_both_have_t
     await until(lambda: cancels.pending == 0)
     for orphans, (_, took_effect) in enumerate(later):
         took_effect()
-        cancels.end_orphan(worker, ATTEMPT)
+        cancels.cancel_orphan(worker, ATTEMPT)
         assert cancels.orphans == orphans
     await cancels.drain(5)
 
 
-async def test_attempts_are_told_apart_by_worker_request_and_number() -> None:
+async def test_attempts_are_identified_by_worker_request_and_number() -> None:
     decode, cancels = Decode(), Cancels()
     worker, again = worker_of(decode), worker_of(decode, b"another")
     others = [Attempt(request_id=REQUEST, number=4), Attempt(request_id=bytes(16), number=3)]
     for known in (worker, again):
         for attempt in (ATTEMPT, *others):
-            cancels.end_orphan(known, attempt)
+            cancels.cancel_orphan(known, attempt)
     assert (cancels.orphans, cancels.pending) == (6, 6)
     await cancels.drain(5)
     assert cancels.pending == 0
 
 
-async def test_a_drain_waits_no_longer_than_it_may() -> None:
+async def test_a_drain_waits_at_most_its_timeout() -> None:
     cancels = Cancels()
     await cancels.drain(5)  # nothing is under way
     stuck, quick = worker_of(Decode(hangs=True)), worker_of(Decode())
