@@ -1,20 +1,20 @@
-"""Prometheus exposition: tables of metrics that are read at a scrape, on a registry of their own.
+"""Prometheus exposition: plain numbers that are read when somebody asks, on a registry of our own.
 
-Components count in plain integers and histograms. A role's metrics module declares a table of families, so
-nothing on a request's path knows about metrics.
+Parts count in plain integers and histograms; a role's metrics file declares names, helps and labels, and
+reads them at scrape time, so nothing on a request's path knows of metrics.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from threading import Thread
 from typing import Generic, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -25,50 +25,78 @@ from services.common.histogram import Histogram
 _CONNECTION_S = 5.0
 _STOP_POLL_S = 0.1
 
-Source = TypeVar("Source")
-Value = float | Histogram
-# (label values, value) of each time series.
-Samples = Iterable[tuple[tuple[str, ...], Value]]
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""(label values, value) of each time series."""
 
 
-@dataclass(frozen=True)
-class Family(Generic[Source]):
-    """A row of a table of metrics: name, help text, how to read it from a source, and its labels.
+class Family:
+    """One declared metric: its name, help and labels, and how its samples are read.
 
-    `read` returns a value, or with labels the samples of all time series; None omits the family. Names of
-    counters end in `_total`; times are in seconds, sizes in bytes.
+    Names of counters end in `_total`; times are in seconds, sizes in bytes.
     """
 
-    name: str
-    help: str
-    read: Callable[[Source], Value | Samples | None]
-    labels: tuple[str, ...] = ()
+    def __init__(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> None:
+        self.name = name
+        self.help = help_text
+        self.labels = labels
 
-    def collect(self, source: Source, constant: Mapping[str, str]) -> Metric | None:
-        """Reads the family. Every time series gets the `constant` labels too."""
-        value = self.read(source)
-        if value is None:
-            return None
-        samples = [((), value)] if isinstance(value, int | float | Histogram) else list(value)
+    def metric(self, samples: Samples, constant: Mapping[str, str]) -> PrometheusMetric:
+        """These samples as Prometheus's own kind of object, with the labels every metric here has."""
         names = [*constant, *self.labels]
-        if samples and isinstance(samples[0][1], Histogram):
-            histograms = HistogramMetricFamily(self.name, self.help, labels=names)
-            for labels, histogram in samples:
-                assert isinstance(histogram, Histogram)
-                buckets = [(_bound(bound), float(count)) for bound, count in histogram.cumulative()]
-                histograms.add_metric([*constant.values(), *labels], buckets, histogram.sum)
-            return histograms
         kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
         family = kind(self.name, self.help, labels=names)
-        for labels, number in samples:
-            family.add_metric([*constant.values(), *labels], number)
+        for labels, value in samples:
+            family.add_metric([*constant.values(), *labels], value)
+        return family
+
+    def histograms(
+        self, samples: Iterable[tuple[tuple[str, ...], Histogram]], constant: Mapping[str, str]
+    ) -> PrometheusMetric:
+        """The same for histograms."""
+        family = HistogramMetricFamily(self.name, self.help, labels=[*constant, *self.labels])
+        for labels, histogram in samples:
+            buckets = [(_bound(bound), float(count)) for bound, count in histogram.cumulative()]
+            family.add_metric([*constant.values(), *labels], buckets, histogram.sum)
         return family
 
 
-def collect(table: Iterable[Family[Source]], source: Source, constant: Mapping[str, str]) -> Iterator[Metric]:
-    """Reads every family of a table, in order."""
-    for family in table:
-        metric = family.collect(source, constant)
+Source = TypeVar("Source")
+Value = float | Histogram
+
+
+class Metric(Family, Generic[Source]):
+    """A row of a table of metrics: a family, and how its samples are read from a source.
+
+    `read` returns a value, or with labels (label values, value) of each time series; None omits the metric.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        read: Callable[[Source], Value | Iterable[tuple[tuple[str, ...], Value]] | None],
+        labels: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(name, help_text, labels)
+        self._read = read
+
+    def collect(self, source: Source, constant: Mapping[str, str]) -> PrometheusMetric | None:
+        """Reads the metric. Every time series gets the `constant` labels too."""
+        value = self._read(source)
+        if value is None:
+            return None
+        samples = [((), value)] if isinstance(value, int | float | Histogram) else list(value)
+        numbers = [(labels, one) for labels, one in samples if not isinstance(one, Histogram)]
+        histograms = [(labels, one) for labels, one in samples if isinstance(one, Histogram)]
+        return self.histograms(histograms, constant) if histograms else self.metric(numbers, constant)
+
+
+def collect(
+    table: Iterable[Metric[Source]], source: Source, constant: Mapping[str, str]
+) -> Iterator[PrometheusMetric]:
+    """Reads the metrics of a table, in order."""
+    for row in table:
+        metric = row.collect(source, constant)
         if metric is not None:
             yield metric
 
@@ -78,39 +106,39 @@ def _bound(bound: float) -> str:
 
 
 class ScrapedCollector(Collector):
-    """Calls `read` at each scrape."""
+    """Metrics that `read` makes when they are asked for."""
 
-    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[PrometheusMetric]]) -> None:
         self._read = read
 
-    def collect(self) -> Iterable[Metric]:
-        """The metrics with their present values."""
+    def collect(self) -> Iterable[PrometheusMetric]:
+        """Everything, as it is now."""
         return self._read()
 
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: at registration the sources may not exist yet."""
+    def describe(self) -> Iterable[PrometheusMetric]:
+        """Nothing is read at registration: what is read may not be there yet."""
         return ()
 
 
 def process_metrics(registry: CollectorRegistry, namespace: str = "", pid: int | None = None) -> None:
-    """Registers CPU time, memory and file descriptors of a process; None: of this one."""
+    """CPU time, memory and file descriptors of a process; its own where no pid is given."""
     ProcessCollector(namespace=namespace, pid=(lambda: pid) if pid else (lambda: "self"), registry=registry)
 
 
 def render(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """The body and content type for a scraper that sent this Accept header."""
+    """What a scraper gets that sent this Accept header: body and content type."""
     encoder, content_type = choose_encoder(accept)
     return encoder(registry), content_type
 
 
 class MetricsServer:
-    """An HTTP endpoint for scrapes, one at a time, on a thread of its own."""
+    """A small HTTP endpoint beside a process's real work; one scrape at a time, on a thread."""
 
     def __init__(self) -> None:
         self._server: WSGIServer | None = None
 
     def start(self, registry: CollectorRegistry, host: str, port: int) -> str:
-        """Serves the registry and returns `host:port`. BatonError(INVALID) if the port is in use."""
+        """Serves the registry; returns `host:port`. BatonError(INVALID) where the port is taken."""
         bound = bind_socket(host, port)
         server = WSGIServer((host, port), _Handler, bind_and_activate=False)
         server.socket.close()
@@ -125,15 +153,15 @@ class MetricsServer:
         return join_address(host, server.server_port)
 
     async def stop(self) -> None:
-        """Stops the thread and closes the port."""
+        """Ends the thread and closes the port."""
         if self._server is not None:
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()
 
 
 class _Handler(WSGIRequestHandler):
-    # The longest that a client which sends or reads nothing delays others.
+    # A client that says nothing, or reads nothing, holds up others for so long and no longer.
     timeout = _CONNECTION_S
 
     def log_message(self, format: str, *args: object) -> None:
-        """Does not log scrapes."""
+        """Scrapes are not news."""

@@ -14,20 +14,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import BatonError, ErrorKind
 from services.common.histogram import Histogram
-from services.common.metrics import Family, MetricsServer, ScrapedCollector, collect
+from services.common.metrics import Family, MetricsServer, ScrapedCollector
 
-FAMILIES: tuple[Family[Histogram], ...] = (
-    Family("baton_test_things_total", "Things.", lambda took: [(("a",), 2), (("b",), 3)], ("kind",)),
-    Family("baton_test_took_seconds", "Time.", lambda took: took),
-    Family("baton_test_absent", "Nothing.", lambda took: None),
-)
+COUNTED = Family("baton_test_things_total", "Things.", ("kind",))
+TOOK = Family("baton_test_took_seconds", "Time.")
 
 
 def registry_of(read: Iterator[Metric] | None = None) -> CollectorRegistry:
-    took = Histogram()
-    took.observe(0.02)
+    def default() -> Iterator[Metric]:
+        took = Histogram()
+        took.observe(0.02)
+        yield COUNTED.metric([(("a",), 2), (("b",), 3)], {"role": "r"})
+        yield TOOK.histograms([((), took)], {"role": "r"})
+
     registry = CollectorRegistry()
-    registry.register(ScrapedCollector(lambda: read or collect(FAMILIES, took, {"role": "r"})))
+    registry.register(ScrapedCollector(lambda: read or default()))
     return registry
 
 

@@ -9,15 +9,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from baton.v1.router_pb2 import Stage
 from services.common.histogram import Histogram, tokens_histogram
 from services.common.logs import get_log
 from services.router.request.request import Finish
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from baton.errors import ErrorKind
+    from baton.v1.router_pb2 import RequestTrace, Usage
+    from services.router.lifecycle.timeline import RequestTimeline
 
 # The outcome of a request whose client disconnected or cancelled.
 CANCELLED = "cancelled"
@@ -28,70 +27,6 @@ STAGES = ("admission", "queue", "reserve", "prefill", "handoff", "decode")
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 _log = get_log("request")
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The record of a request that has ended."""
-
-    request_id: bytes
-    # The finish reason or the kind of error, in lower case, or CANCELLED.
-    outcome: str
-    prompt_tokens: int
-    completion_tokens: int
-    # Prompt tokens that prefill found in its prefix cache.
-    cached_tokens: int
-    attempts: int
-    kv_bytes_shipped: int
-    prefill_worker: str
-    decode_worker: str
-    # In nanoseconds since it arrived: each stage, when a pair of workers first had room, its end.
-    reached: Mapping[Stage.ValueType, int]
-    placed_ns: int | None
-    last_token_ns: int | None
-    ended_ns: int
-
-    @property
-    def stage(self) -> str:
-        """The stage in which it ended, as `Stage` names it. A pair with room counts as RESERVED."""
-        last = max(self.reached, default=Stage.STAGE_UNSPECIFIED)
-        if last == Stage.STAGE_ADMITTED and self.placed_ns is not None:
-            last = Stage.STAGE_RESERVED
-        return Stage.Name(last).removeprefix("STAGE_").lower()
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended in an error, the client's or the cluster's."""
-        return self.outcome not in _NOT_ERRORS
-
-    def stages_s(self) -> dict[str, float]:
-        """Seconds that it spent in each stage."""
-        reached, end = self.reached, self.ended_ns
-        admitted, handed_off = reached.get(Stage.STAGE_ADMITTED), reached.get(Stage.STAGE_HANDED_OFF)
-        prefilling, first = reached.get(Stage.STAGE_PREFILLING), reached.get(Stage.STAGE_FIRST_TOKEN)
-        spans = {
-            "admission": (0, admitted),
-            "queue": (admitted, self.placed_ns),
-            "reserve": (self.placed_ns, reached.get(Stage.STAGE_RESERVED)),
-            "prefill": (prefilling, first),
-            "handoff": (first, handed_off),
-            "decode": (handed_off, end),
-        }
-        return {
-            stage: (until - since) / 1e9
-            for stage, (since, until) in spans.items()
-            if since is not None and until is not None and until >= since
-        }
-
-    def latencies_s(self) -> dict[str, float]:
-        """End to end, to the first token (TTFT), and a token after it (TPOT), in seconds."""
-        latencies = {"e2e": self.ended_ns / 1e9}
-        first, last = self.reached.get(Stage.STAGE_FIRST_TOKEN), self.last_token_ns
-        if first is not None:
-            latencies["ttft"] = first / 1e9
-            if last is not None and self.completion_tokens > 1:
-                latencies["tpot"] = (last - first) / 1e9 / (self.completion_tokens - 1)
-        return latencies
 
 
 def _seconds(names: tuple[str, ...]) -> dict[str, Histogram]:
@@ -133,32 +68,37 @@ class Observations:
         self.outcomes[kind.name.lower()] += 1
         self.errors += 1
 
-    def ended(self, ended: Ended) -> None:
-        """Counts and logs a request that ran: ids, counts and times, no content."""
-        stages, latencies = ended.stages_s(), ended.latencies_s()
+    def ended(
+        self, request_id: bytes, outcome: str, usage: Usage, trace: RequestTrace, timeline: RequestTimeline
+    ) -> None:
+        """Counts and logs a request that ran: ids, counts and times, no content.
+
+        `outcome`: a finish reason or kind of error in lower case, or CANCELLED.
+        """
+        stages, latencies = timeline.stages_s(), timeline.latencies_s(usage.completion_tokens)
         for name, seconds in stages.items():
             self.stages[name].observe(seconds)
         for name, seconds in latencies.items():
             self.latencies[name].observe(seconds)
-        self.prompt_lengths.observe(ended.prompt_tokens)
-        self.completion_lengths.observe(ended.completion_tokens)
-        self.prompt_tokens += ended.prompt_tokens
-        self.cached_tokens += ended.cached_tokens
-        self.outcomes[ended.outcome] += 1
-        self.errors += ended.failed
-        self.attempts += ended.attempts
+        self.prompt_lengths.observe(usage.prompt_tokens)
+        self.completion_lengths.observe(usage.completion_tokens)
+        self.prompt_tokens += usage.prompt_tokens
+        self.cached_tokens += usage.cached_tokens
+        self.outcomes[outcome] += 1
+        self.errors += outcome not in _NOT_ERRORS
+        self.attempts += trace.attempts
         milliseconds = {f"{name}_ms": round(s * 1e3, 3) for name, s in (stages | latencies).items()}
         _log.info(
             "request_ended",
-            request=ended.request_id.hex(),
-            outcome=ended.outcome,
-            stage=ended.stage,
-            prompt_tokens=ended.prompt_tokens,
-            completion_tokens=ended.completion_tokens,
-            cached_tokens=ended.cached_tokens,
-            attempts=ended.attempts,
-            prefill=ended.prefill_worker,
-            decode=ended.decode_worker,
-            kv_bytes=ended.kv_bytes_shipped,
+            request=request_id.hex(),
+            outcome=outcome,
+            stage=timeline.last_stage,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            attempts=trace.attempts,
+            prefill=trace.prefill_worker,
+            decode=trace.decode_worker,
+            kv_bytes=trace.kv_bytes_shipped,
             **milliseconds,
         )

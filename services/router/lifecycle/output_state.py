@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from baton.v1.decode_pb2 import SequenceOutput
     from baton.v1.prefill_pb2 import FirstToken, PromptLogprobs
     from baton.v1.types_pb2 import Logprobs
+    from services.router.lifecycle.observations import Observations
     from services.router.lifecycle.outbox import Outbox
     from services.router.lifecycle.timeline import RequestTimeline
     from services.router.request.request import Request
@@ -38,11 +39,19 @@ class OutputState:
     `emitted` has at most the request's max_tokens: more is an error of the worker.
     """
 
-    def __init__(self, request: Request, text: OutputText, outbox: Outbox, timeline: RequestTimeline) -> None:
+    def __init__(
+        self,
+        request: Request,
+        text: OutputText,
+        outbox: Outbox,
+        timeline: RequestTimeline,
+        observations: Observations,
+    ) -> None:
         self._request = request
         self._text = text
         self._outbox = outbox
         self._timeline = timeline
+        self._observations = observations
         self._changed = asyncio.Event()
         self.emitted: list[int] = []
         # The emitted tokens that are not delivered: until the prompt's logprobs are complete, and after a
@@ -234,7 +243,7 @@ class OutputState:
             token_id, logprobs = self._undelivered.popleft()
             self._outbox.put(token_id, self._text.push(token_id), offset, logprobs)
         if self.delivered > before:
-            self._timeline.delivered(self.delivered - before)
+            self._observations.delivered(self.delivered - before, self._timeline.delivered())
 
     def _mark_progress(self) -> None:
         for reached, stage in (

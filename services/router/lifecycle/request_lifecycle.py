@@ -57,9 +57,11 @@ class RequestLifecycle:
         """`available` is set whenever `outbox` has something."""
         self._deps = deps
         self._request = request
-        self._timeline = RequestTimeline(request, deps.observations)
+        self._timeline = RequestTimeline(request)
         self.outbox = Outbox(available, deps.unread)
-        self._output = OutputState(request, deps.output_text(request), self.outbox, self._timeline)
+        self._output = OutputState(
+            request, deps.output_text(request), self.outbox, self._timeline, deps.observations
+        )
         # Its position in the waiting queue, kept from attempt to attempt.
         self._position: QueuePosition | None = None
         # The hashes of its prompt's blocks, once it was dispatched.
@@ -94,7 +96,10 @@ class RequestLifecycle:
             if self._position is not None:
                 self._deps.queue.ended(self._position)
             entry.close()
-            self._timeline.end(self._outcome, self._output.usage, self._output.attempt)
+            trace = self._timeline.trace(self._output.attempt)
+            self._deps.observations.ended(
+                self._request.id, self._outcome, self._output.usage, trace, self._timeline
+            )
 
     async def _attempt(self, entry: JournalEntry) -> Finish | None:
         """Makes one attempt. Returns how a worker reported the output's end, None if it did not."""

@@ -36,7 +36,7 @@ def an_output(request: Request) -> tuple[OutputState, Outbox]:
     """The output of a request before its first attempt, and where it is delivered."""
     outbox = Outbox(asyncio.Event(), UnreadBudget(10**6))
     text = OutputText(request, Detokenizer(byte_tokenizer()))
-    return OutputState(request, text, outbox, RequestTimeline(request, Observations())), outbox
+    return OutputState(request, text, outbox, RequestTimeline(request), Observations()), outbox
 
 
 class Scene:

@@ -255,4 +255,4 @@ async def test_a_ticket_that_has_ended_is_replayed(scene: Scene, replays: bool) 
     (call,) = scene.pair.decode_peer.calls["Attach"]
     router_id = scene.pair.decode.router_id
     assert call.request == AttachRequest(router_id=router_id, attempt=ATTEMPT, next_number=2)
-    assert (scene.output.lost is None) == replays
+    assert (scene.output.attempt_error is None) == replays

@@ -43,7 +43,7 @@ async def test_prefills_reports_reach_the_output(monkeypatch: pytest.MonkeyPatch
     assert (scene.output.emitted, scene.output.error) == ([10, 11, 12], None)
     delta = scene.outbox.take()
     assert delta is not None
-    assert delta.prompt_logprobs == [own.SerializeToString()] * 2
+    assert (delta.token_ids, delta.logprobs) == ([12], [own.SerializeToString()])
     assert scene.pair.claimed == (1, 11, 0), "prefill has computed the prompt"
     handed_off = HandedOff(transport="fake", exposed_ns=5)
     call.tell(handed_off=handed_off)

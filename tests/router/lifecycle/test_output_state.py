@@ -197,8 +197,8 @@ def test_decodes_stream_continues_after_prefills_token(
 ) -> None:
     output, _ = an_output_of()
     output.accept_first_token(1, first_token(0, 10, cached_tokens=1))
-    for output in outputs:
-        output.accept_decoded(output)
+    for report in outputs:
+        output.accept_decoded(report)
     emitted, ending, decode_started, ended_by_decode, decoding = expected
     assert state(output) == {
         **FRESH,
@@ -221,16 +221,16 @@ FAULTS: list[tuple[SequenceOutput, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("output", "message"), FAULTS)
-def test_a_broken_report_fails_the_request(output: SequenceOutput, message: str) -> None:
+@pytest.mark.parametrize(("report", "message"), FAULTS)
+def test_a_broken_report_fails_the_request(report: SequenceOutput, message: str) -> None:
     output, _ = an_output_of(attempt=1)
     output.accept(1, 0, [10, 11], RUNS)
-    output.accept_decoded(output)
+    output.accept_decoded(report)
     assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
     before = list(output.emitted)
     output.accept(1, len(before), [19], STOP)
     output.accept_prompt_logprobs(1, a_run(1, -1))
-    assert (output.emitted, output.ending) == (before, RUNS), "nothing counts after a fault"
+    assert (output.emitted, output.ending) == (before, RUNS), "nothing counts after an error"
     assert error_of(output) == (ErrorKind.INTERNAL, f"attempt 1: {message}")
 
 

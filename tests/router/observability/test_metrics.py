@@ -84,7 +84,7 @@ async def test_broken_token_streams_are_counted(site: SiteMaker) -> None:
         here.worker("decode-0").behaviour.follow_drops = 1
         await here.generate(ids_request([1], 20))
         await here.quiet()
-        assert value(await scrape(here), "follow_breaks_total") == 1
+        assert value(await scrape(here), "token_stream_breaks_total") == 1
 
 
 async def test_while_it_runs(site: SiteMaker) -> None:

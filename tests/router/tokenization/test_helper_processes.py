@@ -184,11 +184,11 @@ async def process(folder: Path, **settings: Any) -> AsyncIterator[HelperProcess]
         one.close()
 
 
-MODEL_NOW = {"served_name": MODEL, "eos": [], "vocab_size": 320, "context": 10**9}
+LIMITS = {"served_name": MODEL, "eos_token_ids": [], "vocab_size": 320, "max_context_tokens": 10**9}
 
 
 async def tokenize(one: HelperProcess, prompt: str) -> Any:
-    header = {"job": "tokenize", "model": MODEL_NOW, "options": {}}
+    header = {"job": "tokenize", "limits": LIMITS, "options": {}}
     (data,) = await one.run(header, [json.dumps({"prompt": prompt}).encode()])
     return json.loads(data)["tokens"]
 
@@ -236,7 +236,7 @@ async def test_a_request_takes_limited_memory(model_folder: Path, monkeypatch: p
     monkeypatch.setattr(helper_processes, "_MEMORY_BYTES", 64 * 2**20)
     monkeypatch.setattr(helper_processes, "_MEMORY_PER_BYTE", 0)
     async with process(model_folder) as one:
-        header = {"job": "tokenize", "model": MODEL_NOW, "options": {}}
+        header = {"job": "tokenize", "limits": LIMITS, "options": {}}
         with pytest.raises(BatonError) as caught:
             await one.run(header, [b"[" + b"[]," * 5_000_000 + b"[]]"])
         assert caught.value.kind in (ErrorKind.INVALID, ErrorKind.INTERNAL)
@@ -270,17 +270,17 @@ async def test_it_ends_with_a_router_that_is_killed(model_folder: Path) -> None:
         async with httpx.AsyncClient(base_url=f"http://{addresses['http']}") as client:
             answer = await client.post("/tokenize", json={"prompt": "a" * 70_000})
             assert answer.status_code == 200
-        mine = _text_processes_of(router.pid)
+        mine = _helpers_of(router.pid)
         assert len(mine) == 1
         router.kill()
         await router.wait()
         await until(lambda: not any(_runs(pid) for pid in mine))
 
 
-def _text_processes_of(parent: int) -> list[int]:
+def _helpers_of(parent: int) -> list[int]:
     tasks = Path(f"/proc/{parent}/task").iterdir()
     children = {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
-    return [pid for pid in children if b"text_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children if b"helper_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def _runs(pid: int) -> bool:
