@@ -68,7 +68,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
     """Returns once the condition holds; TimeoutError where it does not come to."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 (a condition of the fakes, which tell nobody)
+        while not condition():  # noqa: ASYNC110 (a condition of the fakes, which have no events)
             await asyncio.sleep(0.002)
 
 
@@ -115,7 +115,7 @@ SiteMaker = Callable[..., contextlib.AbstractAsyncContextManager[Site]]
 @pytest.fixture
 def site(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> SiteMaker:
     """`async with site(prefill=1, decode=1, both=0, **RouterConfig)`. Its heart beats fast, since tests wait
-    for workers that were away."""
+    for workers that were unreachable."""
     monkeypatch.setattr(directory, "HEARTBEAT_S", 0.1)
 
     @contextlib.asynccontextmanager

@@ -58,7 +58,7 @@ class FakeWorker(
         self.slots = slots
         self.fingerprint = fingerprint
         self.max_context = max_context
-        # Whose requests it says that it may serve, and how it keeps its weights.
+        # The pool and the weight format that it reports.
         self.pool = worker_pb2.Pool(
             model="fake",
             checkpoint=b"c",
@@ -77,7 +77,7 @@ class FakeWorker(
         self.reserves: list[decode_pb2.ReserveRequest] = []
         self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
         self.attaches = 0
-        # Of a Follow that brought output: how many sequences the router said it had some of.
+        # For each Follow call with output, the number of positions in the router's request.
         self.most_positions = 0
         self.former_router_ids: list[bytes] = []
         self.cancels = 0
@@ -367,7 +367,7 @@ class FakeWorker(
         return prefill_pb2.GiveTicketResponse()
 
     async def _issuer(self, request: prefill_pb2.PrefillRequest) -> FakeWorker:
-        """Who promised the slot, once that is known here."""
+        """The worker that reserved the slot, once that is known here."""
         if request.ticket_follows:
             request.ticket.CopyFrom(await self._given[request.attempt.SerializeToString()])
         return self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
@@ -431,13 +431,13 @@ class FakeCluster:
     """The fakes of one test, which hand over to each other by a call."""
 
     def __init__(self, tokenizer: bytes = b"") -> None:
-        """`tokenizer`: the digest of the one that its workers say they have."""
+        """`tokenizer`: the digest that its workers report."""
         self.tokenizer = tokenizer
         self.workers: dict[str, FakeWorker] = {}
 
     @classmethod
     def like(cls, folder: Path) -> FakeCluster:
-        """Whose workers tell the tokenizer of this model's folder."""
+        """A cluster whose workers report the tokenizer of this model's folder."""
         return cls(TokenizerFiles.read(folder).digest)
 
     def ledger(self) -> dict[str, int]:

@@ -79,7 +79,7 @@ async def fake_pair(model_folder: Path) -> AsyncIterator[FakeWorker]:
 
 
 async def test_serves_then_drains(model_folder: Path) -> None:
-    """SIGTERM lets the running request end, refuses new ones, and exits 0 with nothing more said."""
+    """SIGTERM lets the running request end, refuses new ones, and exits 0 without further output."""
     async with fake_pair(model_folder) as worker:
         process = await start(config(model_folder, [worker.address]))
         addresses = await ready(process)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from services.router.lifecycle.output_state import OutputState
     from services.router.lifecycle.timeline import RequestTimeline
     from services.router.request.request import Request
-    from services.router.workers.block_wait import QueuePosition
     from services.router.workers.placement import Claim
+    from services.router.workers.waiting_queue import QueueEntry
 
 # An early prefill is sent so many seconds before the slot is reserved: then the two calls do not delay each
 # other, and the ticket still arrives before the first token.
@@ -48,13 +48,13 @@ class Attempt:
         output: OutputState,
         timeline: RequestTimeline,
         claim: Claim,
-        position: QueuePosition,
+        entry: QueueEntry,
         block_hashes: tuple[bytes, ...],
     ) -> None:
-        """`position`: of the request in the waiting queue. `block_hashes`: see `AttemptCalls`."""
+        """`entry`: the request's in the waiting queue. `block_hashes`: see `AttemptCalls`."""
         self._calls = AttemptCalls(request, output, claim, deps.cancels, block_hashes)
         self._queue = deps.queue
-        self._position = position
+        self._entry = entry
         self._decode = claim.decode
         self._output = output
         self._timeline = timeline
@@ -73,10 +73,10 @@ class Attempt:
             except BatonError as error:
                 if error.kind is not ErrorKind.OVERLOADED:
                     raise
-                self._queue.refused(self._position, self._decode)
+                self._queue.refused(self._entry, self._decode)
                 calls.refused()
                 return Incomplete.NO_ROOM_AFTER_PREFILL if self._early else Incomplete.NO_ROOM
-            self._queue.ended(self._position)
+            self._queue.ended(self._entry)
             if self._early:
                 await calls.give_ticket(ticket)
             else:

@@ -43,9 +43,9 @@ from services.router.workers.worker_error import (
 if TYPE_CHECKING:
     from services.router.lifecycle.deps import LifecycleDeps
     from services.router.request.request import Request
-    from services.router.workers.block_wait import QueuePosition
     from services.router.workers.placement import Claim
     from services.router.workers.prefix_affinity import PromptBlocks
+    from services.router.workers.waiting_queue import QueueEntry
 
 _log = get_log("dispatch")
 
@@ -62,8 +62,8 @@ class RequestLifecycle:
         self._output = OutputState(
             request, deps.output_text(request), self.outbox, self._timeline, deps.observations
         )
-        # Its position in the waiting queue, kept from attempt to attempt.
-        self._position: QueuePosition | None = None
+        # Its entry in the waiting queue, once it has entered.
+        self._entry: QueueEntry | None = None
         # The hashes of its prompt's blocks, once it was dispatched.
         self._blocks: PromptBlocks | None = None
         self._failures = 0
@@ -93,8 +93,8 @@ class RequestLifecycle:
         except Exception as error:  # an internal error must not leave the client waiting
             self._fail(internal_error(self._request.id, error))
         finally:
-            if self._position is not None:
-                self._deps.queue.ended(self._position)
+            if self._entry is not None:
+                self._deps.queue.ended(self._entry)
             entry.close()
             trace = self._timeline.trace(self._output.attempt)
             self._deps.observations.ended(
@@ -123,44 +123,29 @@ class RequestLifecycle:
 
     async def _claim(self, until: float) -> Claim:
         """Waits in the queue for a pair of workers."""
-        prefixes, request, emitted = self._deps.prefixes, self._request, len(self._output.emitted)
-        position, fresh = self._enter_queue()
+        prefixes, emitted = self._deps.prefixes, len(self._output.emitted)
+        entry, prompt = self._enter_queue(), self._request.prompt_ids
         if self._blocks is None:
-            self._blocks = await prefixes.hash_prompt(request.prompt_ids)
-        claim = await self._deps.queue.claim(
-            position,
-            request.call,
-            len(request.prompt_ids) + emitted,
-            request.max_tokens - emitted,
-            until,
-            fresh=fresh,
-            cached=partial(prefixes.cached_tokens, prompt=self._blocks),
-        )
+            self._blocks = await prefixes.hash_prompt(prompt)
+        cached = partial(prefixes.cached_tokens, prompt=self._blocks)
+        left = self._request.max_tokens - emitted
+        claim = await self._deps.queue.claim(entry, len(prompt) + emitted, left, until, cached)
         for worker in {claim.prefill, claim.decode}:
             prefixes.prompt_sent(worker, self._blocks)
         return claim
 
     async def _run_on(self, claim: Claim) -> Finish | Incomplete:
         """Runs the attempt on this pair."""
-        assert self._position is not None
         self._timeline.placed(claim.prefill.name, claim.decode.name)
-        attempt = Attempt(
-            self._deps,
-            self._request,
-            self._output,
-            self._timeline,
-            claim,
-            self._position,
-            self._block_hashes(claim),
-        )
+        entry, hashes = self._enter_queue(), self._block_hashes(claim)
+        attempt = Attempt(self._deps, self._request, self._output, self._timeline, claim, entry, hashes)
         return await attempt.run()
 
     async def _run_prompt(self, until: float) -> None:
         """Makes an attempt at a prompt without output: prefill computes its logprobs, and there is no
         ticket."""
-        position, fresh = self._enter_queue()
         tokens = len(self._request.prompt_ids)
-        claim = await self._deps.queue.claim_prefill(position, self._request.call, tokens, until, fresh=fresh)
+        claim = await self._deps.queue.claim_prefill(self._enter_queue(), tokens, until)
         self._timeline.placed(claim.prefill.name)
         self._timeline.mark(Stage.STAGE_PREFILLING)
         call = PrefillCall(self._request, self._output, claim)
@@ -176,12 +161,11 @@ class RequestLifecycle:
             call.cancel()
             claim.release()
 
-    def _enter_queue(self) -> tuple[QueuePosition, bool]:
-        """The request's position in the waiting queue, and whether it is new."""
-        if self._position is not None:
-            return self._position, False
-        self._position = self._deps.queue.next_position(self._request.call)
-        return self._position, True
+    def _enter_queue(self) -> QueueEntry:
+        """The request's entry in the waiting queue, the same for all attempts."""
+        if self._entry is None:
+            self._entry = self._deps.queue.enter(self._request.call)
+        return self._entry
 
     def _block_hashes(self, claim: Claim) -> tuple[bytes, ...]:
         """Hashes of the prompt's blocks, so that decode's prefix-cache hits are not sent. None after a failed

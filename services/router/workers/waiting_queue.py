@@ -35,6 +35,16 @@ ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 _OUTSIDE_PER_PLACE = 4
 
 
+@dataclass
+class QueueEntry:
+    """A request's position in the queue, which it keeps from attempt to attempt."""
+
+    call: ClientCall
+    position: QueuePosition
+    # Whether it has waited before. The queue's bound applies to its first wait only.
+    returning: bool = False
+
+
 @dataclass(order=True)
 class _Waiter(Generic[ClaimT]):
     position: QueuePosition
@@ -71,67 +81,55 @@ class WaitingQueue:
         """Requests that wait, including those outside."""
         return len(self._waiting) + self._outside
 
-    def next_position(self, call: ClientCall) -> QueuePosition:
-        """The position of a request that arrives now."""
+    def enter(self, call: ClientCall) -> QueueEntry:
+        """The entry of a request that arrives now."""
         turn = max(self._turn, call.next_turn)
         call.next_turn = turn + 1
         self._arrivals += 1
-        return turn, self._arrivals
+        return QueueEntry(call, (turn, self._arrivals))
 
     async def claim(
         self,
-        position: QueuePosition,
-        call: ClientCall,
+        entry: QueueEntry,
         tokens: int,
         max_tokens: int,
         until: float,
-        *,
-        fresh: bool,
         cached: Cached = nothing_cached,
     ) -> Claim:
         """Waits for a pair with room for prompt and output, until `until` on the event loop's clock.
 
-        `tokens`: to prefill. `max_tokens`: to generate. `fresh`: the request enters the queue for the first
-        time. `cached`: see `Placement.pick`. The caller must release the claim, and call `ended` once decode
-        has reserved its slot or the request is over. Raises BatonError: OVERLOADED if the queue is full
-        (fresh requests only) or no pair had room in time, UNAVAILABLE if there is no pair.
+        `tokens`: to prefill. `max_tokens`: to generate. `cached`: see `Placement.pick`. The caller must
+        release the claim, and call `ended` once decode has reserved its slot or the request is over. Raises
+        BatonError: OVERLOADED if the queue is full (for the request's first claim) or no pair had room in
+        time, UNAVAILABLE if there is no pair.
         """
-        may_use = partial(self._blocks.may_use, position, tokens=tokens)
-        pick = partial(self._placement.pick, tokens, max_tokens, cached, call.binding, may_use)
-        return await self._wait(position, call, pick, until, fresh=fresh)
+        may_use = partial(self._blocks.may_use, entry.position, tokens=tokens)
+        binding = entry.call.binding
+        pick = partial(self._placement.pick, tokens, max_tokens, cached, binding, may_use)
+        return await self._wait(entry, pick, until)
 
-    async def claim_prefill(
-        self, position: QueuePosition, call: ClientCall, tokens: int, until: float, *, fresh: bool
-    ) -> PrefillClaim:
+    async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
         """Waits for a prefill worker alone, for a prompt without output."""
-        pick = partial(self._placement.pick_prefill, tokens, call.binding)
-        return await self._wait(position, call, pick, until, fresh=fresh)
+        pick = partial(self._placement.pick_prefill, tokens, entry.call.binding)
+        return await self._wait(entry, pick, until)
 
-    def refused(self, position: QueuePosition, worker: Worker) -> None:
-        """A decode worker had no room: it is reserved for this request unless an older one waits for a
-        worker."""
-        self._blocks.refused(position, worker)
+    def refused(self, entry: QueueEntry, worker: Worker) -> None:
+        """A decode worker had no blocks: reserves it for this request unless an older one waits for blocks."""
+        self._blocks.refused(entry.position, worker)
 
-    def ended(self, position: QueuePosition) -> None:
-        """The request at this position has its slot, or is over."""
-        if self._blocks.holds(position):
-            self._blocks.ended(position)
+    def ended(self, entry: QueueEntry) -> None:
+        """The request has its slot, or is over."""
+        if self._blocks.holds(entry.position):
+            self._blocks.ended(entry.position)
             self.place_waiting()
 
-    async def _wait(
-        self,
-        position: QueuePosition,
-        call: ClientCall,
-        pick: Callable[[], ClaimT | None],
-        until: float,
-        *,
-        fresh: bool,
-    ) -> ClaimT:
+    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(position, call, pick, claimed)
-        if not fresh:
+        waiter = _Waiter(entry.position, entry.call, pick, claimed)
+        if entry.returning:
             return await self._in_queue(waiter, until)
-        in_queue = await self._enter(call, until)
+        entry.returning = True
+        in_queue = await self._take_place(entry.call, until)
         try:
             if len(self._waiting) >= self._max_waiting:
                 raise BatonError(ErrorKind.OVERLOADED, f"{self._max_waiting} requests wait already")
@@ -139,7 +137,7 @@ class WaitingQueue:
         finally:
             in_queue.release()
 
-    async def _enter(self, call: ClientCall, until: float) -> asyncio.Semaphore:
+    async def _take_place(self, call: ClientCall, until: float) -> asyncio.Semaphore:
         """Waits until the call has less than its share of the queue. The caller releases the semaphore."""
         in_queue = call.in_queue = call.in_queue or asyncio.Semaphore(self._max_per_call)
         if in_queue.locked():

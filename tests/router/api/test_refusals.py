@@ -16,7 +16,7 @@ from tests.router.http_client import complete, http
 
 CONTEXT = 256
 
-# Field of HTTP (and of gRPC, where it can be said there), a value that is refused.
+# Field of HTTP (and of gRPC, if it can be expressed there), a value that is refused.
 REFUSED: list[tuple[str, Any]] = [
     ("temperature", -0.1),
     ("temperature", 100.5),

@@ -50,7 +50,7 @@ HINTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("path", list(GUIDELLM))
 async def test_what_guidellm_posts(site: SiteMaker, path: str) -> None:
-    """Every chunk says what it has cost so far."""
+    """Every chunk has the usage so far."""
     async with site() as here, http(here) as client:
         chunks: list[dict[str, Any]] = []
         async with client.stream("POST", path, json=GUIDELLM[path]) as response:

@@ -52,7 +52,7 @@ async def test_legacy_logprobs(site: SiteMaker) -> None:
 
 
 def check_offsets(text: str, said: dict[str, Any]) -> None:
-    """A token that is text stands where its offset says, unless it follows half a character."""
+    """A token that is text is at its offset, unless it follows a part of a character."""
     assert said["text_offset"] == sorted(said["text_offset"])
     checked = 0
     before = ["", *said["tokens"]]
@@ -106,7 +106,7 @@ def prefills(here: Site) -> list[Any]:
 
 
 async def test_the_prompt_alone(site: SiteMaker) -> None:
-    """max_tokens 0 needs echo; without logprobs no worker hears of it, with them only prefill."""
+    """max_tokens 0 needs echo; without logprobs no worker is called, with them only prefill."""
     async with site() as here, http(here) as client:
         body = (await complete(client, prompt="abcdefgh", max_tokens=0, echo=True)).json()
         assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("abcdefgh", "length")
@@ -178,8 +178,8 @@ async def test_logprobs_survive_another_attempt(site: SiteMaker) -> None:
 @pytest.mark.parametrize("breaks", [0, 1])
 @pytest.mark.parametrize("max_tokens", [12, 2])
 async def test_decodes_tokens_may_overtake_prefills(site: SiteMaker, breaks: int, max_tokens: int) -> None:
-    """Two streams tell of a request: what is shown begins with the prompt's logprobs all the same, even
-    where prefill breaks before it has told them, and where decode has ended by then."""
+    """Two streams report a request. Its output begins with the prompt's logprobs, even if prefill fails
+    before it has reported them and decode has ended by then."""
     async with site() as here, http(here) as client:
         here.worker("prefill-0").behaviour.overtake_s = 0.1
         here.worker("prefill-0").behaviour.break_prefills = breaks

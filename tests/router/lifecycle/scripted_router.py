@@ -26,6 +26,7 @@ from services.router.request.request import Delta, Request
 from services.router.text.detokenizer import Detokenizer
 from services.router.text.output_text import OutputText
 from services.router.workers.cancels import Cancels
+from services.router.workers.waiting_queue import QueueEntry
 from services.router.workers.worker import Worker
 from tests.router.conftest import byte_tokenizer
 from tests.router.lifecycle.scripted_workers import (
@@ -71,8 +72,7 @@ class Clock:
 class QueueCall:
     """A request for a place: for a pair, or (without `max_tokens`) for a prefill worker alone."""
 
-    place: Any
-    call: Any
+    entry: QueueEntry
     tokens: int
     max_tokens: int | None
     until: float
@@ -92,18 +92,19 @@ class ScriptedQueue:
     over: list[Any] = field(default_factory=list)
     claims: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
 
-    def next_position(self, call: Any) -> Any:
+    def enter(self, call: Any) -> QueueEntry:
         self.arrived.append(call)
-        return PLACE
+        return QueueEntry(call, PLACE)
 
-    async def claim(
-        self, place: Any, call: Any, tokens: int, left: int, until: float, *, fresh: bool, cached: Any
-    ) -> Any:
-        self.asked.append(QueueCall(place, call, tokens, left, until, fresh, cached))
-        return await self._placed()
+    async def claim(self, entry: QueueEntry, tokens: int, left: int, until: float, cached: Any) -> Any:
+        return await self._asked(QueueCall(entry, tokens, left, until, not entry.returning, cached))
 
-    async def claim_prefill(self, place: Any, call: Any, tokens: int, until: float, *, fresh: bool) -> Any:
-        self.asked.append(QueueCall(place, call, tokens, None, until, fresh))
+    async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> Any:
+        return await self._asked(QueueCall(entry, tokens, None, until, not entry.returning))
+
+    async def _asked(self, call: QueueCall) -> Any:
+        self.asked.append(call)
+        call.entry.returning = True
         return await self._placed()
 
     async def _placed(self) -> Any:
@@ -112,11 +113,11 @@ class ScriptedQueue:
             raise claim
         return claim
 
-    def refused(self, place: Any, worker: Any) -> None:
-        self.refusals.append((place, worker))
+    def refused(self, entry: QueueEntry, worker: Any) -> None:
+        self.refusals.append((entry.position, worker))
 
-    def ended(self, place: Any) -> None:
-        self.over.append(place)
+    def ended(self, entry: QueueEntry) -> None:
+        self.over.append(entry.position)
 
 
 class ScriptedBlocks:
@@ -225,7 +226,7 @@ def a_pair(suffix: str = "0", *, sure: bool = False) -> Pair:
 
 
 def failure(outbox: Outbox) -> BatonError:
-    """What the client is told once it has read all else."""
+    """The error that the client gets once it has read everything else."""
     try:
         while outbox.take() is not None:
             pass
@@ -280,7 +281,7 @@ def line_of(**fields: Any) -> dict[str, Any]:
 
 
 def warned(logged: Any) -> list[dict[str, Any]]:
-    """What the log says beside the request's end."""
+    """The log lines besides that of the request's end."""
     mine = ("attempt_failed", "request_failed", "request_internal_error")
     return [dict(line) for line in logged if line["event"] in mine]
 

@@ -76,7 +76,7 @@ class UnaryCall:
 
 
 class StreamCall:
-    """A Prefill call: the test says what comes, and when it ends."""
+    """A Prefill call whose responses and end the test decides."""
 
     def __init__(self, request: Any, timeout: float | None) -> None:
         self.request, self.timeout = request, timeout
@@ -89,7 +89,7 @@ class StreamCall:
         self._events.put_nowait(PrefillResponse(**fields))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Ends the stream after what was told, well or with an error."""
+        """Ends the stream after the responses so far, well or with an error."""
         self._events.put_nowait(error)
 
     def done(self) -> bool:
@@ -156,7 +156,7 @@ def a_worker(name: str, role: WorkerRole.ValueType) -> tuple[Worker, ScriptedPee
 
 
 class Pair:
-    """A prefill worker and a decode worker, and what both say of the one request."""
+    """A prefill worker and a decode worker, and what both report about the request."""
 
     def __init__(self, suffix: str = "0") -> None:
         self.prefill, self.prefill_peer = a_worker(f"prefill-{suffix}", WorkerRole.WORKER_ROLE_PREFILL)

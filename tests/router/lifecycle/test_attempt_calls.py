@@ -199,7 +199,7 @@ async def test_the_ticket_follows(scene: Scene) -> None:
 async def test_a_ticket_that_prefill_does_not_accept(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, runs: bool
 ) -> None:
-    """Where prefill's call ends too, its own error says more."""
+    """If prefill's call fails too, its own error is more specific."""
     call = await scene.prefilling()
     scene.pair.prefill_peer.answers["GiveTicket"] = rpc_error(grpc.StatusCode.NOT_FOUND, "no such prefill")
     if not runs:
@@ -215,7 +215,7 @@ async def test_a_ticket_that_prefill_does_not_accept(
     assert public_text(caught.value) == "a worker became unavailable"
 
 
-# What decode says of the ticket -> whether the sequence goes on there.
+# The ticket's state at decode -> whether the sequence continues there.
 STATES = [
     (TicketState.TICKET_STATE_COMMITTED, True),
     (TicketState.TICKET_STATE_ACTIVE, True),

@@ -56,7 +56,7 @@ async def test_prefills_reports_reach_the_output(monkeypatch: pytest.MonkeyPatch
 
 EARLY = (ErrorKind.INTERNAL, "prefill-0: prefill ended early")
 ENDED = FirstToken(number=2, token_id=12, finish_reason=FinishReason.FINISH_REASON_STOP)
-# What prefill tells before its stream ends -> the error that this is.
+# What prefill reports before its stream ends -> the resulting error.
 ENDINGS: list[tuple[list[dict[str, Any]], Any]] = [
     ([], EARLY),
     ([{"first_token": NEXT}], EARLY),

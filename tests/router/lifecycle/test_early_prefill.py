@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_before_the_reservation_leaves_nothing(site: 
 
 
 async def test_prefill_fails_while_the_reservation_is_awaited(site: SiteMaker) -> None:
-    """The ticket finds nobody; prefill's own error says why, and another attempt goes on."""
+    """The ticket is not accepted; prefill's own error is the reason, and another attempt continues."""
     async with site() as here:
         here.worker("decode-0").behaviour.reserve_s = 0.05
         here.worker("prefill-0").behaviour.break_prefills = 1
@@ -94,7 +94,7 @@ async def test_with_other_routers_the_reservation_comes_first(site: SiteMaker) -
 
 
 async def test_with_a_combined_worker_the_reservation_comes_first(site: SiteMaker) -> None:
-    """Its prompt is computed into the promised blocks."""
+    """Its prompt is computed into the reserved blocks."""
     async with site(prefill=0, decode=0, both=1) as here:
         assert tokens_of(await here.generate(ids_request(PROMPT, 6))) == expected(PROMPT, 6)
         assert not here.worker("both-0").prefill_requests[0].ticket_follows

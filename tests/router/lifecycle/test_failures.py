@@ -31,7 +31,7 @@ async def served(here: Site, count: int = COUNT, **fields: Any) -> int:
 
 
 async def failure(here: Site, timeout: float = 10, **fields: Any) -> tuple[grpc.StatusCode, str]:
-    """Runs one request that must fail; what its status says."""
+    """Runs one request that must fail. Returns its status and details."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await here.generate(ids_request(PROMPT, COUNT, **fields), timeout)
     return caught.value.code(), caught.value.details() or ""
@@ -48,7 +48,7 @@ async def test_a_refused_reserve_goes_to_the_other_worker(site: SiteMaker) -> No
             for request in here.worker(name).reserves
         ]
         assert sorted(numbers) == [1, 2, 3]
-        # Each had refused once by then: the third time the promise came before the prompt was run.
+        # Each had refused once by then: the third time decode reserved before the prompt was run.
         last = here.worker("prefill-0").prefill_requests[-1]
         assert last.attempt.number == 3
         assert not last.ticket_follows
@@ -142,7 +142,7 @@ async def test_prefills_call_is_cancelled_if_it_does_not_end(
 
 
 async def test_a_released_ticket_is_no_failure(site: SiteMaker) -> None:
-    """Decode tells that the ticket ended before prefill tells the token that ended it."""
+    """Decode reports the end of the ticket before prefill reports the token that ended it."""
     async with site() as here:
         here.worker("prefill-0").behaviour.cancelled_first = True
         assert await served(here, 1) == 1
@@ -185,7 +185,7 @@ async def test_a_gap_is_an_error(site: SiteMaker) -> None:
     async with site() as here:
         here.worker("decode-0").behaviour.skip_number = 0
         behaviour = here.worker("prefill-0").behaviour
-        # Prefill says nothing of token 0 in time, and decode begins with number 1.
+        # Prefill does not report token 0 in time, and decode begins with number 1.
         behaviour.break_prefills, behaviour.break_at = 0, "start"
         here.worker("decode-0").behaviour.skip_number = 5
         here.worker("decode-0").behaviour.step_s = 0.01

@@ -51,7 +51,7 @@ async def test_a_combined_worker_gets_no_block_hashes(router: ScriptedRouter) ->
 
 
 async def test_a_worker_without_a_free_slot_costs_no_attempt(router: ScriptedRouter) -> None:
-    """The promise was awaited: the same attempt goes to another pair."""
+    """The reservation came first: the same attempt goes to another pair."""
     full, other = a_pair("0"), a_pair("1")
     with structlog.testing.capture_logs() as logged:
         async with router.running(request_of()):
@@ -62,7 +62,7 @@ async def test_a_worker_without_a_free_slot_costs_no_attempt(router: ScriptedRou
             assert router.queue.over == []
             assert full.claimed == (0, 0, 0)
             assert [asked.fresh for asked in router.queue.asked] == [True, False]
-            assert [asked.place for asked in router.queue.asked] == [PLACE, PLACE]
+            assert [asked.entry.position for asked in router.queue.asked] == [PLACE, PLACE]
             router.clock.ms = 9
             await router.place(other)
             (reserve,) = other.decode_peer.calls["Reserve"]
@@ -96,7 +96,7 @@ async def test_a_prompt_starts_before_its_ticket(router: ScriptedRouter) -> None
 
 
 async def test_an_early_prefill_that_is_refused_uses_up_its_attempt_number(router: ScriptedRouter) -> None:
-    """What prefill may have told is the first attempt's, so the next has a number of its own."""
+    """What prefill may have reported belongs to the first attempt, so the next has its own number."""
     full, other = a_pair("0", sure=True), a_pair("1")
     async with router.running(request_of()):
         await router.place(full)
@@ -131,7 +131,7 @@ async def test_a_move_costs_an_attempt_where_no_token_came(monkeypatch: pytest.M
     assert warned(logged) == [attempt_failed(3, "moved without a token")]
 
 
-# What decode told after "a" before it was lost, of three tokens at most -> how the output ends, if it does.
+# What decode sent after "a" before it was lost, of three tokens at most -> how the output ends, if it does.
 COMPLETE = [
     ([98, 99], Finish.LENGTH, "abc"),
     ([98], None, None),

@@ -60,12 +60,12 @@ async def test_the_next_attempt_continues_where_the_last_one_ended(router: Scrip
             lost.decode.lose("it is gone")
             await settled()
             asked = router.queue.asked[1]
-            assert (asked.place, asked.tokens, asked.max_tokens, asked.fresh) == (PLACE, 5, 6, False)
+            assert (asked.entry.position, asked.tokens, asked.max_tokens, asked.fresh) == (PLACE, 5, 6, False)
             await router.place(other)
             (reserve,) = other.decode_peer.calls["Reserve"]
             assert reserve.request.attempt == Attempt(request_id=REQUEST_ID, number=2)
             assert (reserve.request.first_number, reserve.request.token_count) == (2, 5)
-            assert list(reserve.request.block_names) == [], "the two may not agree what a name stands for"
+            assert list(reserve.request.block_names) == [], "the two workers may disagree about a hash"
             await router.promise(other)
             again = await other.prefill_peer.call("Prefill")
             assert list(again.request.token_ids[3:]) == [97, 98]
@@ -193,7 +193,7 @@ async def test_a_prompt_without_output_is_retried(router: ScriptedRouter) -> Non
             router.queue.claims.put_nowait(PrefillClaim(pair.prefill, 3))
             (await pair.prefill_peer.call("Prefill")).end(AWAY)
             await settled()
-            assert [(asked.place, asked.fresh) for asked in router.queue.asked] == [
+            assert [(asked.entry.position, asked.fresh) for asked in router.queue.asked] == [
                 (PLACE, True),
                 (PLACE, False),
             ]

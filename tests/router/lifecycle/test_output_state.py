@@ -152,7 +152,7 @@ def test_a_token_is_delivered_within_its_report() -> None:
     assert outbox.take() == Delta(0, [97, 98, 99], "abc", opening=True)
 
 
-# (cached tokens said, token number) -> what is kept.
+# (reported cached tokens, token number) -> what is kept.
 CACHED = [(2, 0, 2), (0, 0, 0), (5, 0, 5), (7, 0, 5), (3, 1, None)]
 
 
@@ -173,7 +173,7 @@ def test_prefills_token_may_end_the_output() -> None:
     assert state(output) == {**FRESH, "emitted": [10], "ending": STOP, "cached_tokens": 0}
 
 
-# What decode's stream says in turn -> emitted, ending, decode_started, ended by decode, decoding.
+# The reports of decode's stream -> emitted, ending, decode_started, ended by decode, decoding.
 DECODED: list[tuple[list[SequenceOutput], tuple[Any, ...]]] = [
     ([decoded(0, [10])], ([10], RUNS, True, False, False)),
     ([decoded(0, [10, 11])], ([10, 11], RUNS, True, False, True)),
@@ -256,7 +256,7 @@ def test_the_prompts_logprobs_come_in_order_and_once() -> None:
     output.accept_prompt_logprobs(1, a_run(1, -1))
     output.accept_prompt_logprobs(1, a_run(2, -2, -3))
     output.begin(2)
-    output.accept_prompt_logprobs(2, a_run(1, -1, -2))  # told by the first attempt already
+    output.accept_prompt_logprobs(2, a_run(1, -1, -2))  # reported by the first attempt already
     output.accept_prompt_logprobs(2, a_run(2, -2, -3))
     assert not output.prompt_complete
     output.accept_decoded(decoded(0, [10], attempt=2, logprobs=[logprobs_message(-9)]))

@@ -47,7 +47,7 @@ async def router(monkeypatch: pytest.MonkeyPatch) -> ScriptedRouter:
 
 
 async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRouter) -> None:
-    """The promise comes first; logprobs and the prompt's are asked for; a worker ends the output."""
+    """Decode reserves first; logprobs of output and prompt are asked for; a worker ends the output."""
     pair, clock = a_pair(), router.clock
     request = request_of(sampling=Sampling(seed=9, logprobs=1), echo=Echo("abc", (0, 1, 2)))
     deltas = []
@@ -72,7 +72,7 @@ async def test_deltas_trace_log_line_and_metrics_of_a_request(router: ScriptedRo
             await settled()
             clock.ms = 60
             pair.output(1, 1, [98, 99], logprobs=[OWN, OWN])
-            pair.output(1, 1, [98, 99], logprobs=[OWN, OWN])  # heard twice, told once
+            pair.output(1, 1, [98, 99], logprobs=[OWN, OWN])  # received twice, delivered once
             deltas.append(outbox.take())
             clock.ms = 70
             pair.output(1, 3, [100], logprobs=[OWN], finish_reason=STOP)
@@ -128,7 +128,8 @@ async def test_the_calls_of_the_waiting_queue(router: ScriptedRouter) -> None:
     async with router.running(request):
         (asked,) = router.queue.asked
         now = asyncio.get_running_loop().time()
-        assert asked == QueueCall(PLACE, request.call, 3, 8, asked.until, True, asked.cached)
+        assert asked == QueueCall(asked.entry, 3, 8, asked.until, True, asked.cached)
+        assert (asked.entry.position, asked.entry.call) == (PLACE, request.call)
         assert now + QUEUE_S - 2 < asked.until <= now + QUEUE_S
         assert asked.cached(pair.decode) == (pair.decode, router.prefixes.prompt)
         assert router.prefixes.sent == []
@@ -166,7 +167,7 @@ async def test_the_first_token_may_end_the_output(router: ScriptedRouter) -> Non
 
 
 async def test_decode_may_report_everything_first(router: ScriptedRouter) -> None:
-    """Its stream overtakes prefill's, which is heard for what of the prompt was cached."""
+    """Its stream overtakes prefill's, which is awaited for the cached tokens."""
     pair = a_pair()
     async with router.running(request_of(max_tokens=2)) as outbox:
         prefill = await router.prefilling(pair)
@@ -209,7 +210,7 @@ async def test_a_stop_string_ends_the_output_and_the_attempt(router: ScriptedRou
 async def test_a_released_ticket_waits_for_the_token_that_released_it(
     router: ScriptedRouter, stop: tuple[str, ...], text: str, finish: Finish
 ) -> None:
-    """Decode tells of the release, as a cancel, before prefill tells the token."""
+    """Decode reports the release, as a cancel, before prefill reports the token."""
     pair = a_pair()
     async with router.running(request_of(max_tokens=1, stop=stop)) as outbox:
         prefill = await router.prefilling(pair)
@@ -227,7 +228,7 @@ async def test_a_released_ticket_waits_for_the_token_that_released_it(
 
 @pytest.mark.parametrize("logprobs", [True, False])
 async def test_a_prompt_without_output(router: ScriptedRouter, logprobs: bool) -> None:
-    """With logprobs it goes to prefill alone, without them to nobody."""
+    """With logprobs it goes to prefill alone, without them to no worker."""
     pair = a_pair()
     sampling = Sampling(logprobs=1) if logprobs else Sampling()
     request = request_of(max_tokens=0, echo=Echo("abc"), sampling=sampling)
@@ -237,7 +238,8 @@ async def test_a_prompt_without_output(router: ScriptedRouter, logprobs: bool) -
             router.clock.ms = 20
             if logprobs:
                 (asked,) = router.queue.asked
-                assert asked == QueueCall(PLACE, request.call, 3, None, asked.until, True)
+                assert asked == QueueCall(asked.entry, 3, None, asked.until, True)
+                assert (asked.entry.position, asked.entry.call) == (PLACE, request.call)
                 left = asked.until - asyncio.get_running_loop().time()
                 assert QUEUE_S - 2 < left <= QUEUE_S
                 claim = PrefillClaim(pair.prefill, 3)

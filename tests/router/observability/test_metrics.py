@@ -115,7 +115,7 @@ async def test_the_log_line_has_the_stage_in_which_a_request_ended(site: SiteMak
     with structlog.testing.capture_logs() as logged:
         async with site(slots=1) as here:
             for delay, stage in stages.items():
-                if stage == "reserved":  # of who refused of late the promise is awaited
+                if stage == "reserved":  # a worker that refused recently must reserve first
                     here.worker("decode-0").behaviour.refuse_reserves = 1
                     await here.generate(ids_request([1], 3))
                 worker = here.worker("decode-0" if stage == "reserved" else "prefill-0")

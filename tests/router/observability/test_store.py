@@ -57,7 +57,7 @@ async def store(here: Site) -> StoreStatus:
 
 
 async def all_closed(here: Site, reader: State) -> None:
-    """Waits until the journal has no open request, and the router says so too."""
+    """Waits until the journal has no open request, and the router reports that too."""
 
     async def empty() -> bool:
         return await reader.journal.count_open() == 0

@@ -160,7 +160,7 @@ def test_byte_fallback_characters_in_a_row() -> None:
 
 
 def test_byte_fallback_characters_after_others_of_the_prompt() -> None:
-    """The decoder judges a run of bytes as a whole: the prompt's must not spoil the output's."""
+    """The decoder decodes a run of bytes as a whole: the prompt's must not affect the output's."""
     ids = list("€€".encode())
     parts = stream(fallback_tokenizer(), ids, frozenset(), list("€€€".encode()))
     assert parts == ["", "", "€", "", "", "€", ""]
@@ -175,7 +175,7 @@ def test_a_long_run_of_tokens_without_text_loses_nothing_after_it() -> None:
 @given(st.lists(st.integers(0, 258), max_size=100))
 @settings(max_examples=200, deadline=None)
 def test_byte_fallback_never_loses_words(ids: list[int]) -> None:
-    """Runs of invalid bytes may be told apart differently, words may not be lost."""
+    """Runs of invalid bytes may be divided differently, words must not be lost."""
     text = "".join(stream(fallback_tokenizer(), ids, frozenset()))
     assert text.count("Hello") == ids.count(256) + _spelt(ids, b"Hello")
 

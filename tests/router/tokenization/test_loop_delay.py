@@ -28,7 +28,7 @@ from tests.router.conftest import MODEL, ids_request
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.test_process import Process, config, ready, start
 
-# What users are promised.
+# The documented limit.
 MOST_DELAY_S = 0.020
 # A delay counts as far as the router used the processor meanwhile, so a busy machine alone fails no test;
 # a try that fails may have been unlucky, three in a row are not.

@@ -142,7 +142,7 @@ async def test_an_orphan_is_cancelled_once_until_the_cancel_has_taken_effect(
     worker = worker_of(decode)
     with structlog.testing.capture_logs() as logs:
         cancels.cancel_orphan(worker, ATTEMPT)
-        cancels.cancel_orphan(worker, ATTEMPT)  # its output goes on
+        cancels.cancel_orphan(worker, ATTEMPT)  # its output continues
         assert (cancels.orphans, cancels.sent, cancels.pending) == (1, 1, 1)
         await until(lambda: cancels.pending == 0)
         cancels.cancel_orphan(worker, ATTEMPT)

@@ -26,7 +26,7 @@ async def test_workers_come_and_go() -> None:
             directory.set_addresses(addresses[1:])
             assert gone.lost
             assert not kept.lost
-            # Whoever holds the lost one may still have to tell it something.
+            # A caller that still has the lost worker may have to cancel something there.
             attempt = Attempt(request_id=b"r", number=1)
             await gone.peer.decode.Cancel(CancelRequest(attempt=attempt), timeout=5)
             assert fakes[0].cancels == 1

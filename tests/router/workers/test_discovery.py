@@ -18,7 +18,7 @@ A, B, C = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1"
 
 
 class Watched(Directory):
-    """A directory that only notes what it is told."""
+    """A directory that only records its addresses."""
 
     def __init__(self) -> None:
         super().__init__(())

@@ -94,7 +94,7 @@ def test_silence_is_counted_from_the_last_message_to_the_check_after_the_limit()
 
 
 async def test_a_silent_token_stream_loses_the_worker(site: SiteMaker) -> None:
-    """It still answers, and what ran there goes on at the other."""
+    """It still answers, and its sequences continue at the other worker."""
     async with site(decode=2) as here:
         victim, other = here.worker("decode-0"), here.worker("decode-1")
         other.behaviour.refuse_reserves = 10**6
@@ -178,6 +178,6 @@ async def test_output_that_no_request_waits_for_is_cancelled(site: SiteMaker) ->
 
 
 def test_the_constants_leave_a_margin() -> None:
-    """LivenessTimer from the last sign of life on, and one look."""
+    """The timeout from the last message on, and one check interval."""
     assert liveness.LIVENESS_TIMEOUT_S + 2 * CHECK_INTERVAL_S < 3.0
     assert liveness.LIVENESS_TIMEOUT_S > 1.0 + BEAT_S

@@ -207,7 +207,7 @@ def test_one_pool_is_not_several() -> None:
     assert not placement.several_pools
 
 
-# Names of workers; those that are away; whether a request would be served, and if not, why.
+# Names of workers; unreachable ones; why a request would not be served, None if it would.
 USABLE: list[tuple[list[str], list[str], str | None]] = [
     ([PREFILL, DECODE], [], None),
     ([BOTH], [], None),

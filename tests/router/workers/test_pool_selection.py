@@ -28,7 +28,7 @@ def serving(workers: list[Worker]) -> list[str]:
 
 
 def became_current(pool: str, before: str | None) -> dict[str, object]:
-    """What the log says of it."""
+    """The log line of a selected pool."""
     return {"event": "pool_selected", "part": "pools", "log_level": "info", "pool": pool, "before": before}
 
 

@@ -139,7 +139,7 @@ async def test_a_switch_sends_new_requests_elsewhere_and_running_ones_end_in_the
         await served(here)
         assert len(decode.reserves) == 1
         (busy,) = (worker for worker in old if worker.used_slots)
-        busy.behaviour.over = True  # its request goes on in the pool where it began
+        busy.behaviour.over = True  # its request continues in the pool where it began
         answer = await running
         assert tokens_of(answer) == expected(PROMPT, 24)
         assert answer[-1].trace.attempts == 2

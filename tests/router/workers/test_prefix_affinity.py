@@ -94,7 +94,7 @@ async def test_tenants_and_models_share_nothing_and_without_a_secret_there_is_no
 
 async def test_a_view_has_at_most_the_workers_blocks_and_ends_with_the_worker() -> None:
     one = worker(1, blocks=3)
-    twin = worker(2)  # a lone worker is not asked about
+    twin = worker(2)  # nothing is hashed for a single worker
     live = [one, twin]
     prefixes = PrefixAffinity(SECRET, lambda: live)
     prompt = await prefixes.hash_prompt(PROMPT)
@@ -165,7 +165,7 @@ async def test_the_index_corrects_the_view_in_the_background() -> None:
     await state.prefix_index.apply(two.identity.incarnation.hex(), names(3), [], fresh=True)
     prefixes = PrefixAffinity(SECRET, lambda: [one, two], state)
     prompt = await prefixes.hash_prompt(PROMPT)
-    assert prefixes.cached_tokens(two, prompt) == 0  # nobody has waited
+    assert prefixes.cached_tokens(two, prompt) == 0  # no request has waited
     await until(lambda: prefixes.cached_tokens(two, prompt) == 12)
     prefixes.prompt_sent(one, prompt)
     await prefixes.hash_prompt(PROMPT)
@@ -235,7 +235,7 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
             await here.generate(ids_request(prompt))
         first, second = (here.worker(name).reserves for name in ("decode-0", "decode-1"))
         told = first if len(first) > len(second) else second
-        assert len(told) >= 3, "who has been sent a prompt gets what goes on with it"
+        assert len(told) >= 3, "a worker that was sent a prompt gets those that continue it"
         asked = {tuple(one.block_names) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
         monkeypatch.setattr("services.router.lifecycle.attempt_calls.MAX_RESERVE_NAMES", 2)
@@ -245,7 +245,7 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
 
 
 async def test_an_attempt_after_a_failed_one_sends_no_hashes(site: SiteMaker) -> None:
-    """Should prefill and decode not agree what a name stands for, the next attempt has all blocks sent."""
+    """In case prefill and decode disagree about a hash, the next attempt sends all blocks."""
     async with site(prefix_secret=SECRET) as here:
         here.worker("prefill-0").behaviour.break_prefills = 1
         here.worker("prefill-0").behaviour.break_code = grpc.StatusCode.FAILED_PRECONDITION
