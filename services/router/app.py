@@ -65,7 +65,13 @@ class Router:
         info = ModelInfo.load(Path(config.model), byte_tokenizer=config.byte_tokenizer)
         self._assemble_workers(info)
         self._assemble_requests(info)
-        self._assemble_servers()
+        self._background: list[asyncio.Task[None]] = []
+        self._addresses: dict[str, str] = {}
+        self._window = Window(self.observations)
+        registry = CollectorRegistry()
+        self._assemble_public(registry)
+        self._assemble_admin(registry)
+        self._metrics().register(registry)
 
     def _assemble_workers(self, info: ModelInfo) -> None:
         """Which workers there are, and the queue for them."""
@@ -121,14 +127,11 @@ class Router:
         )
         self.readiness = Readiness(self.placement, self.dispatcher)
 
-    def _assemble_servers(self) -> None:
-        """The public and the admin listeners."""
+    def _assemble_public(self, registry: CollectorRegistry) -> None:
+        """The public listeners."""
         config = self._config
         budget = connection_budget(config.connections)
-        self.connections = Connections(config.connections, budget.http)
-        self._window = Window(self.observations)
-        self._addresses: dict[str, str] = {}
-        status = Status(
+        self._status = Status(
             model=self.admission.model,
             readiness=self.readiness,
             dispatcher=self.dispatcher,
@@ -140,25 +143,25 @@ class Router:
             addresses=self._addresses,
             pools=self.pools,
         )
-        registry = CollectorRegistry()
-        self._metrics().register(registry)
-
         self.grpc = GrpcServer(
             [SERVICE_NAME], options=public_options(config.connections, budget.grpc, self._max_body_bytes)
         )
-        grpc_api = GrpcApi(self.admission, self.dispatcher, status, config.connections.read_grace_s)
+        grpc_api = GrpcApi(self.admission, self.dispatcher, self._status, config.connections.read_grace_s)
         grpc_api.register(self.grpc.server)
         more_routes = [metrics_route(registry)] if config.serves_public_metrics else []
         http_api = HttpApi(self.admission, self.dispatcher, self.readiness, more_routes)
+        self.connections = Connections(config.connections, budget.http)
         self.http = HttpServer(http_api.app, self.connections, config.allowed_hosts)
 
+    def _assemble_admin(self, registry: CollectorRegistry) -> None:
+        """The admin listeners."""
+        config = self._config
         options = public_options(ADMIN_LIMITS, ADMIN_LIMITS.max_grpc_connections, _ADMIN_MESSAGE_BYTES)
         self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], _admin_secret(config), "admin", options)
-        admin = AdminService(status, self.directory, self.dispatcher, self.pools, self._workers_changed)
+        admin = AdminService(self._status, self.directory, self.dispatcher, self.pools, self._workers_changed)
         admin.register(self.admin_grpc.server)
         admin_http = admin_app(self.readiness, registry)
         self.admin_http = HttpServer(admin_http, Connections(ADMIN_LIMITS), config.allowed_hosts)
-        self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> dict[str, str]:
         """Opens the public and the admin ports and begins to look for workers.

@@ -114,7 +114,7 @@ class WaitingQueue:
         return await self._wait(entry, pick, until)
 
     def refused(self, entry: QueueEntry, worker: Worker) -> None:
-        """A decode worker had no blocks: reserves it for this request unless an older one waits for blocks."""
+        """A decode worker had no blocks: reserves it for this request, unless an older one waits for some."""
         self._blocks.refused(entry.position, worker)
 
     def ended(self, entry: QueueEntry) -> None:
