@@ -1,18 +1,18 @@
-"""A typed client of Baton's gRPC API, without torch, Ray or any code of the server.
+"""A typed client of Baton's gRPC door; needs neither torch nor Ray nor anything of the server.
 
     from baton.client import Client, Message
 
     with Client.connect("localhost:50051") as client:
         for delta in client.generate("Once upon a time", max_tokens=32, temperature=0.8):
             print(delta.text, end="", flush=True)
-        completion = client.complete([Message("user", "Hello!")], max_tokens=32, n=2, seed=7)
-        for choice in completion.choices:
+        answer = client.complete([Message("user", "Hello!")], max_tokens=32, n=2, seed=7)
+        for choice in answer.choices:
             print(choice.index, choice.finish_reason, choice.text)
-        print(completion.usage.total_tokens)
+        print(answer.usage.total_tokens)
 
 `AsyncClient` is the same with `await`, `async with` and `async for`. A prompt is a text, token ids or
-messages. Closing a stream (or leaving its `with`) cancels its request at the server. Errors are
-`BatonError`s, whose `kind`, `retryable` and `tokens_sent` say whether to try again.
+messages. Closing a stream (or leaving its `with`) cancels its request at the server. Whatever fails
+raises `BatonError`, whose `kind`, `retryable` and `tokens_sent` say what to do about it.
 """
 
 from __future__ import annotations

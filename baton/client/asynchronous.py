@@ -1,4 +1,4 @@
-"""The asyncio client."""
+"""The client for asyncio."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 class AsyncStream:
-    """The deltas of one call, as they come. `aclose`, leaving `async with` and cancelling the reading task
-    cancel the request."""
+    """The deltas of one call, as they come. `aclose` cancels what has not ended; so does `async with`,
+    and so does a cancel of the task that reads."""
 
     def __init__(self, start: Callable[[], Awaitable[tuple[GenerateCall, GenerateRequest]]]) -> None:
         self._start = start
@@ -44,7 +44,7 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta; BatonError if the call failed. The first one sends the request."""
+        """The next delta; BatonError where the call failed. The first one sends the request."""
         if self._over:
             raise StopAsyncIteration
         if self._call is None or self._reader is None:
@@ -58,7 +58,7 @@ class AsyncStream:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Cancels the request at the server if it has not ended."""
+        """Ends the request at the server, if it has not ended by itself."""
         self._over = True
         if self._call is not None:
             self._call.cancel()
@@ -91,7 +91,7 @@ class AsyncClient:
     """A connection to one router, for one event loop; close it when done."""
 
     def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`address` is the router's gRPC `host:port`. `model`: None for the only one that is served there.
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only one that is served there.
 
         Nothing is sent yet, and a router that is away shows with the first call.
         """
@@ -101,7 +101,7 @@ class AsyncClient:
 
     @classmethod
     async def connect(cls, address: str, *, model: str | None = None, timeout: float = CONNECT_S) -> Self:
-        """Connects to a router; BatonError(UNAVAILABLE) if it does not answer within `timeout` seconds."""
+        """A client whose router answers; BatonError(UNAVAILABLE) where none does for `timeout` seconds."""
         client = cls(address, model=model)
         try:
             async with asyncio.timeout(timeout):
@@ -129,12 +129,12 @@ class AsyncClient:
     async def complete(
         self, prompt: Prompt, *, deadline: float | None = None, **sampling: Unpack[Sampling]
     ) -> Completion:
-        """Runs a request to its end; see `generate`."""
+        """The whole result of `generate`."""
         async with self.generate(prompt, deadline=deadline, **sampling) as stream:
             return to_completion([delta async for delta in stream])
 
     async def models(self, *, deadline: float | None = CONNECT_S) -> list[str]:
-        """The names of the served models."""
+        """The names of what is served."""
         try:
             response = await self._stub.ListModels(ListModelsRequest(), timeout=deadline)
         except grpc.RpcError as error:
@@ -142,7 +142,7 @@ class AsyncClient:
         return [model.id for model in response.models]
 
     async def close(self) -> None:
-        """Cancels running requests and closes the connection."""
+        """Cancels whatever still runs and closes the connection."""
         await self._channel.close(None)
 
     async def __aenter__(self) -> Self:

@@ -1,11 +1,11 @@
-"""Options of the channel to a router, for both kinds of client."""
+"""How a channel to a router is set up, whichever kind of client holds it."""
 
 from __future__ import annotations
 
 _MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 CONNECT_S = 10.0
 
-# An unreachable router is noticed within 15 s. There are no automatic retries: the caller decides.
+# A dead router is noticed within 15 s. Nothing is sent twice: whether to is the caller's to judge.
 OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),

@@ -1,4 +1,4 @@
-"""Conversion of a call's arguments to a GenerateRequest."""
+"""From what a caller writes to the message that asks for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from baton.v1.types_pb2 import LogitBias
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Text, token ids, or a conversation for the model's chat template.
+# A text, token ids, or a conversation for the model's template.
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling parameters and limits. Missing ones have the server's defaults (see GenerateRequest)."""
+    """How to draw and when to end; what is left out is the server's default (docs of GenerateRequest)."""
 
     temperature: float
     top_k: int
@@ -35,14 +35,14 @@ class Sampling(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     skip_special_tokens: bool
-    # How many of the most likely tokens to return at each position.
+    # How many of the likeliest tokens to report at each place.
     logprobs: int
     echo: bool
     n: int
 
 
 def to_request(model: str, prompt: Prompt, **sampling: Unpack[Sampling]) -> GenerateRequest:
-    """Makes the message. BatonError(INVALID) if a value does not fit its field; nothing is sent then."""
+    """The message; BatonError(INVALID) where a value does not fit its field, before anything is sent."""
     fields: dict[str, Any] = dict(sampling)
     biases, stop = sampling.get("logit_bias", {}), sampling.get("stop", ())
     try:

@@ -1,4 +1,4 @@
-"""Conversion of the server's messages to deltas, and of deltas to a completion."""
+"""From the server's messages to deltas, and from deltas to a whole result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REASONS = {
 
 
 class Reader:
-    """Converts the messages of one call, and checks its end."""
+    """Turns one call's messages into deltas, and remembers what its end must be judged by."""
 
     def __init__(self, request: GenerateRequest) -> None:
-        # The ids of the prompt's logprobs, if the prompt was given as ids; otherwise they are unknown.
+        # What the prompt's logprobs speak of, where it was given as ids; else their ids are not known.
         self._prompt_ids = tuple(request.token_ids.ids)
         self._complete = False
         self.tokens_sent = False
 
     def read(self, response: GenerateResponse) -> Delta:
-        """Converts the next message."""
+        """The next delta."""
         self.tokens_sent |= bool(response.token_ids)
         usage = None
         if response.HasField("usage"):
@@ -51,32 +51,32 @@ class Reader:
         )
 
     def check_end(self) -> None:
-        """Call it at the end of the stream; BatonError(UNAVAILABLE) if the output is incomplete."""
+        """The stream is over: BatonError(UNAVAILABLE) where the output is not."""
         if not self._complete:
             message = "the stream ended before the output did"
             raise BatonError(ErrorKind.UNAVAILABLE, message, tokens_sent=self.tokens_sent)
 
     def error(self, error: grpc.RpcError) -> BatonError:
-        """Converts the error of the call."""
-        converted = to_error(error)
-        converted.tokens_sent |= self.tokens_sent
-        return converted
+        """What the call failed with."""
+        meant = to_error(error)
+        meant.tokens_sent |= self.tokens_sent
+        return meant
 
 
 def to_error(error: grpc.RpcError) -> BatonError:
-    """Converts status and details of a failed call, synchronous or asyncio."""
+    """A failed call's status and details as a BatonError; sync and asyncio calls tell them alike."""
     call = cast("grpc.Call", error)
     metadata = cast("Iterable[tuple[str, str | bytes]]", call.trailing_metadata() or ())
     return from_status(call.code(), call.details(), metadata)
 
 
 def to_completion(deltas: Sequence[Delta]) -> Completion:
-    """Joins all deltas of a call that ended well."""
+    """All deltas of a call that came to its end, put together."""
     parts: dict[int, list[Delta]] = {}
     for delta in deltas:
         parts.setdefault(delta.index, []).append(delta)
     usage = deltas[-1].usage
-    assert usage is not None, "the reader has checked the end"
+    assert usage is not None, "the reader judged the end"
     return Completion(tuple(_choice(index, parts[index]) for index in sorted(parts)), usage)
 
 
@@ -97,9 +97,9 @@ def _choice(index: int, deltas: Sequence[Delta]) -> Choice:
 def _logprobs(ids: Sequence[int], logprobs: Iterable[types_pb2.Logprobs]) -> tuple[TokenLogprobs, ...]:
     return tuple(
         TokenLogprobs(
-            ids[position] if position < len(ids) else None,
+            ids[place] if place < len(ids) else None,
             one.logprob,
             tuple(TokenLogprob(other.token_id, other.logprob) for other in one.top),
         )
-        for position, one in enumerate(logprobs)
+        for place, one in enumerate(logprobs)
     )

@@ -1,4 +1,4 @@
-"""The synchronous client."""
+"""The client for threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """The deltas of one call, as they come. `close`, or leaving `with`, cancels the request."""
+    """The deltas of one call, as they come. `close` cancels what has not ended; so does `with`."""
 
     def __init__(self, call: GenerateCall, request: GenerateRequest) -> None:
         self._call = call
@@ -39,7 +39,7 @@ class Stream:
         return self
 
     def __next__(self) -> Delta:
-        """The next delta; BatonError if the call failed."""
+        """The next delta; BatonError where the call failed."""
         if self._over:
             raise StopIteration
         try:
@@ -55,7 +55,7 @@ class Stream:
             raise self._reader.error(error) from error
 
     def close(self) -> None:
-        """Cancels the request at the server if it has not ended."""
+        """Ends the request at the server, if it has not ended by itself."""
         self._over = True
         self._call.cancel()  # type: ignore[no-untyped-call]
 
@@ -69,10 +69,10 @@ class Stream:
 
 
 class Client:
-    """A connection to one router. Thread-safe; close it when done."""
+    """A connection to one router. Safe to use from many threads; close it when done."""
 
     def __init__(self, address: str, *, model: str | None = None) -> None:
-        """`address` is the router's gRPC `host:port`. `model`: None for the only one that is served there.
+        """`address` is the router's gRPC `host:port`; unset, `model` is the only one that is served there.
 
         Nothing is sent yet, and a router that is away shows with the first call.
         """
@@ -82,7 +82,7 @@ class Client:
 
     @classmethod
     def connect(cls, address: str, *, model: str | None = None, timeout: float = CONNECT_S) -> Self:
-        """Connects to a router; BatonError(UNAVAILABLE) if it does not answer within `timeout` seconds."""
+        """A client whose router answers; BatonError(UNAVAILABLE) where none does for `timeout` seconds."""
         client = cls(address, model=model)
         try:
             grpc.channel_ready_future(client._channel).result(timeout)
@@ -94,7 +94,7 @@ class Client:
     def generate(
         self, prompt: Prompt, *, deadline: float | None = None, **sampling: Unpack[Sampling]
     ) -> Stream:
-        """Starts a request and returns its stream of deltas.
+        """Starts a request and gives its deltas as they come.
 
         `deadline` is in seconds from now; past it the stream raises BatonError(DEADLINE). Unset, the
         server's own limit holds.
@@ -105,12 +105,12 @@ class Client:
     def complete(
         self, prompt: Prompt, *, deadline: float | None = None, **sampling: Unpack[Sampling]
     ) -> Completion:
-        """Runs a request to its end; see `generate`."""
+        """The whole result of `generate`."""
         with self.generate(prompt, deadline=deadline, **sampling) as stream:
             return to_completion(list(stream))
 
     def models(self, *, deadline: float | None = CONNECT_S) -> list[str]:
-        """The names of the served models."""
+        """The names of what is served."""
         try:
             response = self._stub.ListModels(ListModelsRequest(), timeout=deadline)
         except grpc.RpcError as error:
@@ -118,7 +118,7 @@ class Client:
         return [model.id for model in response.models]
 
     def close(self) -> None:
-        """Cancels running requests and closes the connection."""
+        """Cancels whatever still runs and closes the connection."""
         self._channel.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Immutable values that clients send and receive."""
+"""What a client sends and gets, as plain frozen values."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Logprobs at one position: of its token, and of the most likely tokens, best first.
+    """Of one place: the token that stands there, and the likeliest ones, best first.
 
-    `token_id` is None for positions of a prompt that was not given as ids.
+    `token_id` is None only in the prompt, where that was no list of ids.
     """
 
     token_id: int | None
@@ -49,39 +49,39 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
-    # Prompt tokens that were found in a prefix cache.
+    # Of the prompt's, those that a worker had computed before.
     cached_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of prompt and outputs together."""
+        """Both together."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A part of one output.
+    """What became certain of one output since its last delta.
 
-    Token ids have no gaps and no repeats from delta to delta; text may lag behind the ids.
+    The ids of an output's deltas have no gap and no repeat; text may lag behind its ids.
     """
 
-    # The index of the output, from 0.
+    # Which of the n outputs.
     index: int
     tokens: tuple[int, ...]
     text: str
-    # If asked for: one for each token; with echo, the first delta also has those of the prompt's tokens from
+    # Where asked for: one a token; and with echo, on the first delta, those of the prompt's tokens from
     # the second on.
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    # In the last delta of an output.
+    # On the last delta of an output.
     finish_reason: FinishReason | None = None
-    # In the last delta of the call.
+    # On the last delta of all.
     usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One complete output."""
+    """One whole output."""
 
     index: int
     tokens: tuple[int, ...]
@@ -93,7 +93,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The result of a call: its outputs in order."""
+    """The whole result of a call: its outputs in order."""
 
     choices: tuple[Choice, ...]
     usage: Usage

@@ -14,7 +14,7 @@ from services.router.request import sizes, validate
 from services.router.request.request import ParsedRequest
 
 if TYPE_CHECKING:
-    from services.router.request.model_limits import ModelLimits
+    from services.router.request.request_limits import RequestLimits
     from services.router.text.tokenizer import ModelTokenizer
 
 _NEUTRAL: Neutral = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
@@ -53,7 +53,7 @@ def parse_detokenize(document: object) -> DetokenizeBody:
     return parse(document, DetokenizeBody, {})
 
 
-def tokenize_response(tokenizer: ModelTokenizer, limits: ModelLimits, body: TokenizeBody) -> bytes:
+def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: TokenizeBody) -> bytes:
     """The JSON response with the ids that a completion would use; FieldError if there are too many."""
     _check_model(body.model, limits)
     ids = _ids(tokenizer, body)
@@ -73,7 +73,7 @@ def tokenize_response(tokenizer: ModelTokenizer, limits: ModelLimits, body: Toke
     return _to_json(response)
 
 
-def detokenize_response(tokenizer: ModelTokenizer, limits: ModelLimits, body: DetokenizeBody) -> bytes:
+def detokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: DetokenizeBody) -> bytes:
     """The JSON response with the text of the ids, special tokens included."""
     _check_model(body.model, limits)
     if len(body.tokens) > _max_listed(limits):
@@ -91,12 +91,12 @@ def _ids(tokenizer: ModelTokenizer, body: TokenizeBody) -> list[int]:
     return tokenizer.encode_chat(body.chat())
 
 
-def _check_model(name: str | None, limits: ModelLimits) -> None:
+def _check_model(name: str | None, limits: RequestLimits) -> None:
     if name is not None:
         validate.check_model(ParsedRequest(model=name), limits.served_name)
 
 
-def _max_listed(limits: ModelLimits) -> int:
+def _max_listed(limits: RequestLimits) -> int:
     """Tokens that one request may have."""
     return max(limits.max_context_tokens, sizes.MAX_LISTED_TOKENS)
 

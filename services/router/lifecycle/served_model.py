@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.router.request.model_limits import ModelLimits
+from services.router.request.request_limits import RequestLimits
 
 if TYPE_CHECKING:
     from services.router.text.model_info import ModelInfo
@@ -27,7 +27,7 @@ class ServedModel:
         workers'."""
         return min(self._info.max_context_tokens, self._pools.max_context_tokens or _NO_LIMIT)
 
-    def limits(self) -> ModelLimits:
+    def limits(self) -> RequestLimits:
         """The limits that apply to a request now."""
         vocab_size = min(self._info.vocab_size, self._pools.vocab_size or _NO_LIMIT)
-        return ModelLimits(self.name, self._info.eos_token_ids, vocab_size, self.max_context_tokens)
+        return RequestLimits(self.name, self._info.eos_token_ids, vocab_size, self.max_context_tokens)

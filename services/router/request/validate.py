@@ -18,8 +18,8 @@ from baton.v1.types_pb2 import LogitBias, Sampling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.model_limits import ModelLimits
     from services.router.request.request import Chat, ParsedRequest
+    from services.router.request.request_limits import RequestLimits
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
 DEFAULT_MAX_TOKENS = 16
@@ -62,7 +62,7 @@ class OutputLimits:
     min_tokens: int
 
 
-def check_fields(parsed: ParsedRequest, limits: ModelLimits) -> Fields:
+def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
     """Checks everything that can be checked before the prompt is tokenised."""
     check_model(parsed, limits.served_name)
     if parsed.chat is not None:
@@ -81,7 +81,7 @@ def check_fields(parsed: ParsedRequest, limits: ModelLimits) -> Fields:
 
 
 def check_prompt(
-    parsed: ParsedRequest, fields: Fields, prompt_ids: Sequence[int], limits: ModelLimits
+    parsed: ParsedRequest, fields: Fields, prompt_ids: Sequence[int], limits: RequestLimits
 ) -> OutputLimits:
     """Checks the tokenised prompt, and fits the token limits into the rest of the context."""
     if not prompt_ids:
@@ -167,7 +167,7 @@ def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:
     return ids
 
 
-def _stop_token_ids(parsed: ParsedRequest, limits: ModelLimits) -> tuple[int, ...]:
+def _stop_token_ids(parsed: ParsedRequest, limits: RequestLimits) -> tuple[int, ...]:
     """The request's own stop ids and, unless ignored, the model's end-of-sequence ids."""
     own = check_token_ids("stop_token_ids", parsed.stop_token_ids, limits.vocab_size)
     model = () if parsed.ignore_eos else limits.eos_token_ids

@@ -1,6 +1,6 @@
-"""What the router needs to know of a model: limits, end-of-sequence ids and chat template.
+"""What the router must know of a model: its limits, its end-of-sequence ids, its chat template.
 
-Read from the small JSON files of the model's folder, without the weights.
+Read from the small JSON files of the model's folder; weights are the workers' business.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from baton.tokenizer_files import TokenizerFiles, read_json
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """`special_tokens`: variables of chat templates, such as bos_token."""
+    """The facts the door needs; `special_tokens` are the names a chat template may use."""
 
     vocab_size: int
     max_context_tokens: int
     eos_token_ids: tuple[int, ...]
     chat_template: str | None
     special_tokens: dict[str, str]
-    # SHA-256 of tokenizer, template and special tokens. Workers with another digest are not used.
+    # SHA-256 of tokenizer, template and special tokens; a worker's must be equal.
     tokenizer_digest: bytes
 
     @classmethod
     def load(cls, folder: Path, *, byte_tokenizer: bool | None = None) -> ModelInfo:
-        """Reads a model folder; BatonError(INVALID) names a missing file or field.
+        """Reads a model folder; BatonError(INVALID) names the file or field that is missing.
 
-        `byte_tokenizer`: see `TokenizerFiles.read`.
+        `byte_tokenizer`: as for `TokenizerFiles.read`.
         """
         if not folder.is_dir():
             raise BatonError(ErrorKind.INVALID, f"model folder {folder} does not exist")

@@ -27,7 +27,7 @@ from services.router.formats.tokenize_bodies import (
     tokenize_response,
 )
 from services.router.request import sizes, validate
-from services.router.request.model_limits import ModelLimits
+from services.router.request.request_limits import RequestLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,10 +41,10 @@ MAX_REST_BYTES = 512 * 1024
 
 Parts = list[bytes]
 # A job that takes a whole request.
-Job = Callable[["ModelTokenizer", ModelLimits, bytes], Parts]
+Job = Callable[["ModelTokenizer", RequestLimits, bytes], Parts]
 
 
-def completion(tokenizer: ModelTokenizer, limits: ModelLimits, body: bytes) -> Parts:
+def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /v1/completions: the body with empty prompts, then ids and text of each prompt. The text is empty
     unless it is echoed."""
     document = _document(body, limits)
@@ -53,7 +53,7 @@ def completion(tokenizer: ModelTokenizer, limits: ModelLimits, body: bytes) -> P
     return [_rest(document), *(part for ids, echo in prompts for part in (ids, echo))]
 
 
-def chat(tokenizer: ModelTokenizer, limits: ModelLimits, body: bytes) -> Parts:
+def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
     document = _document(body, limits)
     prompt = _prompt(tokenizer, limits, parse_chat(document).parsed_request())
@@ -62,7 +62,7 @@ def chat(tokenizer: ModelTokenizer, limits: ModelLimits, body: bytes) -> Parts:
     return [_rest(document), *prompt]
 
 
-def generate(tokenizer: ModelTokenizer, limits: ModelLimits, data: bytes) -> Parts:
+def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
     """RouterService.Generate: the message with an empty text for a prompt, then the prompt's ids and text."""
     try:
         request = GenerateRequest.FromString(data)
@@ -76,18 +76,18 @@ def generate(tokenizer: ModelTokenizer, limits: ModelLimits, data: bytes) -> Par
     return [rest, *prompt]
 
 
-def tokenize(tokenizer: ModelTokenizer, limits: ModelLimits, body: bytes) -> Parts:
+def tokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /tokenize: the JSON response."""
     return [tokenize_response(tokenizer, limits, parse_tokenize(_document(body, limits)))]
 
 
-def detokenize(tokenizer: ModelTokenizer, limits: ModelLimits, body: bytes) -> Parts:
+def detokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /detokenize: the JSON response."""
     return [detokenize_response(tokenizer, limits, parse_detokenize(_document(body, limits)))]
 
 
 def decode(
-    tokenizer: ModelTokenizer, limits: ModelLimits, ids: bytes, skip_special_tokens: bool, offsets: bool
+    tokenizer: ModelTokenizer, limits: RequestLimits, ids: bytes, skip_special_tokens: bool, offsets: bool
 ) -> Parts:
     """The text of int32 ids and, if `offsets`, where each token's text begins, as int32."""
     numbers = array("i")
@@ -103,7 +103,7 @@ JOBS: dict[str, Callable[..., Parts]] = {
 }
 
 
-def _document(body: bytes, limits: ModelLimits) -> dict[str, Any]:
+def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
     document = parse_json(body)
     if not isinstance(document, dict):
         raise FieldError("the body must be a JSON object")
@@ -111,7 +111,7 @@ def _document(body: bytes, limits: ModelLimits) -> dict[str, Any]:
     return document
 
 
-def _prompt(tokenizer: ModelTokenizer, limits: ModelLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
+def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
     """The token ids of a prompt as int32, and its text if that is to be echoed."""
     fields = validate.check_fields(parsed, limits)
     ids: Sequence[int]

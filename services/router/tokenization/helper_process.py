@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.request.model_limits import ModelLimits
+from services.router.request.request_limits import RequestLimits
 from services.router.text.model_info import ModelInfo
 from services.router.text.tokenizer import ModelTokenizer
 from services.router.tokenization.helper_frames import receive_frame, send_frame
@@ -57,7 +57,7 @@ def _run(
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Runs a job. Returns the header of the answer, with the error if there is one, and its parts."""
     try:
-        limits = ModelLimits(**{**job["limits"], "eos_token_ids": tuple(job["limits"]["eos_token_ids"])})
+        limits = RequestLimits(**{**job["limits"], "eos_token_ids": tuple(job["limits"]["eos_token_ids"])})
         return {}, JOBS[job["job"]](tokenizer, limits, *map(bytes, parts), **job.get("options", {}))
     except BatonError as error:
         return {"error": _error_fields(error)}, []

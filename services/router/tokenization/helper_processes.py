@@ -26,7 +26,7 @@ from services.router.tokenization.helper_frames import receive_frame, send_frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.model_limits import ModelLimits
+    from services.router.request.request_limits import RequestLimits
 
 _MODULE = "services.router.tokenization.helper_process"
 # Timeouts: to load the tokenizer, for one job, and for a job including its time in the queue.
@@ -67,7 +67,7 @@ class HelperProcesses:
         self._large = HelperProcess(settings)
 
     async def run(
-        self, job: str, limits: ModelLimits, parts: Sequence[bytes | bytearray], **options: object
+        self, job: str, limits: RequestLimits, parts: Sequence[bytes | bytearray], **options: object
     ) -> list[bytearray]:
         """Runs the job of this name, and returns the parts of its answer (see `helper_jobs`).
 

@@ -22,7 +22,7 @@ from services.router.tokenization import helper_jobs as helper_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.request.model_limits import ModelLimits
+    from services.router.request.request_limits import RequestLimits
     from services.router.tokenization.helper_jobs import Job
     from services.router.tokenization.tokenizer_pool import TokenizerPool
 
@@ -38,7 +38,7 @@ class RequestReader:
     BatonError(OVERLOADED) if too many large ones wait.
     """
 
-    def __init__(self, pool: TokenizerPool, limits: Callable[[], ModelLimits], max_body_bytes: int) -> None:
+    def __init__(self, pool: TokenizerPool, limits: Callable[[], RequestLimits], max_body_bytes: int) -> None:
         """`limits` returns the present limits of the model."""
         self.max_body_bytes = max_body_bytes
         self._pool = pool

@@ -16,8 +16,8 @@ from services.router.tokenization import helper_jobs as helper_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from services.router.request.model_limits import ModelLimits
     from services.router.request.request import Chat, Request
+    from services.router.request.request_limits import RequestLimits
     from services.router.text.tokenizer import ModelTokenizer
     from services.router.tokenization.helper_processes import HelperProcesses
 
@@ -48,7 +48,7 @@ class TokenizerPool:
         """Token ids of a short conversation; see ModelTokenizer.encode_chat."""
         return await self.run(lambda: tuple(self.tokenizer.encode_chat(chat)))
 
-    async def decode(self, ids: Sequence[int], limits: ModelLimits, *, skip_special_tokens: bool) -> str:
+    async def decode(self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool) -> str:
         """The text of all ids at once."""
         if len(ids) > LARGE_TOKENS:
             decoded, _ = await self._decode_in_process(ids, limits, skip=skip_special_tokens, offsets=False)
@@ -56,7 +56,7 @@ class TokenizerPool:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     async def decode_with_offsets(
-        self, ids: Sequence[int], limits: ModelLimits, *, skip_special_tokens: bool
+        self, ids: Sequence[int], limits: RequestLimits, *, skip_special_tokens: bool
     ) -> tuple[str, Sequence[int]]:
         """The text, and the offset in it at which each token's text begins."""
         if len(ids) > _LARGE_OFFSETS:
@@ -86,7 +86,7 @@ class TokenizerPool:
         self.processes.close()
 
     async def _decode_in_process(
-        self, ids: Sequence[int], limits: ModelLimits, *, skip: bool, offsets: bool
+        self, ids: Sequence[int], limits: RequestLimits, *, skip: bool, offsets: bool
     ) -> tuple[str, array[int]]:
         packed = await self.run(lambda: array("i", ids).tobytes())
         text, starts = await self.processes.run(

@@ -9,8 +9,8 @@ import pytest
 
 from baton.errors import ErrorKind, FieldError
 from services.router.request import validate
-from services.router.request.model_limits import ModelLimits
 from services.router.request.request import ParsedRequest
+from services.router.request.request_limits import RequestLimits
 
 CONTEXT, U32 = 100, 2**32 - 1
 PARSED = ParsedRequest(model="fake", text="a")
@@ -19,7 +19,7 @@ NAMES = {"prompt": "messages", "max_tokens": "max_completion_tokens"}
 
 
 def limits_of(parsed: ParsedRequest, prompt: int) -> validate.OutputLimits:
-    limits = ModelLimits("fake", (), 10, CONTEXT)
+    limits = RequestLimits("fake", (), 10, CONTEXT)
     return validate.check_prompt(parsed, validate.check_fields(parsed, limits), [1] * prompt, limits)
 
 

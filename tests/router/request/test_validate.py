@@ -12,13 +12,13 @@ import pytest
 from baton.errors import ErrorKind, FieldError
 from baton.v1.types_pb2 import LogitBias, Sampling
 from services.router.request import validate
-from services.router.request.model_limits import ModelLimits
 from services.router.request.request import Chat, ChatTurn, ParsedRequest
+from services.router.request.request_limits import RequestLimits
 
 VOCAB, EOS = 300, (256, 257)
 U32, U64 = 2**32 - 1, 2**64 - 1
 PARSED = ParsedRequest(model="fake", text="a")
-LIMITS = ModelLimits("fake", EOS, VOCAB, 512)
+LIMITS = RequestLimits("fake", EOS, VOCAB, 512)
 
 
 @pytest.fixture(autouse=True)

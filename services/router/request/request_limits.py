@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ModelLimits:
+class RequestLimits:
     """A snapshot. `vocab_size` and `max_context_tokens` may change as workers join and leave."""
 
     served_name: str
