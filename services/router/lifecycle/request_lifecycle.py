@@ -1,9 +1,9 @@
 """The lifecycle of a request in the router, from admission to its last token.
 
  1. ADMITTED      it enters the waiting queue, or is refused if that is full
- 2. RESERVED      a pair of workers has room by our counters, and decode reserved a slot (Reserve) or surely
- will 3. PREFILLING    prefill has the request; if it started before the reservation, the ticket follows
- (GiveTicket) 4. FIRST_TOKEN   prefill sampled the next token, which is delivered at once
+ 2. RESERVED      a pair of workers has room by our counters, and decode has reserved a slot or surely will
+ 3. PREFILLING    prefill has the request; if it started before the reservation, the ticket follows
+ 4. FIRST_TOKEN   prefill sampled the next token, which is delivered at once
  5. HANDED_OFF    decode has the KV, as prefill's call or decode's own stream reports
  6. DECODING      decode's stream brought a token that prefill had not
  7. ENDED         slot and counters are released
