@@ -15,12 +15,12 @@ from baton.errors import BatonError, ErrorKind
 from services.common.grpc_server import GrpcServer, public_options
 from services.common.logs import get_log
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
-from services.router.api.admin_http import admin_app
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
+from services.router.api.health_routes import health_routes
 from services.router.api.http_api import HttpApi
 from services.router.http.connections import Connections
 from services.router.http.descriptors import ADMIN_LIMITS, connection_budget
-from services.router.http.server import HttpServer
+from services.router.http.server import HttpServer, http_app
 from services.router.lifecycle.admission import Admission
 from services.router.lifecycle.deps import LifecycleDeps
 from services.router.lifecycle.dispatcher import Dispatcher
@@ -160,8 +160,8 @@ class Router:
         self.admin_grpc = GrpcServer([ADMIN_SERVICE_NAME], _admin_secret(config), "admin", options)
         admin = AdminService(self._status, self.directory, self.dispatcher, self.pools, self._workers_changed)
         admin.register(self.admin_grpc.server)
-        admin_http = admin_app(self.readiness, registry)
-        self.admin_http = HttpServer(admin_http, Connections(ADMIN_LIMITS), config.allowed_hosts)
+        app = http_app([metrics_route(registry), *health_routes(self.readiness)])
+        self.admin_http = HttpServer(app, Connections(ADMIN_LIMITS), config.allowed_hosts)
 
     async def start(self) -> dict[str, str]:
         """Opens the public and the admin ports and begins to look for workers.

@@ -6,18 +6,18 @@ import importlib.metadata
 import time
 from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.errors import ErrorKind, FieldError
 from services.router.api.health_routes import health_routes
 from services.router.api.openai_response import CompletionResponse
-from services.router.api.tokenize_api import TokenizeApi
+from services.router.api.tokenize_api import tokenize_routes
 from services.router.formats.openai_chat import ChatFormatter
 from services.router.formats.openai_completions import CompletionFormatter
 from services.router.http.body import CancelOnDisconnect
 from services.router.http.errors import HANDLERS
+from services.router.http.server import http_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,11 +56,10 @@ class HttpApi:
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
             *health_routes(readiness),
             Route("/version", self.version, methods=["GET"]),
-            *TokenizeApi(admission.reader).routes,
+            *tokenize_routes(admission.reader),
             *more_routes,
         ]
-        self.app = Starlette(routes=routes, exception_handlers=HANDLERS)
-        self.app.router.redirect_slashes = False
+        self.app = http_app(routes, HANDLERS)
 
     async def completions(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/completions."""

@@ -20,25 +20,23 @@ if TYPE_CHECKING:
     from services.router.tokenization.request_reader import RequestReader
 
 
-class TokenizeApi:
-    """Converts text to tokens and back with the model's tokenizer, without any worker. Small bodies are
-    processed in a thread, larger ones in a helper process."""
+def tokenize_routes(reader: RequestReader) -> list[Route]:
+    """Routes that convert text to tokens and back with the model's tokenizer, without any worker. Small
+    bodies are processed in a thread, larger ones in a helper process."""
+    return [
+        Route(
+            f"/{job.__name__}",
+            CancelOnDisconnect(_handler(reader, job), reader.max_body_bytes),
+            methods=["POST"],
+        )
+        for job in (helper_jobs.tokenize, helper_jobs.detokenize)
+    ]
 
-    def __init__(self, reader: RequestReader) -> None:
-        self._reader = reader
-        self.routes = [
-            Route(
-                f"/{job.__name__}",
-                CancelOnDisconnect(self._handler(job), reader.max_body_bytes),
-                methods=["POST"],
-            )
-            for job in (helper_jobs.tokenize, helper_jobs.detokenize)
-        ]
 
-    def _handler(self, job: helper_jobs.Job) -> Callable[[HttpRequest, Send], Awaitable[None]]:
-        async def handle(request: HttpRequest, send: Send) -> None:
-            parts = await self._reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
-            response = Response(bytes(parts[0]), media_type="application/json")
-            await response(request.scope, request.receive, send)
+def _handler(reader: RequestReader, job: helper_jobs.Job) -> Callable[[HttpRequest, Send], Awaitable[None]]:
+    async def handle(request: HttpRequest, send: Send) -> None:
+        parts = await reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
+        response = Response(bytes(parts[0]), media_type="application/json")
+        await response(request.scope, request.receive, send)
 
-        return handle
+    return handle

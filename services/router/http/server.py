@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from starlette.applications import Starlette
 
 from baton.addresses import join_address
 from services.common.connection_limits import ConnectionLimits
@@ -18,8 +19,9 @@ from services.router.http.protocol import LimitedProtocol
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp
 
 _START_POLL_S = 0.005
@@ -28,6 +30,13 @@ _GRACE_S = 2
 _DATE_S = 1.0
 # The kernel's backlog. All of it may be accepted before the first connection is counted.
 _BACKLOG = 256
+
+
+def http_app(routes: Sequence[BaseRoute], handlers: Mapping[Any, Any] | None = None) -> Starlette:
+    """An application with these routes and exception handlers, without redirects of trailing slashes."""
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Server(uvicorn.Server):
