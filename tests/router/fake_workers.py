@@ -381,10 +381,10 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
-        told = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
+        prompt_reports = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
         if request.limits.max_tokens == 0:
             assert not request.HasField("ticket")
-            for response in told:
+            for response in prompt_reports:
                 yield response
             return
         first = next_token(request.token_ids)
@@ -399,7 +399,9 @@ class FakeWorker(
         if overtaken:
             await asyncio.sleep(self.behaviour.overtake_s)
             if breaking:
-                await context.abort(self.behaviour.break_code, "broke before it told what it had committed")
+                await context.abort(
+                    self.behaviour.break_code, "failed before it reported what it had committed"
+                )
         token = prefill_pb2.FirstToken(
             number=number,
             token_id=first,
@@ -408,7 +410,7 @@ class FakeWorker(
         )
         if request.sampling.HasField("logprobs"):
             token.logprobs.CopyFrom(logprobs_of(first, request.sampling.logprobs))
-        for response in (*told, prefill_pb2.PrefillResponse(first_token=token)):
+        for response in (*prompt_reports, prefill_pb2.PrefillResponse(first_token=token)):
             yield response
         if breaking and self.behaviour.break_at == "first":
             await context.abort(self.behaviour.break_code, "broke after the first token")

@@ -51,11 +51,11 @@ async def test_the_public_port_gives_no_address_and_no_incarnation(site: SiteMak
                         refused.add(error.code())
         assert refused == {grpc.StatusCode.UNIMPLEMENTED}
         assert set(answers) == {("RouterService", "GetStatus"), ("RouterService", "ListModels")}
-        said = b"".join(answers.values())
+        all_answers = b"".join(answers.values())
         for worker in here.cluster.workers.values():
-            assert worker.address.encode() not in said
-            assert worker.identity.incarnation not in said
-            assert worker.identity.name.encode() not in said
+            assert worker.address.encode() not in all_answers
+            assert worker.identity.incarnation not in all_answers
+            assert worker.identity.name.encode() not in all_answers
         status = (await here.stub.GetStatus(GetStatusRequest(window_s=60), timeout=5)).router
         assert (status.model, status.serving, status.ttft.count) == (MODEL, True, 1)
         assert status.completion_tokens_per_s * status.window_s == pytest.approx(4)
@@ -248,8 +248,8 @@ async def test_an_admin_port_that_others_reach_asks_for_the_clusters_secret(site
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await here.admin.GetStatus(ask, timeout=5, metadata=metadata)
             assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
-        told = admin_metadata({SECRET_VARIABLE: secret})
-        status = await here.admin.GetStatus(ask, timeout=5, metadata=told)
+        credentials = admin_metadata({SECRET_VARIABLE: secret})
+        status = await here.admin.GetStatus(ask, timeout=5, metadata=credentials)
         assert status.grpc_address == here.addresses["grpc"]
         # Metrics are read-only and name no address: scrapers need no secret.
         port = here.addresses["admin_http"].rpartition(":")[2]

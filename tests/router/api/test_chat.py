@@ -83,11 +83,14 @@ async def test_logprobs(site: SiteMaker) -> None:
         content = body["choices"][0]["logprobs"]["content"]
         assert body["choices"][0]["logprobs"]["refusal"] is None
         assert len(content) == 20
-        for token, said in zip(expected(PROMPT, 20), content, strict=True):
-            assert said["logprob"] == logprobs_of(token, 2).logprob
-            assert said["bytes"] == ([token] if token < 256 else said["bytes"])
-            assert [one["logprob"] for one in said["top_logprobs"]] == [said["logprob"], said["logprob"] - 1]
-            assert set(said) == {"token", "logprob", "bytes", "top_logprobs"}
+        for token, entry in zip(expected(PROMPT, 20), content, strict=True):
+            assert entry["logprob"] == logprobs_of(token, 2).logprob
+            assert entry["bytes"] == ([token] if token < 256 else entry["bytes"])
+            assert [one["logprob"] for one in entry["top_logprobs"]] == [
+                entry["logprob"],
+                entry["logprob"] - 1,
+            ]
+            assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
         streamed: list[Any] = []
         for chunk in await chunks_of(client, **fields):
             for choice in chunk["choices"]:

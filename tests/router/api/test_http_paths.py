@@ -104,7 +104,7 @@ async def test_a_disconnected_client_is_not_logged_as_an_error(
         await writer.wait_closed()
         await here.quiet()
         await asyncio.sleep(0.05)
-    said = "".join(capsys.readouterr()) + caplog.text
-    assert "worker_found" in said
-    assert "error" not in said.lower()
-    assert "exception" not in said.lower()
+    printed = "".join(capsys.readouterr()) + caplog.text
+    assert "worker_found" in printed
+    assert "error" not in printed.lower()
+    assert "exception" not in printed.lower()

@@ -38,25 +38,25 @@ async def test_legacy_logprobs(site: SiteMaker) -> None:
         choice = body["choices"][0]
         ids = expected([1, 2, 3], 20)
         assert choice["token_ids"] == ids
-        said = choice["logprobs"]
-        assert set(said) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
-        assert said["tokens"] == [spelled(token) for token in ids]
-        assert said["token_logprobs"] == [own(token) for token in ids]
-        for token, top in zip(ids, said["top_logprobs"], strict=True):
+        found = choice["logprobs"]
+        assert set(found) == {"tokens", "token_logprobs", "top_logprobs", "text_offset"}
+        assert found["tokens"] == [spelled(token) for token in ids]
+        assert found["token_logprobs"] == [own(token) for token in ids]
+        for token, top in zip(ids, found["top_logprobs"], strict=True):
             assert top[spelled(token)] == own(token)
             assert len(top) <= 3
-        check_offsets(choice["text"], said)
+        check_offsets(choice["text"], found)
         none = (await complete(client, logprobs=0)).json()["choices"][0]["logprobs"]
         assert all(len(top) == 1 for top in none["top_logprobs"])
         await here.quiet()
 
 
-def check_offsets(text: str, said: dict[str, Any]) -> None:
+def check_offsets(text: str, found: dict[str, Any]) -> None:
     """A token that is text is at its offset, unless it follows a part of a character."""
-    assert said["text_offset"] == sorted(said["text_offset"])
+    assert found["text_offset"] == sorted(found["text_offset"])
     checked = 0
-    before = ["", *said["tokens"]]
-    for earlier, token, offset in zip(before, said["tokens"], said["text_offset"], strict=False):
+    before = ["", *found["tokens"]]
+    for earlier, token, offset in zip(before, found["tokens"], found["text_offset"], strict=False):
         if token and not token.startswith(("bytes:", "<|")) and not earlier.startswith("bytes:"):
             assert text[offset : offset + len(token)] == token
             checked += 1
@@ -88,13 +88,13 @@ async def test_echo(site: SiteMaker) -> None:
         body = (await complete(client, prompt="hé", max_tokens=4, echo=True, logprobs=1)).json()
         choice, prompt = body["choices"][0], list("hé".encode())
         assert choice["text"] == "hé" + plain["text"]
-        said = choice["logprobs"]
+        found = choice["logprobs"]
         every = [*prompt, *expected(prompt, 4)]
-        assert said["tokens"] == [spelled(token) for token in every]
-        assert said["token_logprobs"] == [None, *(own(token) for token in every[1:])]
-        assert said["top_logprobs"][0] is None
+        assert found["tokens"] == [spelled(token) for token in every]
+        assert found["token_logprobs"] == [None, *(own(token) for token in every[1:])]
+        assert found["top_logprobs"][0] is None
         # Both bytes of é begin where é does.
-        assert said["text_offset"][:4] == [0, 1, 1, 2]
+        assert found["text_offset"][:4] == [0, 1, 1, 2]
         ids = (await complete(client, prompt=prompt, max_tokens=4, echo=True, logprobs=1)).json()
         assert ids["choices"] == body["choices"]
         assert [request.prompt_logprobs for request in prefills(here)] == [False, False, True, True]
@@ -147,8 +147,8 @@ async def test_logprobs_over_grpc(site: SiteMaker) -> None:
         prompt = [5, 6, 7, 8, 9]
         responses = await here.generate(ids_request(prompt, 12, logprobs=2, echo=True))
         assert tokens_of(responses) == expected(prompt, 12)
-        told = [one for response in responses for one in response.logprobs]
-        assert told == [logprobs_of(token, 2) for token in expected(prompt, 12)]
+        received = [one for response in responses for one in response.logprobs]
+        assert received == [logprobs_of(token, 2) for token in expected(prompt, 12)]
         assert list(responses[0].prompt_logprobs) == [logprobs_of(token, 2) for token in prompt[1:]]
         assert not any(response.prompt_logprobs for response in responses[1:])
         assert responses[0].text.startswith(TOKENIZER.decode(prompt))
@@ -168,8 +168,8 @@ async def test_logprobs_survive_another_attempt(site: SiteMaker) -> None:
         prompt = [1, 2, 3, 4]
         responses = await here.generate(ids_request(prompt, 12, logprobs=1, echo=True))
         assert tokens_of(responses) == expected(prompt, 12)
-        told = [one for response in responses for one in response.logprobs]
-        assert told == [logprobs_of(token, 1) for token in expected(prompt, 12)]
+        received = [one for response in responses for one in response.logprobs]
+        assert received == [logprobs_of(token, 1) for token in expected(prompt, 12)]
         assert responses[-1].trace.attempts >= 3
         assert [request.prompt_logprobs for request in prefills(here)][:2] == [True, False]
         await here.quiet()
@@ -196,8 +196,8 @@ async def test_decodes_tokens_may_overtake_prefills(site: SiteMaker, breaks: int
         here.worker("prefill-0").behaviour.break_prefills = breaks
         body = {"prompt": prompt, "max_tokens": max_tokens, "logprobs": 1, "echo": True}
         async for chunk in events(client, **body):
-            said = chunk["choices"][0]["logprobs"]
-            assert len(said["tokens"]) == len(said["token_logprobs"])
+            found = chunk["choices"][0]["logprobs"]
+            assert len(found["tokens"]) == len(found["token_logprobs"])
         await here.quiet()
 
 

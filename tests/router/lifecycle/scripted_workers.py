@@ -172,13 +172,13 @@ class Pair:
 
     def output(self, attempt: int, first_number: int, ids: list[int], **fields: Any) -> None:
         """Decode's stream brings tokens."""
-        told = SequenceOutput(
+        output = SequenceOutput(
             attempt=Attempt(request_id=REQUEST_ID, number=attempt),
             first_number=first_number,
             token_ids=ids,
             **fields,
         )
-        deliver(self.decode, [told])
+        deliver(self.decode, [output])
 
 
 async def settled() -> None:

@@ -130,10 +130,10 @@ async def test_the_log_line_has_the_stage_in_which_a_request_ended(site: SiteMak
             await here.quiet()
             here.worker("decode-0").behaviour.step_s = 0.001
             await here.generate(ids_request([1], 3))
-    said = [line["stage"] for line in logged if line["event"] == "request_ended"]
-    assert said[:4] == ["prefilling", "first_token", "ended", "reserved"]
-    assert sorted(said[4:6]) == ["admitted", "decoding"]
-    assert said[6:] == ["ended"]
+    logged_stages = [line["stage"] for line in logged if line["event"] == "request_ended"]
+    assert logged_stages[:4] == ["prefilling", "first_token", "ended", "reserved"]
+    assert sorted(logged_stages[4:6]) == ["admitted", "decoding"]
+    assert logged_stages[6:] == ["ended"]
 
 
 async def test_status_of_a_cluster(site: SiteMaker) -> None:

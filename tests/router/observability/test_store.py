@@ -93,9 +93,9 @@ async def test_what_another_router_would_read(site: SiteMaker, server: EmbeddedS
             details = AcceptedRequest.FromString(record.details)
             assert (details.choice, details.sampling.seed) == (index, 77 + index)
             assert (details.limits.max_tokens, details.limits.min_tokens, *details.stop) == (40, 2, "never")
-        for told in resumable.values():
-            assert told[-1], "a stream says so once its entry is acknowledged"
-            assert told == sorted(told)
+        for flags in resumable.values():
+            assert flags[-1], "a stream says so once its entry is acknowledged"
+            assert flags == sorted(flags)
         await here.quiet()
         await all_closed(here, reader)
 

@@ -131,8 +131,8 @@ async def test_a_cancel_without_any_answer_is_given_up(monkeypatch: pytest.Monke
             cancels.send(claim_of(worker), ATTEMPT)
             await until(lambda: cancels.pending == 0)
             assert (cancels.unanswered, worker.claimed_slots) == (unanswered, 0)
-    told = {"event": "cancel_unanswered", "part": "cancels", "log_level": "warning"}
-    assert logs == [{**told, "worker": "decode-0", "request": REQUEST.hex()}] * 2
+    logged_event = {"event": "cancel_unanswered", "part": "cancels", "log_level": "warning"}
+    assert logs == [{**logged_event, "worker": "decode-0", "request": REQUEST.hex()}] * 2
 
 
 async def test_an_orphan_is_cancelled_once_until_the_cancel_has_taken_effect(
@@ -154,8 +154,8 @@ async def test_an_orphan_is_cancelled_once_until_the_cancel_has_taken_effect(
         assert (cancels.orphans, cancels.sent) == (2, 2)
         await cancels.drain(5)
     assert decode.asked == [(CancelRequest(attempt=ATTEMPT), 1.0)] * 2
-    told = {"event": "orphan_cancelled", "part": "cancels", "log_level": "warning"}
-    assert logs == [{**told, "worker": "decode-0", "request": REQUEST.hex()}] * 2
+    logged_event = {"event": "orphan_cancelled", "part": "cancels", "log_level": "warning"}
+    assert logs == [{**logged_event, "worker": "decode-0", "request": REQUEST.hex()}] * 2
 
 
 async def test_an_attempt_that_is_cancelled_twice_is_no_orphan_until_both_have_taken_effect(

@@ -87,9 +87,9 @@ async def test_tenants_and_models_share_nothing_and_without_a_secret_there_is_no
     prefixes.prompt_sent(one, prompt)
     assert prefixes.cached_tokens(one, await prefixes.hash_prompt(PROMPT, "a")) == 20
     assert prefixes.cached_tokens(one, await prefixes.hash_prompt(PROMPT, "b")) == 0
-    nobody = PrefixAffinity("", lambda: all_there)
-    nobody.prompt_sent(one, await nobody.hash_prompt(PROMPT))
-    assert nobody.cached_tokens(one, await nobody.hash_prompt(PROMPT)) == 0
+    disabled = PrefixAffinity("", lambda: all_there)
+    disabled.prompt_sent(one, await disabled.hash_prompt(PROMPT))
+    assert disabled.cached_tokens(one, await disabled.hash_prompt(PROMPT)) == 0
 
 
 async def test_a_view_has_at_most_the_workers_blocks_and_ends_with_the_worker() -> None:
@@ -234,13 +234,13 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
         for prompt in prompts:
             await here.generate(ids_request(prompt))
         first, second = (here.worker(name).reserves for name in ("decode-0", "decode-1"))
-        told = first if len(first) > len(second) else second
-        assert len(told) >= 3, "a worker that was sent a prompt gets those that continue it"
+        sent = first if len(first) > len(second) else second
+        assert len(sent) >= 3, "a worker that was sent a prompt gets those that continue it"
         asked = {tuple(one.block_names) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
         monkeypatch.setattr("services.router.lifecycle.attempt_calls.MAX_RESERVE_NAMES", 2)
         await here.generate(ids_request(prompts[0]))
-        assert list(told[-1].block_names) == names_of(prompts[0])[:2]
+        assert list(sent[-1].block_names) == names_of(prompts[0])[:2]
         await here.quiet()
 
 
@@ -262,5 +262,5 @@ async def test_combined_workers_and_routers_without_a_secret_send_no_hashes(
 ) -> None:
     async with site(**workers, prefix_secret=SECRET if workers else "") as here:
         await here.generate(ids_request(list(range(48))))
-        told = [one for worker in here.cluster.workers.values() for one in worker.reserves]
-        assert [list(one.block_names) for one in told] == [[]]
+        sent = [one for worker in here.cluster.workers.values() for one in worker.reserves]
+        assert [list(one.block_names) for one in sent] == [[]]
