@@ -7,12 +7,14 @@ reads them at scrape time, so nothing on a request's path knows of metrics.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Thread
+from typing import Generic, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
@@ -38,7 +40,7 @@ class Family:
         self.help = help_text
         self.labels = labels
 
-    def metric(self, samples: Samples, constant: Mapping[str, str]) -> Metric:
+    def metric(self, samples: Samples, constant: Mapping[str, str]) -> PrometheusMetric:
         """These samples as Prometheus's own kind of object, with the labels every metric here has."""
         names = [*constant, *self.labels]
         kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
@@ -49,13 +51,54 @@ class Family:
 
     def histograms(
         self, samples: Iterable[tuple[tuple[str, ...], Histogram]], constant: Mapping[str, str]
-    ) -> Metric:
+    ) -> PrometheusMetric:
         """The same for histograms."""
         family = HistogramMetricFamily(self.name, self.help, labels=[*constant, *self.labels])
         for labels, histogram in samples:
             buckets = [(_bound(bound), float(count)) for bound, count in histogram.cumulative()]
             family.add_metric([*constant.values(), *labels], buckets, histogram.sum)
         return family
+
+
+Source = TypeVar("Source")
+Value = float | Histogram
+
+
+class Metric(Family, Generic[Source]):
+    """A row of a table of metrics: a family, and how its samples are read from a source.
+
+    `read` returns a value, or with labels (label values, value) of each time series; None omits the metric.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help_text: str,
+        read: Callable[[Source], Value | Iterable[tuple[tuple[str, ...], Value]] | None],
+        labels: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(name, help_text, labels)
+        self._read = read
+
+    def collect(self, source: Source, constant: Mapping[str, str]) -> PrometheusMetric | None:
+        """Reads the metric. Every time series gets the `constant` labels too."""
+        value = self._read(source)
+        if value is None:
+            return None
+        samples = [((), value)] if isinstance(value, int | float | Histogram) else list(value)
+        numbers = [(labels, one) for labels, one in samples if not isinstance(one, Histogram)]
+        histograms = [(labels, one) for labels, one in samples if isinstance(one, Histogram)]
+        return self.histograms(histograms, constant) if histograms else self.metric(numbers, constant)
+
+
+def collect(
+    table: Iterable[Metric[Source]], source: Source, constant: Mapping[str, str]
+) -> Iterator[PrometheusMetric]:
+    """Reads the metrics of a table, in order."""
+    for row in table:
+        metric = row.collect(source, constant)
+        if metric is not None:
+            yield metric
 
 
 def _bound(bound: float) -> str:
@@ -65,14 +108,14 @@ def _bound(bound: float) -> str:
 class ScrapedCollector(Collector):
     """Metrics that `read` makes when they are asked for."""
 
-    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[PrometheusMetric]]) -> None:
         self._read = read
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[PrometheusMetric]:
         """Everything, as it is now."""
         return self._read()
 
-    def describe(self) -> Iterable[Metric]:
+    def describe(self) -> Iterable[PrometheusMetric]:
         """Nothing is read at registration: what is read may not be there yet."""
         return ()
 

@@ -58,7 +58,7 @@ class FakeWorker(
         self.slots = slots
         self.fingerprint = fingerprint
         self.max_context = max_context
-        # Whose requests it says that it may serve, and how it keeps its weights.
+        # The pool and the weight format that it reports.
         self.pool = worker_pb2.Pool(
             model="fake",
             checkpoint=b"c",
@@ -77,7 +77,7 @@ class FakeWorker(
         self.reserves: list[decode_pb2.ReserveRequest] = []
         self.prefill_requests: list[prefill_pb2.PrefillRequest] = []
         self.attaches = 0
-        # Of a Follow that brought output: how many sequences the router said it had some of.
+        # For each Follow call with output, the number of positions in the router's request.
         self.most_positions = 0
         self.former_router_ids: list[bytes] = []
         self.cancels = 0
@@ -112,7 +112,7 @@ class FakeWorker(
         return sum(ticket.live for ticket in self.tickets.values())
 
     @property
-    def promised_tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Of the prompts and outputs that tickets are for."""
         return sum(ticket.token_count + ticket.max_tokens for ticket in self.tickets.values() if ticket.live)
 
@@ -163,7 +163,7 @@ class FakeWorker(
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no slot")
         capacity = self.behaviour.capacity_tokens
         wanted = request.token_count + request.max_tokens
-        if capacity is not None and self.promised_tokens + wanted > capacity:
+        if capacity is not None and self.reserved_tokens + wanted > capacity:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no blocks")
         if (key, request.attempt.number) in self.tombstones:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
@@ -367,7 +367,7 @@ class FakeWorker(
         return prefill_pb2.GiveTicketResponse()
 
     async def _issuer(self, request: prefill_pb2.PrefillRequest) -> FakeWorker:
-        """Who promised the slot, once that is known here."""
+        """The worker that reserved the slot, once that is known here."""
         if request.ticket_follows:
             request.ticket.CopyFrom(await self._given[request.attempt.SerializeToString()])
         return self.cluster.workers[decode_pb2.TicketBody.FromString(request.ticket.body).issuer.name]
@@ -381,10 +381,10 @@ class FakeWorker(
             await context.abort(self.behaviour.break_code, "broke before the first token")
         await asyncio.sleep(self.behaviour.prefill_s)
         self.prompts.append(list(request.token_ids))
-        told = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
+        prompt_reports = list(prompt_logprobs(request, forgotten=int(self.behaviour.forget_logprobs)))
         if request.limits.max_tokens == 0:
             assert not request.HasField("ticket")
-            for response in told:
+            for response in prompt_reports:
                 yield response
             return
         first = next_token(request.token_ids)
@@ -399,7 +399,9 @@ class FakeWorker(
         if overtaken:
             await asyncio.sleep(self.behaviour.overtake_s)
             if breaking:
-                await context.abort(self.behaviour.break_code, "broke before it told what it had committed")
+                await context.abort(
+                    self.behaviour.break_code, "failed before it reported what it had committed"
+                )
         token = prefill_pb2.FirstToken(
             number=number,
             token_id=first,
@@ -408,7 +410,7 @@ class FakeWorker(
         )
         if request.sampling.HasField("logprobs"):
             token.logprobs.CopyFrom(logprobs_of(first, request.sampling.logprobs))
-        for response in (*told, prefill_pb2.PrefillResponse(first_token=token)):
+        for response in (*prompt_reports, prefill_pb2.PrefillResponse(first_token=token)):
             yield response
         if breaking and self.behaviour.break_at == "first":
             await context.abort(self.behaviour.break_code, "broke after the first token")
@@ -431,13 +433,13 @@ class FakeCluster:
     """The fakes of one test, which hand over to each other by a call."""
 
     def __init__(self, tokenizer: bytes = b"") -> None:
-        """`tokenizer`: the digest of the one that its workers say they have."""
+        """`tokenizer`: the digest that its workers report."""
         self.tokenizer = tokenizer
         self.workers: dict[str, FakeWorker] = {}
 
     @classmethod
     def like(cls, folder: Path) -> FakeCluster:
-        """Whose workers tell the tokenizer of this model's folder."""
+        """A cluster whose workers report the tokenizer of this model's folder."""
         return cls(TokenizerFiles.read(folder).digest)
 
     def ledger(self) -> dict[str, int]:

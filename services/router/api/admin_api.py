@@ -1,4 +1,4 @@
-"""AdminService: full status, audits, drains and the switch of pools, on a gRPC port of its own."""
+"""AdminService on its own gRPC port: full status, audits, drains and switching pools."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _log = get_log("admin")
 
 
 class AdminService(AdminServiceServicer):
-    """Answers AdminService. `on_change` is called after a drain of the router began or ended, and after a
-    switch of pools."""
+    """Implements AdminService. `on_change` is called after a drain of the router began or ended, and after a
+    switch to another pool."""
 
     def __init__(
         self,
@@ -57,26 +57,26 @@ class AdminService(AdminServiceServicer):
         self._on_change = on_change
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds the service to a server that has not started."""
+        """Adds the service to a server that is not started yet."""
         add_AdminServiceServicer_to_server(self, server)
 
     async def GetStatus(  # noqa: N802
         self, request: AdminServiceGetStatusRequest, context: Context
     ) -> AdminServiceGetStatusResponse:
-        """Totals, every worker's state and audit, and the store."""
+        """Totals, the state and audit of every worker, and the state store."""
         return await self._status.full(request)
 
     async def GetAudit(  # noqa: N802
         self, request: AdminServiceGetAuditRequest, context: Context
     ) -> AdminServiceGetAuditResponse:
-        """The audits of one worker or of all, pools checked."""
+        """The audits of one worker or of all, with their memory pools checked."""
         try:
             return await self._status.audit(self._address(request.worker) if request.worker else None)
         except BatonError as error:
             await abort(context, error)
 
     async def Drain(self, request: DrainRequest, context: Context) -> DrainResponse:  # noqa: N802
-        """Starts or ends a drain; answers at once with what still runs."""
+        """Starts or ends a drain of a worker or of the router; returns at once what still runs."""
         try:
             if request.worker:
                 return self._drain_worker(self._worker(request.worker), not request.resume)
@@ -87,7 +87,7 @@ class AdminService(AdminServiceServicer):
     async def SwitchPool(  # noqa: N802
         self, request: SwitchPoolRequest, context: Context
     ) -> SwitchPoolResponse:
-        """Sends new requests to another pool."""
+        """Has new requests use another pool of workers."""
         try:
             self._pools.switch(request.pool)
         except BatonError as error:
@@ -107,16 +107,17 @@ class AdminService(AdminServiceServicer):
             self._dispatcher.set_draining(drained)
             self._on_change()
         queued = sum(worker.queued_tokens for worker in self._directory.workers)
-        return DrainResponse(running=self._dispatcher.live, queued_tokens=queued)
+        return DrainResponse(running=self._dispatcher.running, queued_tokens=queued)
 
-    def _address(self, named: str) -> str:
-        """The address of a known worker; NOT_FOUND otherwise. An address may have no worker yet."""
-        if named in self._directory.peers:
-            return named
-        return self._worker(named).peer.address
+    def _address(self, name: str) -> str:
+        """The address of a worker, by name or address; NOT_FOUND if there is none. An address may have no
+        worker yet."""
+        if name in self._directory.peers:
+            return name
+        return self._worker(name).peer.address
 
-    def _worker(self, named: str) -> Worker:
+    def _worker(self, name: str) -> Worker:
         for worker in self._directory.workers:
-            if named in (worker.name, worker.peer.address):
+            if name in (worker.name, worker.peer.address):
                 return worker
-        raise BatonError(ErrorKind.NOT_FOUND, f"no worker is called {named!r}")
+        raise BatonError(ErrorKind.NOT_FOUND, f"no worker is called {name!r}")

@@ -1,9 +1,8 @@
-"""The gRPC door: RouterService."""
+"""RouterService, the public gRPC API."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -23,11 +22,12 @@ from baton.v1.router_pb2 import (
 )
 from baton.v1.types_pb2 import Logprobs
 from services.common.errors import abort
-from services.router.lifecycle.choices import running
+from services.router.lifecycle.choices import stream_choices
 from services.router.request.sizes import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from services.router.lifecycle.service import Service
+    from services.router.lifecycle.admission import Admission
+    from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.observability.status import Status
     from services.router.request.request import Delta, Request
 
@@ -37,17 +37,20 @@ Context = grpc.aio.ServicerContext[Any, Any]
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-class GrpcDoor:
-    """Answers RouterService; parses messages itself, so that broken bytes are INVALID_ARGUMENT."""
+class GrpcApi:
+    """Implements RouterService. Parses messages itself, so that malformed ones get INVALID_ARGUMENT."""
 
-    def __init__(self, service: Service, status: Status, read_grace_s: float) -> None:
-        """`read_grace_s`: how long after its request's deadline a client may take to read the rest."""
-        self._service = service
-        self._read_grace_s = read_grace_s
+    def __init__(
+        self, admission: Admission, dispatcher: Dispatcher, status: Status, read_grace_s: float
+    ) -> None:
+        """`read_grace_s`: how long after a request's deadline its client may take to read the rest."""
+        self._admission = admission
+        self._dispatcher = dispatcher
         self._status = status
+        self._read_grace_s = read_grace_s
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Puts the service on a server that has not started."""
+        """Adds the service to a server that is not started yet."""
         handlers = {
             "Generate": grpc.unary_stream_rpc_method_handler(
                 self.generate, response_serializer=GenerateResponse.SerializeToString
@@ -62,28 +65,23 @@ class GrpcDoor:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
     async def generate(self, data: bytes, context: Context) -> None:
-        """Streams one request; the call's end, whoever ends it, is the request's end.
+        """Runs one request and streams its output. The end of the call cancels the request.
 
-        Writes instead of yielding: a cancel while a write waits for a slow client is then raised
-        here, and not left to the collector of a suspended generator.
+        Writes instead of yielding: a cancel while a write waits for a slow client is then raised here, and
+        not only when the suspended generator is garbage-collected.
         """
         tokens, cached = 0, 0
         try:
-            arrived_ns = time.monotonic_ns()
-            with self._service.counting_refusals():
-                asked = await self._service.intake.reader.generate(data)
-            requests = await self._service.admit(
-                asked, remaining_s=context.time_remaining(), arrived_ns=arrived_ns
-            )
+            requests = await self._admission.generate(data, context.time_remaining())
             read_by = asyncio.timeout_at(requests[0].deadline + self._read_grace_s)
-            async with read_by, running(self._service, requests) as deltas:
+            async with read_by, stream_choices(self._dispatcher, requests) as deltas:
                 unfinished = len(requests)
                 cached = len(requests[0].prompt_ids)
                 async for index, delta in deltas:
                     response = to_response(requests[index], delta)
                     tokens += len(delta.token_ids)
                     unfinished -= delta.finish is not None
-                    if delta.usage is not None:  # a prompt was computed unless every output found it
+                    if delta.usage is not None:  # what every output of the prompt found cached
                         cached = min(cached, delta.usage.cached_tokens)
                     if not unfinished:
                         prompt = len(requests[0].prompt_ids)
@@ -94,22 +92,20 @@ class GrpcDoor:
         except TimeoutError:
             await abort(context, BatonError(ErrorKind.DEADLINE, "the answer was not read in time"))
         except BatonError as error:
-            error.tokens_sent = tokens > 0  # of any of its outputs
+            error.tokens_sent = tokens > 0  # of any output
             await abort(context, error)
 
     async def list_models(self, data: bytes, context: Context) -> ListModelsResponse:
-        """The one model that is served here."""
+        """The served model."""
         try:
             _parse(ListModelsRequest, data)
         except BatonError as error:
             await abort(context, error)
-        intake = self._service.intake
-        return ListModelsResponse(
-            models=[Model(id=intake.served_name, max_context_tokens=intake.max_context_tokens)]
-        )
+        model = self._admission.model
+        return ListModelsResponse(models=[Model(id=model.name, max_context_tokens=model.max_context_tokens)])
 
     async def get_status(self, data: bytes, context: Context) -> GetStatusResponse:
-        """Whether requests are served, the model, rates and latencies; no addresses and no workers."""
+        """Readiness, model, rates and latencies, without addresses or workers."""
         try:
             request = _parse(GetStatusRequest, data)
         except BatonError as error:
@@ -118,7 +114,7 @@ class GrpcDoor:
 
 
 def to_response(request: Request, delta: Delta) -> GenerateResponse:
-    """One delta as a message of the stream, without the usage, which is of all outputs together."""
+    """Converts a delta, without its usage: the stream reports the usage of all outputs together."""
     response = GenerateResponse(
         request_id=request.id,
         first_number=delta.first_number,
@@ -139,7 +135,7 @@ def to_response(request: Request, delta: Delta) -> GenerateResponse:
 
 
 def _parse(message: type[MessageT], data: bytes) -> MessageT:
-    """A small message of any kind but GenerateRequest."""
+    """Parses a message other than GenerateRequest, which has to be small."""
     if len(data) > LARGE_BYTES:
         raise BatonError(ErrorKind.INVALID, f"a {message.DESCRIPTOR.name} has at most {LARGE_BYTES} bytes")
     try:

@@ -1,4 +1,4 @@
-"""`GET /health` and `GET /ready`, the same on the public and on the admin HTTP port."""
+"""`GET /health` and `GET /ready`, on the public and the admin HTTP port."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from starlette.routing import Route
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
-    from services.router.lifecycle.service import Service
+    from services.router.lifecycle.readiness import Readiness
 
 
-def health_routes(service: Service) -> list[Route]:
-    """Liveness and readiness.
+def health_routes(readiness: Readiness) -> list[Route]:
+    """Routes of liveness and readiness probes.
 
-    `/health` is 200 as long as the event loop answers, whatever the workers do: a failure means that the
-    process should be restarted. `/ready` is 200 while a request would be served, else 503 with a reason.
+    `/health` is 200 as long as the event loop runs, whatever the state of the workers: restart the process if
+    it fails. `/ready` is 200 while a request would be served, else 503 with a reason.
     """
 
     async def health(request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def ready(request: HttpRequest) -> Response:
-        reason = service.unready_reason()
+        reason = readiness.reason()
         if reason is None:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "unavailable", "reason": reason}, 503)

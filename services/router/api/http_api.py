@@ -1,4 +1,4 @@
-"""The HTTP door: OpenAI's completions, chat and models, tokens in vLLM's shapes, and how the router is."""
+"""The public HTTP API: OpenAI's completions, chat completions and models, and vLLM's tokenize endpoints."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import importlib.metadata
 import time
 from typing import TYPE_CHECKING
 
-from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from baton.errors import ErrorKind, FieldError
 from services.router.api.health_routes import health_routes
-from services.router.api.openai_response import Answer
-from services.router.api.tokenize_api import TokenizeDoor
-from services.router.formats.openai_chat import ChatWords
-from services.router.formats.openai_completions import CompletionWords
-from services.router.http.body import Cancelling
+from services.router.api.openai_response import CompletionResponse
+from services.router.api.tokenize_api import tokenize_routes
+from services.router.formats.openai_chat import ChatFormatter
+from services.router.formats.openai_completions import CompletionFormatter
+from services.router.http.body import CancelOnDisconnect
 from services.router.http.errors import HANDLERS
+from services.router.http.server import http_app
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,51 +26,52 @@ if TYPE_CHECKING:
     from starlette.routing import BaseRoute
     from starlette.types import Send
 
-    from services.router.lifecycle.service import Service
+    from services.router.api.openai_response import Formatter
+    from services.router.formats.openai_fields import SamplingBody
+    from services.router.lifecycle.admission import Admission
+    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.lifecycle.readiness import Readiness
+    from services.router.request.request import Request
 
 
-class HttpDoor:
-    """The ASGI application; `more_routes` are served beside its own."""
+class HttpApi:
+    """The ASGI application `app`."""
 
-    def __init__(self, service: Service, more_routes: Sequence[BaseRoute] = ()) -> None:
-        self._service = service
-        reader = service.intake.reader
-        most = reader.max_body_bytes
+    def __init__(
+        self,
+        admission: Admission,
+        dispatcher: Dispatcher,
+        readiness: Readiness,
+        more_routes: Sequence[BaseRoute] = (),
+    ) -> None:
+        """`more_routes` are served in addition to those of the API."""
+        self._admission = admission
+        self._dispatcher = dispatcher
+        limit = admission.reader.max_body_bytes
         self._created = int(time.time())
         routes: list[BaseRoute] = [
-            Route("/v1/completions", Cancelling(self.completions, most), methods=["POST"]),
-            Route("/v1/chat/completions", Cancelling(self.chat, most), methods=["POST"]),
+            Route("/v1/completions", CancelOnDisconnect(self.completions, limit), methods=["POST"]),
+            Route("/v1/chat/completions", CancelOnDisconnect(self.chat, limit), methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
-            *health_routes(service),
+            *health_routes(readiness),
             Route("/version", self.version, methods=["GET"]),
-            *TokenizeDoor(reader).routes,
+            *tokenize_routes(admission.reader),
             *more_routes,
         ]
-        self.app = Starlette(routes=routes, exception_handlers=HANDLERS)
-        self.app.router.redirect_slashes = False
+        self.app = http_app(routes, HANDLERS)
 
     async def completions(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/completions."""
-        arrived_ns = time.monotonic_ns()
-        with self._service.counting_refusals():
-            body, prompts = await self._service.intake.reader.completion(request.state.body)
-        requests = await self._service.admit(*prompts, arrived_ns=arrived_ns)
-        request.state.deadline = max(one.deadline for one in requests)
-        words = CompletionWords(body, self._service.intake.pool.token_texts)
-        answer = Answer(self._service, requests, words, body.stream_options)
-        await (answer.stream(send) if body.stream else answer.whole(send))
+        body, requests = await self._admission.completion(request.state.body)
+        formatter = CompletionFormatter(body, self._admission.tokenizer.token_texts)
+        await self._respond(request, send, body, requests, formatter)
 
     async def chat(self, request: HttpRequest, send: Send) -> None:
         """POST /v1/chat/completions."""
-        arrived_ns = time.monotonic_ns()
-        with self._service.counting_refusals():
-            body, asked = await self._service.intake.reader.chat(request.state.body)
-        requests = await self._service.admit(asked, arrived_ns=arrived_ns)
-        request.state.deadline = requests[0].deadline
-        words = ChatWords(body, self._service.intake.pool.token_texts)
-        answer = Answer(self._service, requests, words, body.stream_options)
-        await (answer.stream(send) if body.stream else answer.whole(send))
+        body, requests = await self._admission.chat(request.state.body)
+        formatter = ChatFormatter(body, self._admission.tokenizer.token_texts)
+        await self._respond(request, send, body, requests, formatter)
 
     async def models(self, request: HttpRequest) -> Response:
         """GET /v1/models."""
@@ -78,7 +79,7 @@ class HttpDoor:
 
     async def model(self, request: HttpRequest) -> Response:
         """GET /v1/models/{model}."""
-        if request.path_params["model"] != self._service.intake.served_name:
+        if request.path_params["model"] != self._admission.model.name:
             message = "the model does not exist"
             raise FieldError(message, param="model", code="model_not_found", kind=ErrorKind.NOT_FOUND)
         return JSONResponse(self._model())
@@ -87,14 +88,30 @@ class HttpDoor:
         """GET /version."""
         return JSONResponse({"version": _VERSION})
 
+    async def _respond(
+        self,
+        request: HttpRequest,
+        send: Send,
+        body: SamplingBody,
+        requests: Sequence[Request],
+        formatter: Formatter,
+    ) -> None:
+        """Runs the requests. Their deadline bounds how long the client may take to read (see
+        `http.protocol`)."""
+        request.state.deadline = requests[0].deadline
+        response = CompletionResponse(
+            self._dispatcher, self._admission.model.name, requests, formatter, body.stream_options
+        )
+        await (response.stream(send) if body.stream else response.whole(send))
+
     def _model(self) -> dict[str, object]:
-        intake = self._service.intake
+        model = self._admission.model
         return {
-            "id": intake.served_name,
+            "id": model.name,
             "object": "model",
             "created": self._created,
             "owned_by": "baton",
-            "max_model_len": intake.max_context_tokens,
+            "max_model_len": model.max_context_tokens,
         }
 
 

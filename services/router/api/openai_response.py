@@ -1,4 +1,4 @@
-"""One answer of either completion API: its requests run side by side, each a choice with its index."""
+"""The response to a completion or chat completion, whole or streamed. Each request of it is a choice."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from baton.errors import BatonError
 from services.common.errors import openai_body
 from services.router.formats.json_pieces import encode, send_json
 from services.router.formats.openai_fields import StreamOptions
-from services.router.lifecycle.choices import running, whole
+from services.router.lifecycle.choices import collect_choices, stream_choices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from starlette.types import Send
 
-    from services.router.lifecycle.service import Service
+    from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.request.request import Delta, Request
 
 _STREAM_HEADERS = [
@@ -27,80 +27,83 @@ _STREAM_HEADERS = [
 ]
 
 
-class Words(Protocol):
-    """How one API words what came."""
+class Formatter(Protocol):
+    """The response format of one API."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
-        """One choice of a whole answer. Its long lists may be iterators."""
+        """One choice of a response that is not streamed. Its long lists may be iterators."""
         ...
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
-        """The choices of the chunks that tell this delta, in order."""
+        """The choice of each chunk that reports this delta, in order."""
         ...
 
 
-class Answer:
-    """Runs admitted requests and has their output worded; cancelling it cancels them all."""
+class CompletionResponse:
+    """Runs admitted requests and formats their output. Cancelling a method cancels all requests."""
 
     def __init__(
         self,
-        service: Service,
+        dispatcher: Dispatcher,
+        model: str,
         requests: Sequence[Request],
-        words: Words,
+        formatter: Formatter,
         options: StreamOptions | None = None,
     ) -> None:
-        self._service = service
+        """`model`: the served model's name."""
+        self._dispatcher = dispatcher
+        self._model = model
         self._requests = requests
-        self._words = words
+        self._formatter = formatter
         self._options = options or StreamOptions()
-        self._id = words.id_prefix + secrets.token_hex(16)
+        self._id = formatter.id_prefix + secrets.token_hex(16)
         self._created = int(time.time())
-        # Prompt tokens that each of the requests found cached, once it has ended.
+        # Prompt tokens that each request found in a prefix cache, once it has ended.
         self._cached = [0] * len(requests)
 
     async def whole(self, send: Send) -> None:
-        """The answer in one body, once all outputs have ended; raises the first failure of a request.
+        """Sends one body once all outputs have ended; raises the first error of a request.
 
-        The body is encoded while it is sent, so that a large one never lies in memory as a whole.
+        The body is encoded while it is sent, so a large one is never in memory as a whole.
         """
-        outputs = [output.delta() for output in await whole(self._service, self._requests)]
+        outputs = [output.delta() for output in await collect_choices(self._dispatcher, self._requests)]
         for index, delta in enumerate(outputs):
-            self._note(index, delta)
+            self._record_cached(index, delta)
         usage = self._usage(sum(len(delta.token_ids) for delta in outputs))
         choices = (
-            self._words.whole(index, request, delta)
+            self._formatter.whole(index, request, delta)
             for index, (request, delta) in enumerate(zip(self._requests, outputs, strict=True))
         )
-        document = {**self._head(self._words.whole_object), "choices": choices, "usage": usage}
+        document = {**self._head(self._formatter.whole_object), "choices": choices, "usage": usage}
         await send_json(send, document)
 
     async def stream(self, send: Send) -> None:
-        """Server-sent events, one a chunk, then usage if asked for, then [DONE].
+        """Sends server-sent events: one for each chunk, then the usage if asked for, then [DONE].
 
-        The status goes out with the first event, so a failure before any token has its own
-        status (it is raised); a later one ends the stream with an error event.
+        The status is sent with the first event. So an error before any token is raised, and gets its own
+        status; a later one ends the stream with an error event.
         """
         events = _Events(send)
         tokens = 0
-        head = self._head(self._words.chunk_object)
+        head = self._head(self._formatter.chunk_object)
         try:
-            async with running(self._service, self._requests) as deltas:
+            async with stream_choices(self._dispatcher, self._requests) as deltas:
                 async for index, delta in deltas:
                     tokens += len(delta.token_ids)
-                    self._note(index, delta)
-                    for choice in self._words.chunks(index, self._requests[index], delta):
-                        await events.tell({**head, "choices": [choice], **self._chunk_usage(tokens)})
+                    self._record_cached(index, delta)
+                    for choice in self._formatter.chunks(index, self._requests[index], delta):
+                        await events.send({**head, "choices": [choice], **self._chunk_usage(tokens)})
             if self._options.include_usage:
-                await events.tell({**head, "choices": [], "usage": self._usage(tokens)})
+                await events.send({**head, "choices": [], "usage": self._usage(tokens)})
             await events.end(b"data: [DONE]\n\n")
         except BatonError as error:
             if not events.started:
                 raise
-            await events.tell(openai_body(error))
+            await events.send(openai_body(error))
             await events.end(b"")
 
     def _head(self, kind: str) -> dict[str, object]:
@@ -108,22 +111,23 @@ class Answer:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._service.intake.served_name,
+            "model": self._model,
             "system_fingerprint": None,
         }
 
-    def _note(self, index: int, delta: Delta) -> None:
+    def _record_cached(self, index: int, delta: Delta) -> None:
         if delta.usage is not None:
             self._cached[index] = delta.usage.cached_tokens
 
     def _chunk_usage(self, completion: int) -> dict[str, object]:
-        """What a chunk says of usage: nothing, null, or where it was asked for the usage so far."""
+        """The `usage` field of a chunk: absent, null, or the usage so far, as the stream options ask."""
         if self._options.continuous_usage_stats:
             return {"usage": self._usage(completion)}
         return {"usage": None} if self._options.include_usage else {}
 
     def _usage(self, completion: int) -> dict[str, object]:
-        """A prompt counts once, however many outputs it has; as cached what all of them found."""
+        """Usage of the whole response. A prompt counts once for all of its outputs; as cached counts what
+        every one of them found."""
         prompt, cached, least = 0, 0, 0
         for request, found in zip(self._requests, self._cached, strict=True):
             if request.choice == 0:
@@ -139,13 +143,13 @@ class Answer:
 
 
 class _Events:
-    """A stream of server-sent events; its status goes out with the first."""
+    """A stream of server-sent events. The status is sent with the first event."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.started = False
 
-    async def tell(self, document: object) -> None:
+    async def send(self, document: object) -> None:
         line = encode(document, default=list)
         await self._start()
         await self._body(f"data: {line}\n\n".encode(), more=True)

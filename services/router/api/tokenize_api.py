@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, compatible with vLLM."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.router.http.body import Cancelling
+from services.router.http.body import CancelOnDisconnect
 from services.router.request import sizes
-from services.router.tokenization import helper_jobs as text_jobs
+from services.router.tokenization import helper_jobs as helper_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,21 +20,23 @@ if TYPE_CHECKING:
     from services.router.tokenization.request_reader import RequestReader
 
 
-class TokenizeDoor:
-    """Text to tokens and back with the model's own tokenizer; no worker is asked. Small bodies are answered
-    in a thread, larger ones in a text process."""
+def tokenize_routes(reader: RequestReader) -> list[Route]:
+    """Routes that convert text to tokens and back with the model's tokenizer, without any worker. Small
+    bodies are processed in a thread, larger ones in a helper process."""
+    return [
+        Route(
+            f"/{job.__name__}",
+            CancelOnDisconnect(_handler(reader, job), reader.max_body_bytes),
+            methods=["POST"],
+        )
+        for job in (helper_jobs.tokenize, helper_jobs.detokenize)
+    ]
 
-    def __init__(self, reader: RequestReader) -> None:
-        self._reader = reader
-        self.routes = [
-            Route(f"/{job.__name__}", Cancelling(self._handler(job), reader.max_body_bytes), methods=["POST"])
-            for job in (text_jobs.tokenize, text_jobs.detokenize)
-        ]
 
-    def _handler(self, job: text_jobs.Job) -> Callable[[HttpRequest, Send], Awaitable[None]]:
-        async def handle(request: HttpRequest, send: Send) -> None:
-            parts = await self._reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
-            answer = Response(bytes(parts[0]), media_type="application/json")
-            await answer(request.scope, request.receive, send)
+def _handler(reader: RequestReader, job: helper_jobs.Job) -> Callable[[HttpRequest, Send], Awaitable[None]]:
+    async def handle(request: HttpRequest, send: Send) -> None:
+        parts = await reader.run(job, request.state.body, sizes.LARGE_TOKENIZE_BYTES)
+        response = Response(bytes(parts[0]), media_type="application/json")
+        await response(request.scope, request.receive, send)
 
-        return handle
+    return handle

@@ -1,23 +1,23 @@
-"""GenerateRequest in the validator's words."""
+"""GenerateRequest as a `ParsedRequest`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import FieldError
-from services.router.request.request import Asked, Chat, ChatTurn
+from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
 if TYPE_CHECKING:
     from baton.v1.router_pb2 import GenerateRequest
 
 
-def to_asked(request: GenerateRequest) -> Asked:
-    """The message in the validator's words; FieldError where it has no prompt."""
+def parsed_request(request: GenerateRequest) -> ParsedRequest:
+    """Converts the message; FieldError if it has no prompt."""
     prompt = request.WhichOneof("prompt")
     if prompt is None:
         raise FieldError("the prompt is empty", param="prompt")
     turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
-    return Asked(
+    return ParsedRequest(
         model=request.model,
         text=request.text if prompt == "text" else None,
         token_ids=tuple(request.token_ids.ids) if prompt == "token_ids" else None,
@@ -31,7 +31,7 @@ def to_asked(request: GenerateRequest) -> Asked:
     )
 
 
-# Fields of GenerateRequest whose presence is known, and that have the same name in Asked.
+# Fields of GenerateRequest with explicit presence; ParsedRequest has the same names.
 _OPTIONAL: tuple[Any, ...] = (
     "temperature",
     "top_k",

@@ -1,4 +1,4 @@
-"""JSON as request bodies may have it."""
+"""Strict JSON of request bodies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from baton.errors import FieldError
 
 
 def parse_json(body: bytes | bytearray) -> object:
-    """The document; FieldError where the body is not JSON."""
+    """Parses a body; FieldError if it is not JSON."""
     try:
         document: object = json.loads(body, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -17,5 +17,5 @@ def parse_json(body: bytes | bytearray) -> object:
 
 
 def _no_constant(name: str) -> float:
-    """NaN and Infinity are not JSON; Python's parser accepts them."""
+    """Refuses NaN and Infinity, which are not JSON though Python's parser accepts them."""
     raise ValueError(name)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: its body, and how its answer is worded."""
+"""POST /v1/chat/completions: the request body and the response format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import FailFast
 from baton.errors import FieldError
 from services.router.formats.openai_fields import NEUTRAL, Body, Neutral, SamplingBody, parse
 from services.router.formats.openai_logprobs import chat_logprobs
-from services.router.request.request import Asked, Chat, ChatTurn
+from services.router.request.request import Chat, ChatTurn, ParsedRequest
 
 if TYPE_CHECKING:
     from services.router.request.request import Delta, Request
@@ -40,10 +40,10 @@ _NEUTRAL: Neutral = {
 
 
 class MessageBody(Body):
-    """One message. What an assistant's answer carries beside its content may come back empty."""
+    """One message. Fields that assistant messages of a response have may be sent back empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    # A string or a list of text parts; `_content` says what is wrong with anything else.
+    # A string or a list of text parts; `_turn` checks it, for a better error message than pydantic's.
     content: Any = None
     name: str | None = None
     tool_call_id: str | None = None
@@ -54,19 +54,19 @@ class MessageBody(Body):
     annotations: list[Any] | None = None
 
 
-# The first message that is wrong ends the check: an error for each would take longer than all the rest.
+# Validation ends at the first invalid message: an error for each could take seconds.
 Messages = Annotated[list[MessageBody], FailFast()]
 
 
 class ChatFields(Body):
-    """What says how to render a conversation; /tokenize takes it, too."""
+    """The fields that define how a conversation is rendered; shared with /tokenize."""
 
     messages: Messages
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def chat(self) -> Chat:
-        """The conversation for the template; FieldError where a message is none of text."""
+        """The conversation; FieldError if a message is not text."""
         return Chat(
             tuple(_turn(number, message) for number, message in enumerate(self.messages)),
             add_generation_prompt=self.add_generation_prompt is not False,
@@ -75,37 +75,37 @@ class ChatFields(Body):
 
 
 class ChatBody(SamplingBody, ChatFields):
-    """What may be asked here."""
+    """The body of POST /v1/chat/completions."""
 
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    def asked(self) -> Asked:
-        """The request in the validator's words; an unset max_tokens means all that the context has left."""
+    def parsed_request(self) -> ParsedRequest:
+        """Converts the body. An unset max_tokens means the rest of the context."""
         if self.top_logprobs and not self.logprobs:
             raise FieldError("top_logprobs needs logprobs to be true", param="top_logprobs")
-        names = {"prompt": "messages", "logprobs": "top_logprobs"}
-        asked = self.sampling()
+        api_names = {"prompt": "messages", "logprobs": "top_logprobs"}
+        parsed = self.sampling()
         if self.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-            asked = dataclasses.replace(asked, max_tokens=self.max_completion_tokens)
+            api_names["max_tokens"] = "max_completion_tokens"
+            parsed = dataclasses.replace(parsed, max_tokens=self.max_completion_tokens)
         return dataclasses.replace(
-            asked,
+            parsed,
             chat=self.chat(),
             fills_context=True,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            names=names,
+            api_names=api_names,
         )
 
 
 def parse_chat(document: object) -> ChatBody:
-    """The body as a checked model; FieldError names the first field that is wrong."""
+    """Validates the body's fields and types; FieldError names the first invalid field."""
     return parse(document, ChatBody, _NEUTRAL)
 
 
-class ChatWords:
-    """Words deltas as choices of a chat completion."""
+class ChatFormatter:
+    """Formats deltas as choices of a chat completion."""
 
     id_prefix = "chatcmpl-"
     whole_object = "chat.completion"
@@ -116,31 +116,31 @@ class ChatWords:
         self._texts = texts
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
-        """One choice of a whole answer."""
+        """One choice of a response that is not streamed."""
         message = {"role": "assistant", "content": delta.text, "refusal": None}
         return self._choice(index, request, delta, message=message)
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
-        """The role before anything else, then content where there is some, then the reason of the end."""
+        """Up to three chunks: the role (first delta only), content if there is some, the finish reason."""
         chunks: list[dict[str, object]] = []
         if delta.opening:
             chunks.append(_chunk(index, {"role": "assistant", "content": ""}))
         if delta.text or (delta.token_ids and (request.wants_logprobs or self._with_ids)):
-            told = dataclasses.replace(delta, finish=None)
-            chunks.append(self._choice(index, request, told, delta={"content": delta.text}))
+            content = dataclasses.replace(delta, finish=None)
+            chunks.append(self._choice(index, request, content, delta={"content": delta.text}))
         if delta.finish is not None:
-            chunks.append(_chunk(index, {}, delta.finish.word))
+            chunks.append(_chunk(index, {}, delta.finish.reason))
         return chunks
 
     def _choice(
-        self, index: int, request: Request, told: Delta, **content: dict[str, Any]
+        self, index: int, request: Request, output: Delta, **content: dict[str, Any]
     ) -> dict[str, object]:
         choice: dict[str, object] = {"index": index, **content, "logprobs": None}
         if request.wants_logprobs:
-            choice["logprobs"] = chat_logprobs(self._texts, told.token_ids, told.logprobs)
-        choice["finish_reason"] = told.finish.word if told.finish is not None else None
+            choice["logprobs"] = chat_logprobs(self._texts, output.token_ids, output.logprobs)
+        choice["finish_reason"] = output.finish.reason if output.finish is not None else None
         if self._with_ids:
-            choice["token_ids"] = iter(told.token_ids)
+            choice["token_ids"] = iter(output.token_ids)
         return choice
 
 

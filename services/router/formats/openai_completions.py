@@ -1,4 +1,4 @@
-"""POST /v1/completions: its body, and how its answer is worded."""
+"""POST /v1/completions: the request body and the response format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from baton.errors import FieldError
 from services.router.formats.openai_fields import NEUTRAL, Neutral, SamplingBody, is_token_id, parse
 from services.router.formats.openai_logprobs import legacy_logprobs
-from services.router.request.request import Asked
+from services.router.request.request import ParsedRequest
 from services.router.request.sizes import MAX_PROMPTS
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 MAX_CHOICES = 1024
 _NEUTRAL: Neutral = {**NEUTRAL, "suffix": ("",)}
 
-# A prompt is text or token ids, or a list of either; whether a list is one is told by its items.
+# Text, token ids, or a list of either. What a list is, is decided by its items.
 Prompt = str | list[Any]
 
 
 class CompletionBody(SamplingBody):
-    """What may be asked here."""
+    """The body of POST /v1/completions."""
 
     prompt: Prompt
     echo: bool | None = None
@@ -31,8 +31,8 @@ class CompletionBody(SamplingBody):
     best_of: int | None = None
     add_special_tokens: bool | None = None
 
-    def asked(self) -> list[Asked]:
-        """One request a prompt, in the validator's words."""
+    def parsed_requests(self) -> list[ParsedRequest]:
+        """Converts the body: one request for each prompt."""
         common = dataclasses.replace(
             self.sampling(),
             add_special_tokens=self.add_special_tokens is not False,
@@ -52,12 +52,12 @@ class CompletionBody(SamplingBody):
 
 
 def parse_completion(document: object) -> CompletionBody:
-    """The body as a checked model; FieldError names the first field that is wrong."""
+    """Validates the body's fields and types; FieldError names the first invalid field."""
     return parse(document, CompletionBody, _NEUTRAL)
 
 
-class CompletionWords:
-    """Words deltas as choices of a text completion, whole and in chunks alike."""
+class CompletionFormatter:
+    """Formats deltas as choices of a text completion, the same way for whole responses and chunks."""
 
     id_prefix = "cmpl-"
     whole_object = chunk_object = "text_completion"
@@ -67,20 +67,20 @@ class CompletionWords:
         self._texts = texts
 
     def whole(self, index: int, request: Request, delta: Delta) -> dict[str, object]:
-        """One choice of a whole answer."""
+        """One choice of a response or of a chunk."""
         text = delta.text
         if delta.opening and request.echo is not None:
             text = request.echo.text + text
         choice: dict[str, object] = {"index": index, "text": text, "logprobs": None}
         if request.wants_logprobs:
             choice["logprobs"] = legacy_logprobs(self._texts, request, delta)
-        choice["finish_reason"] = delta.finish.word if delta.finish is not None else None
+        choice["finish_reason"] = delta.finish.reason if delta.finish is not None else None
         if self._with_ids:
             choice["token_ids"] = iter(delta.token_ids)
         return choice
 
     def chunks(self, index: int, request: Request, delta: Delta) -> list[dict[str, object]]:
-        """The choices of the chunks that tell this delta, in order."""
+        """One choice for a chunk of its own."""
         return [self.whole(index, request, delta)]
 
 

@@ -1,9 +1,8 @@
-"""What OpenAI's request bodies have in common, with the extra fields of vLLM's that Baton knows.
+"""The common fields of OpenAI's request bodies, and the extra fields of vLLM's API that Baton supports.
 
-A field that is not supported yet is accepted at the value that changes nothing, since clients
-send those; at any other value it is refused. An unknown field is refused too: a setting silently
-lost costs more than a request refused. A hint is no such setting: it changes no token of the
-answer, so it is accepted whatever its value.
+A field that is not supported yet is accepted at its neutral value, since clients send those, and refused at
+any other. Unknown fields are refused too, because ignoring a setting silently is worse than an error. Hints
+change no token of the output, so they are accepted whatever their value.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from baton.errors import BatonError, ErrorKind, FieldError
-from services.router.request.request import Asked
+from services.router.request.request import ParsedRequest
 
-# Field → the values that ask for nothing. null always does.
+# Field → its neutral values. null is always neutral.
 Neutral = Mapping[str, tuple[object, ...]]
 NEUTRAL: Neutral = {
     "length_penalty": (1,),
@@ -30,7 +29,7 @@ NEUTRAL: Neutral = {
     "response_format": ({"type": "text"},),
     "structured_outputs": (),
 }
-# Labels of the request, and advice on how to run it. Not used.
+# Labels of a request, and advice on how to run it. Not used.
 HINTS = frozenset(
     {
         "metadata",
@@ -49,23 +48,23 @@ Stop = str | list[str]
 
 
 class Body(BaseModel):
-    """Strict: no text for a number, no unknown field."""
+    """Strict validation: no type conversion, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class StreamOptions(Body):
-    """What a stream carries beside its tokens. All of it is advice: unknown options are ignored."""
+    """What a stream carries besides its tokens. Unknown options are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
-    # A last chunk with the usage; and the usage so far in every chunk.
+    # A last chunk with the usage, and the usage so far in every chunk.
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class SamplingBody(Body):
-    """The fields that say how to draw and what to answer, the same for both kinds of completion."""
+    """The fields of sampling and output that both kinds of completion have."""
 
     model: str
     max_tokens: int | None = None
@@ -88,9 +87,9 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
 
-    def sampling(self) -> Asked:
-        """These fields in the validator's words; the rest is for the caller to add."""
-        return Asked(
+    def sampling(self) -> ParsedRequest:
+        """Converts these fields; the caller adds the prompt and the fields of its API."""
+        return ParsedRequest(
             model=self.model,
             temperature=self.temperature,
             top_k=self.top_k,
@@ -115,9 +114,9 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def parse(document: object, model: type[BodyT], neutral: Neutral) -> BodyT:
-    """The body as a checked model; FieldError names the first field that is wrong.
+    """Validates a document as `model`; FieldError names the first invalid field.
 
-    The error never repeats a value: it may be part of a prompt.
+    The error never contains a value, which may be part of a prompt.
     """
     if not isinstance(document, dict):
         raise FieldError("the body must be a JSON object")
@@ -133,7 +132,7 @@ def parse(document: object, model: type[BodyT], neutral: Neutral) -> BodyT:
 
 
 def is_token_id(item: object) -> bool:
-    """Whether a JSON value is a whole number."""
+    """Whether a JSON value is an integer."""
     return isinstance(item, int) and not isinstance(item, bool)
 
 
@@ -149,7 +148,7 @@ def _same(value: object, allowed: object) -> bool:
 
 def _field_error(error: ValidationError) -> BatonError:
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    # Among the steps are the branches of a union, which pydantic names after their types.
+    # The location also has the branches of a union, which pydantic names after their types.
     steps = [step for step in first["loc"] if not (isinstance(step, str) and _is_branch(step))]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)[1:65]
     param = str(steps[0])[:64] if steps else None

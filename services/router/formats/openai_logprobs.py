@@ -1,6 +1,6 @@
-"""Logprobs as OpenAI's two APIs spell them.
+"""Logprobs in the formats of OpenAI's two APIs.
 
-JSON has no infinity: what cannot be drawn has the logprob -9999, as OpenAI says it.
+JSON has no infinity: a token with probability 0 has the logprob -9999, as in OpenAI's API.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ LEAST_LOGPROB = -9999.0
 
 
 def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[str, object]:
-    """The object of text completions, for the tokens of one delta and, where it opens an echo, the prompt's.
+    """`logprobs` of text completions, for the tokens of a delta, preceded by an echoed prompt's in the first.
 
-    Its lists are iterators (see `json_pieces`).
-    `text_offset` counts characters of the whole text; a token within a character has that character's,
-    and so has one that shows that bytes before it were none.
+    Its lists are iterators (see `json_pieces`). `text_offset` counts characters of the whole text; a token
+    that is part of a character has the offset of that character.
     """
     ids: Sequence[int] = delta.token_ids
     offsets: Iterator[int] = iter(delta.offsets)
@@ -35,7 +34,7 @@ def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[s
         if delta.opening:
             ids = [*request.prompt_ids, *ids]
             offsets = itertools.chain(request.echo.offsets, offsets)
-            # Nothing comes before the first token, so nothing says how likely it was.
+            # The first token has no context, so it has no logprobs.
             logprobs = [None, *delta.prompt_logprobs, *logprobs]
     return {
         "tokens": (texts.text(token_id) for token_id in ids),
@@ -51,7 +50,7 @@ def legacy_logprobs(texts: TokenTexts, request: Request, delta: Delta) -> dict[s
 def chat_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Sequence[bytes]
 ) -> dict[str, object]:
-    """The object of chat completions; its list is an iterator (see `json_pieces`)."""
+    """`logprobs` of chat completions. Its list is an iterator (see `json_pieces`)."""
     content = (
         _chat_entry(texts, token_id, Logprobs.FromString(one))
         for token_id, one in zip(token_ids, logprobs, strict=True)
@@ -79,7 +78,7 @@ def _own(data: bytes) -> float:
 
 
 def _by_text(texts: TokenTexts, token_id: int, data: bytes) -> dict[str, float]:
-    """The likeliest, best first, and the token itself; of two tokens with one text the likelier counts."""
+    """The most likely tokens by text, best first, and the token itself. The first of equal texts counts."""
     logprobs = Logprobs.FromString(data)
     found: dict[str, float] = {}
     for other in logprobs.top:
@@ -89,5 +88,5 @@ def _by_text(texts: TokenTexts, token_id: int, data: bytes) -> dict[str, float]:
 
 
 def _finite(logprob: float) -> float:
-    """Also of a number that is none: JSON could not carry it."""
+    """The logprob as JSON can carry it; NaN becomes the least."""
     return max(logprob, LEAST_LOGPROB) if logprob == logprob else LEAST_LOGPROB

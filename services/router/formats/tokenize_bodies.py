@@ -1,4 +1,4 @@
-"""The bodies of /tokenize and /detokenize, and their answers as JSON."""
+"""POST /tokenize and /detokenize: request bodies and responses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pydantic import Field, model_validator
 from baton.errors import FieldError
 from services.router.formats.openai_chat import ChatFields, Messages
 from services.router.formats.openai_fields import Body, Neutral, parse
-from services.router.request import validate
-from services.router.request.request import Asked
+from services.router.request import sizes, validate
+from services.router.request.request import ParsedRequest
 
 if TYPE_CHECKING:
-    from services.router.request.served_model import Model
-    from services.router.text.tokenizer import ModelText
+    from services.router.request.request_limits import RequestLimits
+    from services.router.text.tokenizer import ModelTokenizer
 
 _NEUTRAL: Neutral = {"continue_final_message": (False,), "chat_template": (), "tools": ([],)}
 
 
 class TokenizeBody(ChatFields):
-    """A prompt or a conversation."""
+    """The body of /tokenize: a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -30,72 +30,76 @@ class TokenizeBody(ChatFields):
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> TokenizeBody:
+    def _check_one_given(self) -> TokenizeBody:
         if (self.prompt is None) == (not self.messages):
             raise ValueError("needs either prompt or messages")
         return self
 
 
 class DetokenizeBody(Body):
-    """Token ids."""
+    """The body of /detokenize."""
 
     model: str | None = None
     tokens: list[int]
 
 
 def parse_tokenize(document: object) -> TokenizeBody:
-    """The body as a checked model; FieldError names the first field that is wrong."""
+    """Validates the body of /tokenize; FieldError names the first invalid field."""
     return parse(document, TokenizeBody, _NEUTRAL)
 
 
 def parse_detokenize(document: object) -> DetokenizeBody:
-    """The same for /detokenize."""
+    """Validates the body of /detokenize; FieldError names the first invalid field."""
     return parse(document, DetokenizeBody, {})
 
 
-def tokenize_answer(text: ModelText, model: Model, body: TokenizeBody) -> bytes:
-    """The ids that a completion of the same prompt or messages would be given; FieldError where there are
-    more than one answer lists."""
-    _check_model(body.model, model)
-    ids = _ids(text, body)
-    if len(ids) > model.most_listed:
-        message = f"the prompt has {len(ids)} tokens; at most {model.most_listed} are listed"
+def tokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: TokenizeBody) -> bytes:
+    """The JSON response with the ids that a completion would use; FieldError if there are too many."""
+    _check_model(body.model, limits)
+    ids = _ids(tokenizer, body)
+    if len(ids) > _max_listed(limits):
+        message = f"the prompt has {len(ids)} tokens; at most {_max_listed(limits)} are listed"
         raise FieldError(
             message,
             param="prompt" if body.prompt is not None else "messages",
             code="context_length_exceeded",
         )
-    answer = {
+    response = {
         "count": len(ids),
-        "max_model_len": model.context,
+        "max_model_len": limits.max_context_tokens,
         "tokens": ids,
-        "token_strs": text.spellings(ids) if body.return_token_strs else None,
+        "token_strs": tokenizer.spellings(ids) if body.return_token_strs else None,
     }
-    return _to_json(answer)
+    return _to_json(response)
 
 
-def detokenize_answer(text: ModelText, model: Model, body: DetokenizeBody) -> bytes:
-    """The text of the ids, special tokens included."""
-    _check_model(body.model, model)
-    if len(body.tokens) > model.most_listed:
-        raise FieldError(f"at most {model.most_listed} tokens; got {len(body.tokens)}", param="tokens")
-    ids = validate.check_token_ids("tokens", body.tokens, model.vocab_size)
-    return _to_json({"prompt": text.decode(ids, skip_special_tokens=False)})
+def detokenize_response(tokenizer: ModelTokenizer, limits: RequestLimits, body: DetokenizeBody) -> bytes:
+    """The JSON response with the text of the ids, special tokens included."""
+    _check_model(body.model, limits)
+    if len(body.tokens) > _max_listed(limits):
+        raise FieldError(f"at most {_max_listed(limits)} tokens; got {len(body.tokens)}", param="tokens")
+    ids = validate.check_token_ids("tokens", body.tokens, limits.vocab_size)
+    return _to_json({"prompt": tokenizer.decode(ids, skip_special_tokens=False)})
 
 
-def _ids(text: ModelText, body: TokenizeBody) -> list[int]:
+def _ids(tokenizer: ModelTokenizer, body: TokenizeBody) -> list[int]:
     if body.prompt is not None:
-        return text.encode_text(body.prompt, special=body.add_special_tokens is not False)
+        return tokenizer.encode_text(body.prompt, special=body.add_special_tokens is not False)
     if body.add_special_tokens:
         message = "add_special_tokens with messages is not supported: the template writes them"
         raise FieldError(message, param="add_special_tokens", code="unsupported_parameter")
-    return text.encode_chat(body.chat())
+    return tokenizer.encode_chat(body.chat())
 
 
-def _check_model(name: str | None, model: Model) -> None:
+def _check_model(name: str | None, limits: RequestLimits) -> None:
     if name is not None:
-        validate.check_model(Asked(model=name), model.served_name)
+        validate.check_model(ParsedRequest(model=name), limits.served_name)
 
 
-def _to_json(answer: dict[str, object]) -> bytes:
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+def _max_listed(limits: RequestLimits) -> int:
+    """Tokens that one request may have."""
+    return max(limits.max_context_tokens, sizes.MAX_LISTED_TOKENS)
+
+
+def _to_json(response: dict[str, object]) -> bytes:
+    return json.dumps(response, ensure_ascii=False, separators=(",", ":")).encode()

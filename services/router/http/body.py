@@ -1,4 +1,4 @@
-"""Reading a request's body, and ending its answer when its client goes away."""
+"""Reads request bodies, and cancels handlers when their client disconnects."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 _LINGER_S = 1.0
-# Of a Content-Length that is worth parsing.
-_MOST_DIGITS = 18
+# The longest Content-Length that is parsed.
+_MAX_DIGITS = 18
 
 
-class Cancelling:
-    """Runs a handler that ends with its client: the body is read first, then only a disconnect can come.
+class CancelOnDisconnect:
+    """Runs a handler once the body is read, and cancels it when the client disconnects.
 
-    The handler runs as a task beside a watch of the connection; when the client goes away the task is
-    cancelled, and with it every request of the answer. That is no fault, and nobody is told.
-    A class, since Starlette takes a class instance for the ASGI application that it is.
+    A cancelled handler is not an error and is not logged. A class, because Starlette treats instances of a
+    class as ASGI applications.
     """
 
     def __init__(self, handler: Callable[[HttpRequest, Send], Awaitable[None]], max_body_bytes: int) -> None:
-        """`handler` finds the body in `request.state.body`. A larger one is answered with 413."""
+        """`handler` finds the body in `request.state.body`. Bodies that are too large are answered with
+        413."""
         self._handler = handler
         self._max_body_bytes = max_body_bytes
 
@@ -54,9 +54,9 @@ class Cancelling:
                 answer.result()
 
     async def _read_body(self, request: HttpRequest) -> bool:
-        """Reads and keeps the body; False, as soon as that is known, where it is too large."""
+        """Reads the body; False as soon as it is known to be too large."""
         declared = request.headers.get("content-length", "0")
-        if len(declared) > _MOST_DIGITS or int(declared) > self._max_body_bytes:
+        if len(declared) > _MAX_DIGITS or int(declared) > self._max_body_bytes:
             return False
         body = bytearray()
         async for part in request.stream():
@@ -68,8 +68,8 @@ class Cancelling:
 
 
 async def _refuse(max_body_bytes: int, receive: Receive, send: Send) -> None:
-    """Answers 413 at once and ends the connection; reads on for a moment, since a reset would destroy the
-    answer on its way to a client that still sends."""
+    """Responds with 413 and ends the connection. Reads on for a moment, because a reset would destroy the
+    response on its way to a client that still sends."""
     error = FieldError(f"the body has more than {max_body_bytes} bytes", code="body_too_large")
     content = json.dumps(openai_body(error)).encode()
     headers = {
@@ -88,6 +88,6 @@ async def _refuse(max_body_bytes: int, receive: Receive, send: Send) -> None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Returns when the client is gone."""
+    """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,9 +1,9 @@
-"""Open HTTP connections of one listener: their number, their addresses, and who is closed for a new one.
+"""Limits on the open HTTP connections of one listener, and which one is closed for a new one.
 
-A connection that waits for a request, or for the rest of one, may be closed for a newer one. The address
-with the most connections gives one up, so that a client that opens many displaces only itself. Where every
-connection has a request that runs, a new one goes to a small reserve, which answers health checks and
-refuses the rest: whoever connects gets an answer.
+A connection without a running request may be closed for a newer one. It is taken from the address with the
+most connections, so a client that opens many displaces only its own. If every connection has a running
+request, a new one is put into a small reserve, where only health checks are served and everything else gets
+an error.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from services.common.connection_limits import ConnectionLimits
 
-# Connections above the limit, each for one short answer.
+# Connections above the limit, each for one short response.
 RESERVE = 32
-# A connection just opened has its request on the way.
+# A younger connection probably has a request on the way.
 _EVICTABLE_AFTER_S = 1.0
 _V6_NETWORK_BITS = 64
 _MIB = 1024 * 1024
 
 
 class Connection(Protocol):
-    """What is counted here."""
+    """A connection as it is counted."""
 
     address: str
-    # Bytes of a body that has not arrived in full.
+    # Bytes of a body that has not arrived completely.
     buffered: int
 
     def evict(self, message: str) -> None:
-        """Closes it, with an error where a request has begun to arrive."""
+        """Closes it, with an error response if a request has begun to arrive."""
         ...
 
 
 class Connections:
-    """The book of one listener. `now` is the event loop's clock, in seconds."""
+    """Counts the connections of one listener. `now` is the event loop's clock, in seconds."""
 
-    def __init__(self, limits: ConnectionLimits, most: int | None = None) -> None:
-        """`most`: what the process has descriptors for; unset: as the limits say."""
+    def __init__(self, limits: ConnectionLimits, max_connections: int | None = None) -> None:
+        """`max_connections`: as many as the process has descriptors for; None: the configured limit."""
         self.limits = limits
-        self._most = limits.max_connections if most is None else most
-        self._share = max(1, limits.max_connections_per_address or self._most // 2)
-        # Address → its connections, each with the time since when it may be closed; None: its request runs.
+        self._max = limits.max_connections if max_connections is None else max_connections
+        self._share = max(1, limits.max_connections_per_address or self._max // 2)
+        # Address → its connections, each with the time since which it waits; None while its request runs.
         self._open: dict[str, dict[Connection, float | None]] = {}
         self._reserve: dict[Connection, None] = {}
         self._count = 0
         self._buffered = 0
-        # Connections that were refused or closed, by reason.
+        # Connections that were refused or closed by a limit, by reason.
         self.refused: Counter[str] = Counter()
 
     @property
     def count(self) -> int:
-        """Open connections, the reserve included."""
+        """Open connections, including the reserve."""
         return self._count + len(self._reserve)
 
     def admit(self, connection: Connection, now: float) -> bool:
-        """Counts a new connection, if need be in place of another; False where it is in the reserve."""
+        """Counts a new connection, closing another one if necessary. False if it is in the reserve."""
         mine = self._open.get(connection.address, {})
         fits = True
         if len(mine) >= self._share:
             fits = self._evict_from(connection.address, now)
-        elif self._count >= self._most:
+        elif self._count >= self._max:
             fits = self._evict_any(now)
         if fits:
             self._open.setdefault(connection.address, {})[connection] = now
@@ -76,14 +76,14 @@ class Connections:
         return fits
 
     def set_running(self, connection: Connection, *, running: bool, now: float) -> None:
-        """Notes that its request runs, or that it waits for one from now on. It moves to the end."""
+        """Records that the connection's request runs, or that it waits for one from now on."""
         mine = self._open.get(connection.address, {})
         if connection in mine:
             del mine[connection]
             mine[connection] = None if running else now
 
     def remove(self, connection: Connection) -> None:
-        """Forgets a connection; a second call does nothing."""
+        """Removes a connection; a second call does nothing."""
         self.set_buffered(connection, 0)
         self._reserve.pop(connection, None)
         mine = self._open.get(connection.address)
@@ -94,7 +94,7 @@ class Connections:
                 del self._open[connection.address]
 
     def set_buffered(self, connection: Connection, size: int) -> None:
-        """Notes how much of a body has arrived. Above the limit the one with the most is closed."""
+        """Records how much of a body has arrived. Above the limit, the connection with the most is closed."""
         self._buffered += size - connection.buffered
         connection.buffered = size
         while self._buffered > self.limits.max_buffered_body_mb * _MIB:
@@ -103,7 +103,7 @@ class Connections:
             largest.evict("too many request bodies are arriving")
 
     def _evict_from(self, address: str, now: float) -> bool:
-        """Closes the address's connection that has waited longest; False where none may be closed."""
+        """Closes the address's connection that has waited longest; False if none may be closed."""
         for connection, since in self._open[address].items():
             if since is not None:
                 if now - since < _EVICTABLE_AFTER_S:
@@ -119,7 +119,7 @@ class Connections:
 
 
 def client_address(peer: tuple[str, int] | None) -> str:
-    """What connections are counted by: the IPv4 address, or the /64 network of an IPv6 one."""
+    """The key of the limit per client: the IPv4 address, or the /64 network of an IPv6 address."""
     if peer is None:
         return ""
     host = peer[0].partition("%")[0]

@@ -1,7 +1,6 @@
-"""How many connections the router may have, by what the process may open.
+"""The number of connections that the process's limit on file descriptors allows.
 
-Every connection takes a descriptor. The listeners together stay below the limit, so that connections to
-workers and to Redis can always be opened.
+The listeners together stay below the limit, so that connections to workers and to Redis can always be opened.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from services.common.connection_limits import ConnectionLimits
 from services.common.logs import get_log
 from services.router.http.connections import RESERVE
 
-# For workers, Redis, files, and connections that are accepted but not yet counted.
+# Descriptors for workers, Redis, files, and connections that are accepted but not counted yet.
 _SPARE = 1024
-# Of the admin listeners: a few operators, scrapers and probes, who on loopback all have one address.
+# Limits of the admin listeners, for operators, scrapers and probes, which may all have one address
+# (loopback).
 ADMIN_LIMITS = ConnectionLimits(
     max_connections=16, max_connections_per_address=16, max_grpc_connections=16, max_buffered_body_mb=1
 )
@@ -28,26 +28,24 @@ _log = get_log("router")
 
 @dataclass(frozen=True)
 class ConnectionBudget:
-    """Connections that each public listener may have."""
+    """The connections that each public listener may have."""
 
     http: int
     grpc: int
 
 
 def raise_descriptor_limit(limits: ConnectionLimits) -> None:
-    """Raises the process's soft limit to what the configured connections need, as far as it may."""
+    """Raises the soft limit to what the configured connections need, as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections + limits.max_grpc_connections + RESERVE + _ADMIN + _SPARE
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def connection_budget(limits: ConnectionLimits) -> ConnectionBudget:
-    """The configured connections, fewer where the descriptor limit is low.
-
-    Raises BatonError(INVALID) where hardly any are left.
-    """
+    """The configured connections, or fewer if the descriptor limit is low; BatonError(INVALID) if it is too
+    low to serve."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.max_connections + limits.max_grpc_connections
     spare = RESERVE + _ADMIN + min(_SPARE, soft // 3)
@@ -60,5 +58,7 @@ def connection_budget(limits: ConnectionLimits) -> ConnectionBudget:
         http=max(1, left * limits.max_connections // wanted),
         grpc=max(1, left * limits.max_grpc_connections // wanted),
     )
-    _log.warning("few_descriptors", limit=soft, http_connections=budget.http, grpc_connections=budget.grpc)
+    _log.warning(
+        "descriptor_limit_low", limit=soft, http_connections=budget.http, grpc_connections=budget.grpc
+    )
     return budget

@@ -1,4 +1,4 @@
-"""Every error of the HTTP door in OpenAI's body, whoever raised it."""
+"""Error responses of the HTTP API, all with OpenAI's error body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = get_log("http")
 
 
 def error_response(error: BatonError) -> Response:
-    """OpenAI's error body with its status."""
+    """OpenAI's error body and the status of the error's kind."""
     status = http_status(error)
     headers = {"retry-after": _RETRY_AFTER_S} if error.kind.retryable else None
     return JSONResponse(openai_body(error), status, headers)
@@ -32,20 +32,24 @@ async def _baton_error(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _http_exception(request: HttpRequest, error: Exception) -> Response:
-    """Starlette's own 404 and 405, in OpenAI's words."""
+    """Starlette's own errors, such as 404 and 405, with OpenAI's body."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        meant = BatonError(ErrorKind.NOT_FOUND, "there is nothing at this path")
+        converted = BatonError(ErrorKind.NOT_FOUND, "there is nothing at this path")
     elif error.status_code == 405:
-        meant = BatonError(ErrorKind.INVALID, f"{request.method} is not allowed here")
+        converted = BatonError(ErrorKind.INVALID, f"{request.method} is not allowed here")
     else:
-        meant = BatonError(ErrorKind.INVALID, error.detail)
-    return JSONResponse(openai_body(meant), error.status_code, error.headers)
+        converted = BatonError(ErrorKind.INVALID, error.detail)
+    return JSONResponse(openai_body(converted), error.status_code, error.headers)
 
 
-async def _fault(request: HttpRequest, error: Exception) -> Response:
-    _log.error("http_fault", error=type(error).__name__)
+async def _internal_error(request: HttpRequest, error: Exception) -> Response:
+    _log.error("http_internal_error", error=type(error).__name__)
     return error_response(BatonError(ErrorKind.INTERNAL, "the router failed"))
 
 
-HANDLERS: dict[Any, Any] = {BatonError: _baton_error, HTTPException: _http_exception, Exception: _fault}
+HANDLERS: dict[Any, Any] = {
+    BatonError: _baton_error,
+    HTTPException: _http_exception,
+    Exception: _internal_error,
+}

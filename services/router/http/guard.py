@@ -1,9 +1,9 @@
-"""Refuses requests that a web page makes a browser send: wrong Host names, and bodies that are not JSON.
+"""Refuses requests that a web page may have a browser send: foreign Host names, and bodies other than JSON.
 
-A page may send a POST to 127.0.0.1 without asking, as long as its content type is one of a form's, and it
-may read answers of a name of its own that it lets resolve to 127.0.0.1 (DNS rebinding). So a listener on
-loopback answers only loopback's names and the configured ones, and bodies must be declared as JSON. There
-are no CORS headers.
+A page may send a POST with a form's content type to 127.0.0.1 without a preflight request, and may read
+responses of its own domain that it resolves to 127.0.0.1 (DNS rebinding). So a listener on loopback serves
+only the names of loopback and configured ones, and bodies must be declared as JSON. There are no CORS
+headers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ _JSON = "application/json"
 
 
 class HttpGuard:
-    """An ASGI application before another one."""
+    """ASGI middleware."""
 
     def __init__(self, app: ASGIApp, allowed_hosts: Sequence[str] = ()) -> None:
-        """`allowed_hosts`: names, `.example.com` for a domain and its subdomains, `*` for any."""
+        """`allowed_hosts`: host names, `.example.com` for a domain and its subdomains, `*` for any."""
         self._app = app
         self._allowed = tuple(name.lower().rstrip(".") for name in allowed_hosts)
         self._checks_host = bool(allowed_hosts) and _ANY not in allowed_hosts
 
     def listens_on(self, host: str) -> None:
-        """A listener on loopback has loopback's names, unless more are configured."""
+        """Sets the listener's address: on loopback only its names are served, unless others are
+        configured."""
         if is_loopback(host) and not self._allowed:
             self._checks_host = True
 

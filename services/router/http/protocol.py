@@ -1,13 +1,13 @@
-"""One HTTP connection: uvicorn's httptools protocol with limits on what it may send and how long it may take.
+"""One HTTP connection: uvicorn's httptools protocol with limits on size and time.
 
     idle      no byte of a request yet            closed after `idle_timeout_s`
     head      request line or headers             408 after `head_timeout_s`, 431 above their limits
     body      headers are complete, body is not   408 after `body_timeout_s`
     running   the request is being answered       no limit here: a request has its own deadline
 
-A client that does not read its answer is disconnected `read_grace_s` after the deadline that the application
-puts in the scope's state (`deadline`, on the event loop's clock), or `write_timeout_s` after it stopped
-reading where there is none.
+A client that does not read its response is disconnected `read_grace_s` after the deadline that the
+application puts into the scope's state (`deadline`, on the event loop's clock), or without one
+`write_timeout_s` after it stopped reading.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
 
     from services.router.http.connections import Connections
 
-# What the parser is given at once, so that an endless header is noticed early.
+# Bytes passed to the parser at once, so that an endless header is noticed early.
 _SLICE = 16 * 1024
-# Calls of the parser for one body. A chunk of one byte costs as much as one of 64 KiB.
+# Parts of one body. A chunk of one byte costs as much as one of 64 KiB.
 _MAX_BODY_PARTS = 32_768
-# After a refusal the client's bytes are read for a moment: a reset would destroy the answer on its way.
+# After an error response the client's bytes are read for a moment: a reset would destroy the response.
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-# What is answered above the connection limit.
+# What is served above the connection limit.
 HEALTH_PATHS = frozenset({"/health", "/ready"})
 _RESERVE_HEAD_TIMEOUT_S = 2.0
-# How metrics name a refusal.
+# The reasons of refusals in metrics, by status.
 _REASONS = {400: "not http", 408: "timeout", 431: "headers too large"}
 
 
 class _ViolationError(Exception):
-    """What the parser has reported is above a limit."""
+    """The request exceeds a limit."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Enforces `ConnectionLimits` on one connection and keeps its entry in the book of all."""
+    """Enforces `ConnectionLimits` on one connection, which is counted in `Connections`."""
 
     def __init__(
         self,
@@ -68,24 +68,24 @@ class LimitedProtocol(HttpToolsProtocol):
         self.address = ""
         self.buffered = 0
         self._reserved = False
-        # A refusal was sent; and what comes is no request any more.
+        # An error response was sent; and what arrives is discarded.
         self._refused = False
         self._discarding = False
         self._discarded = 0
         self._violation: tuple[int, BatonError] | None = None
-        # The request that is being answered; others of the connection wait for it.
-        self._answered: RequestResponseCycle | None = None
-        # What the parser is in: "", "head" or "body"; and what the connection's timer is for.
+        # The request that is being served; pipelined ones wait for it.
+        self._served: RequestResponseCycle | None = None
+        # What the parser reads: "", "head" or "body"; and the phase that the timer is for.
         self._receiving = ""
         self._phase = ""
         self._timer: asyncio.TimerHandle | None = None
-        self._stalled: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
         self._head_bytes = self._head_count = self._body_parts = 0
-        # Bytes since the parser last reported a complete head, a part of a body or a message's end.
+        # Bytes since the parser reported a complete head, a part of a body or the end of a message.
         self._unreported = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Counts the connection; where there are too many it may only ask for the router's health."""
+        """Counts the connection. Above the limit it is served health checks only."""
         super().connection_made(transport)
         self.address = client_address(self.client)
         if not self._connections.admit(self, self.loop.time()):
@@ -95,19 +95,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self._set_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends whatever still runs for it."""
-        for timer in (self._timer, self._stalled):
+        """Ends whatever runs for the connection."""
+        for timer in (self._timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
         self._connections.remove(self)
-        if self._answered is not None:  # uvicorn ends the last request that came, which may not be this one
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+        if self._served is not None:  # uvicorn disconnects the last request, which may be another one
+            self._served.disconnected = True
+            self._served.message_event.set()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        """Parses what came, a slice at a time."""
+        """Parses the data slice by slice."""
         if self._discarding:
             self._discarded += len(data)
             if self._discarded > _LINGER_BYTES:
@@ -123,7 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            # Answered as the request that it also is; what follows is of no protocol known here.
+            # Served as an ordinary request. What follows is another protocol, which is not supported.
             self._discarding = True
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
@@ -137,36 +137,36 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse(*self._head_too_large())
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """A request begins."""
         super().on_message_begin()
         self._head_bytes = self._head_count = self._body_parts = 0
         self._receiving = "head"
         self._set_phase()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the request's target."""
+        """Counts a part of the request's target."""
         self._count_head(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer after a chunked body."""
+        """Counts a header, or a trailer after a chunked body."""
         self._head_count += 1
         self._count_head(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Starts the request; its body is read as it comes."""
+        """Starts the request, whose body is read as it arrives."""
         self._unreported = 0
         self._receiving = "body"
         super().on_headers_complete()
         if not self.pipeline:
-            self._answered = self.cycle
+            self._served = self.cycle
         if self._reserved:
             self.cycle.keep_alive = False
         self._set_phase()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Counts a part of the body."""
         self._unreported = 0
         self._body_parts += 1
         if self._body_parts > _MAX_BODY_PARTS:
@@ -178,7 +178,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._connections.set_buffered(self, self.buffered + len(body))
 
     def on_message_complete(self) -> None:
-        """The request's last byte."""
+        """The request is complete."""
         self._unreported = 0
         self._receiving = ""
         super().on_message_complete()
@@ -186,30 +186,30 @@ class LimitedProtocol(HttpToolsProtocol):
         self._set_phase()
 
     def on_response_complete(self) -> None:
-        """The answer's last byte is in the transport's buffer, if not at the client."""
+        """The response is in the transport's buffer completely."""
         self._connections.set_buffered(self, 0)
-        self._answered = self.pipeline[-1][0] if self.pipeline else self._answered
+        self._served = self.pipeline[-1][0] if self.pipeline else self._served
         super().on_response_complete()
         self._unset_keepalive_if_required()
         self._set_phase()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """The client reads too slowly: starts the write timeout."""
         super().pause_writing()
-        deadline = self._answered.scope["state"].get("deadline") if self._answered is not None else None
-        patience = self.loop.time() + self._limits.write_timeout_s
-        until = patience if deadline is None else deadline + self._limits.read_grace_s
-        self._stalled = self.loop.call_at(until, self._cut)
+        deadline = self._served.scope["state"].get("deadline") if self._served is not None else None
+        timeout = self.loop.time() + self._limits.write_timeout_s
+        until = timeout if deadline is None else deadline + self._limits.read_grace_s
+        self._write_timer = self.loop.call_at(until, self._cut)
 
     def resume_writing(self) -> None:
-        """It has read again."""
+        """The client has read: stops the write timeout."""
         super().resume_writing()
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def evict(self, message: str) -> None:
-        """Closes a connection without a running request, at once: another one takes its descriptor."""
+        """Closes a connection without a running request at once, because another one needs its descriptor."""
         self._connections.refused["evicted"] += 1
         if not self._refused and self._receiving:
             self._answer(503, BatonError(ErrorKind.OVERLOADED, message))
@@ -234,7 +234,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return 431, FieldError(message, code="headers_too_large")
 
     def _refuse(self, status: int, error: BatonError) -> None:
-        """Answers with an error where no answer has begun, and closes either way."""
+        """Sends an error response unless a response has begun, and closes the connection."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = self._discarding = True
@@ -248,7 +248,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._set_timer(_LINGER_S, self.transport.abort)
 
     def _answer(self, status: int, error: BatonError) -> bool:
-        """Writes an error; False within another answer. Whoever waits for the rest of a body is woken."""
+        """Writes an error response; False if another response has begun. Wakes a handler that waits for the
+        body."""
         cycle = self.cycle
         if self.pipeline or not (cycle is None or cycle.response_complete or not cycle.response_started):
             return False
@@ -273,7 +274,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return bool(self.pipeline) or answers
 
     def _set_phase(self) -> None:
-        """Follows what the connection does, with the timer that goes with it."""
+        """Updates the connection's phase and starts the phase's timer."""
         if self._refused:
             return
         if self.transport.is_closing():
@@ -290,8 +291,8 @@ class LimitedProtocol(HttpToolsProtocol):
         elif phase == "idle":
             self._set_timer(self._limits.idle_timeout_s, self._close)
         elif phase == "head":
-            most = _RESERVE_HEAD_TIMEOUT_S if self._reserved else self._limits.head_timeout_s
-            self._set_timer(most, self._time_out)
+            limit_s = _RESERVE_HEAD_TIMEOUT_S if self._reserved else self._limits.head_timeout_s
+            self._set_timer(limit_s, self._time_out)
         else:
             self._set_timer(self._limits.body_timeout_s, self._time_out)
 
@@ -305,7 +306,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _close(self) -> None:
-        """Closes, whether or not the client reads what is left in the buffer."""
+        """Closes the connection, after `write_timeout_s` even if the client does not read the buffer."""
         self.transport.close()
         self._set_timer(self._limits.write_timeout_s, self.transport.abort)
 
@@ -320,7 +321,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _refuse_all_but_health(app: ASGIApp) -> ASGIApp:
-    """What a connection above the limit is served."""
+    """An application for connections above the limit."""
 
     async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("path") in HEALTH_PATHS:

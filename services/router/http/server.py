@@ -1,13 +1,14 @@
-"""Uvicorn on the router's own loop, without its signal handlers: the parent protocol has those."""
+"""Uvicorn on the router's event loop, without its signal handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from starlette.applications import Starlette
 
 from baton.addresses import join_address
 from services.common.connection_limits import ConnectionLimits
@@ -18,16 +19,24 @@ from services.router.http.protocol import LimitedProtocol
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from starlette.routing import BaseRoute
     from starlette.types import ASGIApp
 
 _START_POLL_S = 0.005
 _GRACE_S = 2
-# How old the date in an answer's head may be.
+# How old the Date header of a response may be.
 _DATE_S = 1.0
-# Connections that the kernel holds for us. All of them may be accepted before the first is counted.
+# The kernel's backlog. All of it may be accepted before the first connection is counted.
 _BACKLOG = 256
+
+
+def http_app(routes: Sequence[BaseRoute], handlers: Mapping[Any, Any] | None = None) -> Starlette:
+    """An application with these routes and exception handlers, without redirects of trailing slashes."""
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Server(uvicorn.Server):
@@ -40,7 +49,7 @@ class _Server(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Uvicorn's looks ten times a second whether it is to stop; this one is told."""
+        """Waits for `stop`, where uvicorn's own loop polls ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_S):
@@ -60,7 +69,7 @@ class HttpServer:
         connections: Connections | None = None,
         allowed_hosts: Sequence[str] = (),
     ) -> None:
-        """`connections`: the listener's own, unset: with default limits. `allowed_hosts`: see HttpGuard."""
+        """`connections`: the listener's; None: with default limits. `allowed_hosts`: see HttpGuard."""
         self.connections = connections or Connections(ConnectionLimits())
         self._guard = HttpGuard(app, allowed_hosts)
         config = uvicorn.Config(
@@ -79,21 +88,21 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     def bind(self, host: str, port: int) -> str:
-        """Takes the port; returns `host:port`. BatonError(INVALID) where it is in use."""
+        """Binds the port and returns `host:port`. BatonError(INVALID) if it is in use."""
         self._guard.listens_on(host)
         self._socket = bind_socket(host, port)
         return join_address(host, self._socket.getsockname()[1])
 
     async def start(self) -> None:
-        """Serves; returns once connections are answered."""
+        """Starts to serve; returns once connections are accepted."""
         assert self._socket is not None
         self._serving = asyncio.create_task(self._server.serve([self._socket]))
-        # Uvicorn offers a flag and no event; this takes one turn of the loop or two.
+        # Uvicorn has a flag and no event. This takes one or two iterations of the loop.
         while not (self._server.started or self._serving.done()):  # noqa: ASYNC110
             await asyncio.sleep(_START_POLL_S)
 
     async def stop(self) -> None:
-        """Stops listening, lets answers that run end for a moment, closes the rest."""
+        """Stops listening, gives running responses a moment to end, and closes the rest."""
         self._server.stop()
         if self._serving is not None:
             await self._serving

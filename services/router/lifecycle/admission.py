@@ -1,128 +1,155 @@
-"""From what a client asked to requests that may run: checked, tokenised, seeded."""
+"""Admission of requests: from the body of a client call to requests that may run.
+
+A request is checked in three places and nowhere else, each before the work that it bounds:
+
+1. sizes, before anything is built of the body (`RequestReader`, `sizes`)
+2. fields, before the prompt is tokenised (`validate.check_fields`)
+3. token ids and token limits, once it is tokenised (`validate.check_prompt`), and the size of the response
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from typing import TYPE_CHECKING
 
-from baton.errors import FieldError
+from baton.errors import BatonError
 from services.router.request import validate
 from services.router.request.request import Echo, Request
-from services.router.request.served_model import Model
-from services.router.text.output_text import OutputText
+from services.router.request.response_limit import check_response_size, shorten
 from services.router.text.stop_automaton import automaton_of
-from services.router.tokenization.request_reader import RequestReader
 
 if TYPE_CHECKING:
-    from services.router.request.request import Asked
-    from services.router.text.model_info import ModelInfo
-    from services.router.tokenization.tokenizer_pool import TextPool
-    from services.router.workers.pools import Pools
+    from collections.abc import Iterator, Sequence
+
+    from services.router.formats.openai_chat import ChatBody
+    from services.router.formats.openai_completions import CompletionBody
+    from services.router.lifecycle.observations import Observations
+    from services.router.lifecycle.served_model import ServedModel
+    from services.router.request.request import ParsedRequest
+    from services.router.tokenization.request_reader import Body, RequestReader
+    from services.router.tokenization.tokenizer_pool import TokenizerPool
+
+# Stop strings of more characters take a while to compile, so that it is done in a thread.
+_LONG_STOPS = 1024
 
 
-class Intake:
-    """Both doors bring their requests here, and only here."""
+class Admission:
+    """Admits the requests of both public APIs.
+
+    Every method raises FieldError where a request is invalid, BatonError(OVERLOADED) where too many requests
+    wait to be tokenised; what is refused is counted.
+    """
 
     def __init__(
         self,
-        served_name: str,
-        info: ModelInfo,
-        pool: TextPool,
-        workers: Pools,
+        model: ServedModel,
+        reader: RequestReader,
+        tokenizer: TokenizerPool,
+        observations: Observations,
         timeout_s: float,
-        max_body_bytes: int,
+        max_response_values: int,
     ) -> None:
-        self.reader = RequestReader(pool, lambda: self.model, max_body_bytes)
-        self.served_name = served_name
-        self.pool = pool
-        self._info = info
-        self._workers = workers
+        """`timeout_s`: the longest that a request may take. `max_response_values`: see `response_limit`."""
+        self.model = model
+        self.reader = reader
+        self.tokenizer = tokenizer
+        self._observations = observations
         self._timeout_s = timeout_s
+        self._max_response_values = max_response_values
 
-    @property
-    def max_context_tokens(self) -> int:
-        """What prompt and output must fit: the model's limit, or the workers' where that is less."""
-        return min(self._info.max_context_tokens, self._workers.max_context_tokens or _NO_LIMIT)
+    async def completion(self, body: Body) -> tuple[CompletionBody, list[Request]]:
+        """POST /v1/completions: the body, and a request for each output of each prompt, prompts first."""
+        arrived_ns, deadline = time.monotonic_ns(), self._deadline()
+        with self._counting_refusals():
+            parsed, prompts = await self.reader.completion(body)
+            return parsed, await self._admit(prompts, arrived_ns, deadline)
 
-    @property
-    def vocab_size(self) -> int:
-        """Ids are below this: the model's limit, or the workers' where that is less."""
-        return min(self._info.vocab_size, self._workers.vocab_size or _NO_LIMIT)
+    async def chat(self, body: Body) -> tuple[ChatBody, list[Request]]:
+        """POST /v1/chat/completions: the body, and a request for each output."""
+        arrived_ns, deadline = time.monotonic_ns(), self._deadline()
+        with self._counting_refusals():
+            parsed, prompt = await self.reader.chat(body)
+            return parsed, await self._admit([prompt], arrived_ns, deadline)
 
-    @property
-    def model(self) -> Model:
-        """What requests are judged by, as of now."""
-        return Model(self.served_name, self._info.eos_token_ids, self.vocab_size, self.max_context_tokens)
+    async def generate(self, data: bytes, remaining_s: float | None) -> list[Request]:
+        """RouterService.Generate: a request for each output. `remaining_s`: until the client's deadline."""
+        arrived_ns, deadline = time.monotonic_ns(), self._deadline(remaining_s)
+        with self._counting_refusals():
+            return await self._admit([await self.reader.generate(data)], arrived_ns, deadline)
 
-    async def admit(self, asked: Asked, arrived_ns: int, remaining_s: float | None) -> list[Request]:
-        """Judges and tokenises; a request for each output, in order. `remaining_s` is the client's deadline.
+    def _deadline(self, remaining_s: float | None = None) -> float:
+        """On the event loop's clock, in seconds."""
+        left_s = self._timeout_s if remaining_s is None else min(remaining_s, self._timeout_s)
+        return asyncio.get_running_loop().time() + left_s
 
-        Raises FieldError for whatever may not run, BatonError(OVERLOADED) where too many tokenise.
-        """
-        passed_s = (time.monotonic_ns() - arrived_ns) / 1e9
-        life_s = self._timeout_s - passed_s
-        life_s = life_s if remaining_s is None else min(remaining_s, life_s)
-        deadline = asyncio.get_running_loop().time() + life_s
-        model = self.model
-        fields = validate.check_fields(asked, model.served_name, model.eos, model.vocab_size)
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except BatonError as error:
+            self._observations.refused(error.kind)
+            raise
+
+    async def _admit(
+        self, prompts: Sequence[ParsedRequest], arrived_ns: int, deadline: float
+    ) -> list[Request]:
+        """The requests of one client call."""
+        requests: list[Request] = []
+        for parsed in prompts:
+            admitted = await self._outputs(parsed, arrived_ns, deadline)
+            if parsed.fills_context and parsed.max_tokens is None:
+                admitted = shorten(admitted, self._max_response_values)
+            requests += admitted
+        check_response_size(requests, self._max_response_values)
+        return requests
+
+    async def _outputs(self, parsed: ParsedRequest, arrived_ns: int, deadline: float) -> list[Request]:
+        """A request for each output of one prompt."""
+        fields = validate.check_fields(parsed, self.model.limits())
         if sum(map(len, fields.stop)) > _LONG_STOPS:
-            await self.pool.run(lambda: automaton_of(fields.stop))
-        prompt_ids = await self.prompt_ids(asked)
-        max_tokens = validate.check_max_tokens(asked, len(prompt_ids), self.max_context_tokens)
-        min_tokens = validate.check_min_tokens(asked, max_tokens)
-        echo = await self._echo(asked, prompt_ids) if asked.echo else None
+            await self.tokenizer.run(lambda: automaton_of(fields.stop))
+        prompt_ids = await self._tokenize(parsed)
+        limits = validate.check_prompt(parsed, fields, prompt_ids, self.model.limits())
+        echo = await self._echo(parsed, prompt_ids) if parsed.echo else None
         return [
             Request(
                 id=secrets.token_bytes(16),
                 prompt_ids=prompt_ids,
                 sampling=validate.with_seed_of(fields.sampling, choice),
-                max_tokens=max_tokens,
+                max_tokens=limits.max_tokens,
                 stop_token_ids=fields.stop_token_ids,
                 stop=fields.stop,
-                skip_special_tokens=asked.skip_special_tokens is not False,
+                skip_special_tokens=parsed.skip_special_tokens is not False,
                 arrived_ns=arrived_ns,
                 deadline=deadline,
-                min_tokens=min_tokens,
+                min_tokens=limits.min_tokens,
                 echo=echo,
                 choice=choice,
-                call=asked.call,
+                call=parsed.call,
             )
             for choice in range(fields.choices)
         ]
 
-    async def prompt_ids(self, asked: Asked) -> tuple[int, ...]:
-        """The prompt in tokens of the vocabulary; FieldError where there is none or it is refused."""
-        if asked.prepared is not None:
-            return asked.prepared
-        return validate.check_token_ids(asked.named("prompt"), await self._tokenise(asked), self.vocab_size)
+    async def _tokenize(self, parsed: ParsedRequest) -> tuple[int, ...]:
+        if parsed.tokenized is not None:
+            return parsed.tokenized
+        if parsed.token_ids is not None:
+            return parsed.token_ids
+        if parsed.chat is not None:
+            return await self.tokenizer.encode_chat(parsed.chat)
+        return await self.tokenizer.encode_text(parsed.text or "", special=parsed.add_special_tokens)
 
-    def output_text(self, request: Request) -> OutputText:
-        """The text side of a request's output."""
-        skip = request.skip_special_tokens
-        detokenizer = self.pool.detokenizer(request.prompt_ids, skip_special_tokens=skip)
-        return OutputText(request, detokenizer)
-
-    async def _tokenise(self, asked: Asked) -> tuple[int, ...]:
-        if asked.token_ids is not None:
-            return asked.token_ids
-        if asked.chat is not None:
-            return await self.pool.encode_chat(asked.chat)
-        if not asked.text:
-            raise FieldError("the prompt is empty", param=asked.named("prompt"))
-        return await self.pool.encode_text(asked.text, special=asked.add_special_tokens)
-
-    async def _echo(self, asked: Asked, prompt_ids: tuple[int, ...]) -> Echo:
-        """The client's own text where it sent one, since tokens need not say all of it."""
-        skip = asked.skip_special_tokens is not False
-        model = self.model
-        if asked.logprobs is None:
-            return Echo(asked.text or await self.pool.decode(prompt_ids, model, skip_special_tokens=skip))
-        decoded, offsets = await self.pool.decode_with_offsets(prompt_ids, model, skip_special_tokens=skip)
-        return Echo(asked.text or decoded, offsets)
-
-
-_NO_LIMIT = 2**62
-# Characters of stop strings whose automaton takes a while to build.
-_LONG_STOPS = 1024
+    async def _echo(self, parsed: ParsedRequest, prompt_ids: tuple[int, ...]) -> Echo:
+        """The prompt to repeat: the client's own text if it sent one, since decoded ids may differ from
+        it."""
+        skip, limits = parsed.skip_special_tokens is not False, self.model.limits()
+        if parsed.logprobs is None:
+            text = parsed.text or await self.tokenizer.decode(prompt_ids, limits, skip_special_tokens=skip)
+            return Echo(text)
+        decoded, offsets = await self.tokenizer.decode_with_offsets(
+            prompt_ids, limits, skip_special_tokens=skip
+        )
+        return Echo(parsed.text or decoded, offsets)

@@ -1,4 +1,4 @@
-"""Requests of one call that run side by side: one a choice, their deltas told as they come."""
+"""Runs the requests of one client call concurrently: one for each choice."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from services.router.request.whole_output import WholeOutput
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
+    from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.lifecycle.outbox import Outbox
-    from services.router.lifecycle.service import Service
     from services.router.request.request import Delta, Request
 
 
 @contextlib.asynccontextmanager
-async def running(
-    service: Service, requests: Sequence[Request]
+async def stream_choices(
+    dispatcher: Dispatcher, requests: Sequence[Request]
 ) -> AsyncIterator[AsyncGenerator[tuple[int, Delta]]]:
-    """Runs them all and gives their deltas as they come, each with the index of its request, as much at a
-    time as there is; the first failure is raised. Leaving the context cancels whatever still runs."""
-    news = asyncio.Event()
+    """Yields the deltas of all requests as they come, each with the index of its request. The first failure
+    is raised. Leaving the context cancels whatever still runs."""
+    available = asyncio.Event()
     async with contextlib.AsyncExitStack() as stack:
-        outboxes = [await stack.enter_async_context(service.run(request, news)) for request in requests]
-        yield await stack.enter_async_context(contextlib.aclosing(_deltas(outboxes, news)))
+        outboxes = [
+            await stack.enter_async_context(dispatcher.run(request, available)) for request in requests
+        ]
+        yield await stack.enter_async_context(contextlib.aclosing(_deltas(outboxes, available)))
 
 
-async def _deltas(outboxes: Sequence[Outbox], news: asyncio.Event) -> AsyncGenerator[tuple[int, Delta]]:
+async def _deltas(outboxes: Sequence[Outbox], available: asyncio.Event) -> AsyncGenerator[tuple[int, Delta]]:
     unfinished = dict(enumerate(outboxes))
     while unfinished:
-        await news.wait()
-        news.clear()
+        await available.wait()
+        available.clear()
         for index, outbox in list(unfinished.items()):
             while (delta := outbox.take()) is not None:
                 if delta.finish is not None:
@@ -40,10 +42,10 @@ async def _deltas(outboxes: Sequence[Outbox], news: asyncio.Event) -> AsyncGener
                 yield index, delta
 
 
-async def whole(service: Service, requests: Sequence[Request]) -> list[WholeOutput]:
-    """Runs them all to their ends."""
+async def collect_choices(dispatcher: Dispatcher, requests: Sequence[Request]) -> list[WholeOutput]:
+    """Runs all requests to their ends."""
     outputs = [WholeOutput() for _ in requests]
-    async with running(service, requests) as deltas:
+    async with stream_choices(dispatcher, requests) as deltas:
         async for index, delta in deltas:
             outputs[index].append(delta)
     return outputs

@@ -1,4 +1,4 @@
-"""A request's entry in the journal: opened at admission, closed at its end, beside the way all of it."""
+"""A request's journal entry: opened at admission, closed at its end, written in the background."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from baton.state import Journal, Receipt
     from services.router.request.request import Request
 
-# Until requests have tenants.
+# Requests have no tenants yet.
 _TENANT = ""
 
 
 class JournalEntry:
-    """Nothing here waits or fails. Without a journal it does nothing."""
+    """No method waits or fails. Without a journal they do nothing."""
 
     def __init__(self, journal: Journal | None, request: Request) -> None:
-        """Opens the entry, which lives as long as the request's deadline lets it."""
+        """Opens the entry, which expires with the request's deadline."""
         self._journal = journal
         self._id = request.id
         self.receipt: Receipt | None = None
@@ -29,18 +29,18 @@ class JournalEntry:
             self.receipt = journal.append(record_of(request), left_s)
 
     def attempt(self, number: int) -> None:
-        """The request is dispatched again, as this attempt."""
+        """Records that an attempt after the first one begins."""
         if self._journal is not None and number > 1:
             self._journal.mark_attempt(self._id, number)
 
     def close(self) -> None:
-        """The request has ended, however."""
+        """Closes the entry: the request has ended."""
         if self._journal is not None:
             self._journal.close(self._id)
 
 
 def record_of(request: Request) -> JournalRecord:
-    """What another router would need to go on with a request; the text it was asked in is not among it."""
+    """What another router would need to continue the request. The prompt's text is not included."""
     details = AcceptedRequest(
         sampling=request.sampling,
         limits=request.limits,

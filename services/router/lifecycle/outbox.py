@@ -1,6 +1,6 @@
-"""What one request has for its client and the client has not taken yet.
+"""Output of one request that its client has not taken yet.
 
-A slow client finds more in one delta and delays nobody else: writing never waits. `Unread` bounds what all
+Writing never waits: a slow client gets more in one delta and delays no other. `UnreadBudget` bounds what all
 outboxes hold together.
 """
 
@@ -17,39 +17,37 @@ if TYPE_CHECKING:
 
     from baton.state import Receipt
     from baton.v1.router_pb2 import RequestTrace, Usage
-    from services.router.lifecycle.unread import Unread
-
 
 # Of a Python object and the reference to it.
 _OBJECT_BYTES = 40
 
 
 class Outbox:
-    """Written where the request's tokens come in, emptied by one door until the last delta or an error.
+    """Written as the request's tokens arrive, and emptied by an API handler until the last delta or an error.
 
-    `news` is set by whatever is put; outboxes of one call share it.
+    `available` is set whenever something is put; the outboxes of one call share it.
     """
 
-    def __init__(self, news: asyncio.Event, unread: Unread) -> None:
-        self._news = news
+    def __init__(self, available: asyncio.Event, unread: UnreadBudget) -> None:
+        self._available = available
         self._budget = unread
-        # Bytes, about. `Unread` writes it.
-        self.unread = 0
-        self._overflowed = False
+        # Approximate bytes that are not taken. Written by `UnreadBudget`.
+        self.unread_bytes = 0
+        self._closed = False
         self._delta = Delta(first_number=0, opening=True)
         self._error: BatonError | None = None
-        # The journal's, where there is one: each delta says whether it has come.
+        # The journal's, if there is one: each delta says whether the request is recorded.
         self.receipt: Receipt | None = None
 
     def put_prompt(self, logprobs: Sequence[bytes]) -> None:
         """Adds the prompt's logprobs, before anything else; they go out with what comes next."""
-        if not self._overflowed:
+        if not self._closed:
             self._delta.prompt_logprobs += logprobs
             self._budget.add(self, sum(map(len, logprobs)) + _OBJECT_BYTES * len(logprobs))
 
     def put(self, token_id: int, text: str, offset: int = 0, logprobs: bytes | None = None) -> None:
-        """Adds one token, the text it made certain and, where asked for, its logprobs and its place."""
-        if self._overflowed:
+        """Adds one token and the text that it completed; with logprobs also where its text begins."""
+        if self._closed:
             return
         size = _OBJECT_BYTES + len(text)
         self._delta.token_ids.append(token_id)
@@ -59,34 +57,34 @@ class Outbox:
             self._delta.offsets.append(offset)
             size += len(logprobs) + 2 * _OBJECT_BYTES
         self._budget.add(self, size)
-        self._news.set()
+        self._available.set()
 
     def end(self, text: str, finish: Finish, usage: Usage, trace: RequestTrace) -> None:
-        """Adds the rest of the text and closes."""
-        if self._overflowed:
+        """Adds the rest of the text and ends the output."""
+        if self._closed:
             return
         self._delta.text += text
         self._delta.finish, self._delta.usage, self._delta.trace = finish, usage, trace
-        self._news.set()
+        self._available.set()
 
     def fail(self, error: BatonError) -> None:
-        """Closes with an error; what was put before still goes out."""
+        """Ends the output with an error, which is raised once everything put before it was taken."""
         self._error = self._error or error
-        self._news.set()
+        self._available.set()
 
     def overflow(self) -> None:
-        """Drops what was not taken and closes with an error: the client reads too slowly."""
+        """Drops what was not taken and fails: the client reads too slowly."""
         self._delta = Delta(self._delta.first_number)
-        self._overflowed = True
+        self._closed = True
         self.fail(BatonError(ErrorKind.OVERLOADED, "the client does not read its output"))
 
     def close(self) -> None:
-        """The client is gone, or has all of it."""
-        self._overflowed = True
+        """Releases what was not taken: the client is gone, or has all of it."""
+        self._closed = True
         self._budget.release(self)
 
     def take(self) -> Delta | None:
-        """Everything put since the last time, or None; raises what `fail` was told once all is taken."""
+        """Everything put since the last call, or None; raises the error of `fail` once all is taken."""
         delta = self._delta
         if delta.token_ids or delta.finish is not None:
             delta.resumable = self.receipt is not None and self.receipt.acknowledged
@@ -96,3 +94,29 @@ class Outbox:
         if self._error is not None:
             raise self._error
         return None
+
+
+class UnreadBudget:
+    """Bounds the output that all clients together have not read. Above the limit, the outbox with the most
+    overflows."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._outboxes: set[Outbox] = set()
+        self.total_bytes = 0
+
+    def add(self, outbox: Outbox, size: int) -> None:
+        """Counts output that was put into an outbox."""
+        self._outboxes.add(outbox)
+        outbox.unread_bytes += size
+        self.total_bytes += size
+        while self.total_bytes > self._max_bytes:
+            largest = max(self._outboxes, key=lambda one: one.unread_bytes)
+            self.release(largest)
+            largest.overflow()
+
+    def release(self, outbox: Outbox) -> None:
+        """Everything in the outbox was read, or dropped."""
+        self._outboxes.discard(outbox)
+        self.total_bytes -= outbox.unread_bytes
+        outbox.unread_bytes = 0

@@ -1,9 +1,10 @@
-"""The router's metrics: every name, its help, and where it is read. Nothing here runs between two scrapes."""
+"""The table of the router's metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -12,191 +13,169 @@ from starlette.routing import Route
 
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
-from services.common.metrics import Family, ScrapedCollector, process_metrics, render
+from services.common.metrics import Metric, ScrapedCollector, collect, process_metrics, render
 from services.router.workers.worker_state import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
-    from prometheus_client.core import Metric
     from starlette.requests import Request as HttpRequest
 
+    from baton.state import State
+    from services.common.metrics import Samples
     from services.router.http.connections import Connections
-    from services.router.lifecycle.cancels import Cancels
     from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.lifecycle.observations import Observations
+    from services.router.lifecycle.outbox import UnreadBudget
     from services.router.observability.store import Store
+    from services.router.workers.cancels import Cancels
     from services.router.workers.directory import Directory
-    from services.router.workers.waiting_queue import WaitingRoom
-
-REQUESTS = Family(
-    "baton_router_requests_total",
-    "Requests that ended, by finish reason (stop, length), cancelled, or kind of error.",
-    ("outcome",),
-)
-STAGE = Family(
-    "baton_router_stage_seconds",
-    "Time in each stage of a request: intake (checks, tokenising), queue (for a pair with room), reserve "
-    "(decode's promise), prefill (to the first token), handoff (the rest of the KV and the commit), decode.",
-    ("stage",),
-)
-TTFT = Family("baton_router_ttft_seconds", "From a request's arrival to its first token.")
-TPOT = Family("baton_router_tpot_seconds", "(Last token - first token) / (tokens - 1) of a request.")
-ITL = Family("baton_router_itl_seconds", "Gap between two messages of a request that carry tokens.")
-E2E = Family("baton_router_e2e_seconds", "From a request's arrival to its end.")
-PROMPT_LENGTH = Family("baton_router_prompt_length_tokens", "Prompt tokens of a request that ran.")
-OUTPUT_LENGTH = Family("baton_router_output_length_tokens", "Output tokens of a request that ran.")
-PROMPT_TOKENS = Family("baton_router_prompt_tokens_total", "Prompt tokens of requests that ended.")
-CACHED_TOKENS = Family(
-    "baton_router_cached_prompt_tokens_total", "Of them, those that prefill found in its prefix cache."
-)
-OUTPUT_TOKENS = Family("baton_router_output_tokens_total", "Output tokens, counted as they are shown.")
-MESSAGES = Family("baton_router_token_messages_total", "Batches of tokens that were shown to clients.")
-RUNNING = Family("baton_router_running_requests", "Requests under way, those that wait included.")
-WAITING = Family("baton_router_waiting_requests", "Requests that wait for a pair with room.")
-ATTEMPTS = Family("baton_router_attempts_total", "Attempts of requests that ended.")
-FAILED_ATTEMPTS = Family(
-    "baton_router_failed_attempts_total", "Attempts that failed, by kind of error.", ("kind",)
-)
-CANCELS = Family("baton_router_cancels_total", "Attempts that decode was told to cancel.")
-UNANSWERED = Family("baton_router_unanswered_cancels_total", "Cancels that decode never answered.")
-ORPHANS = Family(
-    "baton_router_orphans_cancelled_total", "Attempts that decode ran though no request waited for them."
-)
-PENDING_CANCELS = Family("baton_router_pending_cancels", "Cancels that decode has not answered yet.")
-CLAIMED_SLOTS = Family("baton_router_claimed_slots", "Slots that requests of this router hold.", ("worker",))
-PROMISED_TOKENS = Family(
-    "baton_router_promised_tokens", "Tokens that those requests may come to, prompts included.", ("worker",)
-)
-QUEUED_TOKENS = Family(
-    "baton_router_queued_prefill_tokens", "Prompt tokens that this router waits for.", ("worker",)
-)
-WORKERS = Family(
-    "baton_router_workers",
-    "Workers by role and state (ready, starting, draining, silent, lost, other_pool); role is unknown while "
-    "starting.",
-    ("role", "state"),
-)
-FOLLOW_BREAKS = Family("baton_router_follow_breaks_total", "Open token streams from decode that ended.")
-CONNECTIONS = Family("baton_router_http_connections", "Open HTTP connections.")
-REFUSED_CONNECTIONS = Family(
-    "baton_router_refused_http_connections_total",
-    "HTTP connections that were refused or closed by a limit: too many connections, evicted for a newer one, "
-    "headers too large, timeout of a request's headers or body, slow reader, not http.",
-    ("reason",),
-)
-UNREAD = Family("baton_router_unread_output_bytes", "Output that clients have not read yet.")
-REDIS_UP = Family("baton_router_redis_up", "1 where Redis answered last, 0 where it did not; none: no state.")
-REDIS_OUTAGES = Family("baton_router_redis_outages_total", "How often Redis went away.")
-REDIS_FAILED = Family("baton_router_redis_failed_calls_total", "Calls to Redis that failed.")
-REDIS_RESTARTS = Family(
-    "baton_router_redis_restarts_total", "How often the cluster's own Redis was started again, empty."
-)
-REGISTERED = Family("baton_router_registered_workers", "Workers that the registry was last seen to have.")
-JOURNAL_PENDING = Family(
-    "baton_router_journal_pending_requests", "Requests of which Redis has yet to be told something."
-)
-JOURNAL_DROPPED = Family(
-    "baton_router_journal_dropped_total", "Journal entries and marks that never reached Redis."
-)
-JOURNAL_FAILED = Family(
-    "baton_router_journal_failed_batches_total", "Batches of journal changes that have to be sent again."
-)
-
-FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+    from services.router.workers.waiting_queue import WaitingQueue
+    from services.router.workers.worker import Worker
 
 
 @dataclass(frozen=True)
 class RouterMetrics:
-    """What is read at a scrape."""
+    """The sources of the router's metrics."""
 
     model: str
     observations: Observations
     dispatcher: Dispatcher
-    room: WaitingRoom
+    unread: UnreadBudget
+    queue: WaitingQueue
     cancels: Cancels
     directory: Directory
     store: Store
     connections: Connections
 
     def register(self, registry: CollectorRegistry) -> None:
-        """Declares all of it, and the process's own figures."""
-        registry.register(ScrapedCollector(self._read))
+        """Adds the router's metrics, and those of its process."""
+        registry.register(ScrapedCollector(lambda: collect(FAMILIES, self, {"model": self.model})))
         process_metrics(registry)
 
-    def _read(self) -> Iterator[Metric]:
-        labels = {"model": self.model}
-        seen = self.observations
-        yield STAGE.histograms((((name,), h) for name, h in seen.stages.items()), labels)
-        for family, name in ((TTFT, "ttft"), (TPOT, "tpot"), (ITL, "itl"), (E2E, "e2e")):
-            yield family.histograms([((), seen.latencies[name])], labels)
-        yield PROMPT_LENGTH.histograms([((), seen.prompt_lengths)], labels)
-        yield OUTPUT_LENGTH.histograms([((), seen.completion_lengths)], labels)
-        yield REQUESTS.metric(_by_name(seen.outcomes), labels)
-        yield REFUSED_CONNECTIONS.metric(_by_name(self.connections.refused), labels)
-        yield FAILED_ATTEMPTS.metric(_by_name(seen.failed_attempts), labels)
-        yield WORKERS.metric(_workers(self.directory), labels)
-        workers = self.directory.workers
-        for family, counted in (
-            (CLAIMED_SLOTS, [((worker.name,), worker.claimed_slots) for worker in workers]),
-            (PROMISED_TOKENS, [((worker.name,), worker.promised_tokens) for worker in workers]),
-            (QUEUED_TOKENS, [((worker.name,), worker.queued_tokens) for worker in workers]),
-        ):
-            yield family.metric(counted, labels)
-        for family, value in (
-            (PROMPT_TOKENS, seen.prompt_tokens),
-            (CACHED_TOKENS, seen.cached_tokens),
-            (OUTPUT_TOKENS, seen.completion_tokens),
-            (MESSAGES, seen.messages),
-            (RUNNING, self.dispatcher.live),
-            (WAITING, self.room.waiting),
-            (ATTEMPTS, seen.attempts),
-            (CANCELS, self.cancels.sent),
-            (UNANSWERED, self.cancels.unanswered),
-            (ORPHANS, self.cancels.orphans),
-            (PENDING_CANCELS, self.cancels.pending),
-            (FOLLOW_BREAKS, self.directory.follow_breaks),
-            (CONNECTIONS, self.connections.count),
-            (UNREAD, self.dispatcher.unread.total),
-        ):
-            yield family.metric([((), value)], labels)
-        for family, figure in _of_store(self.store):
-            yield family.metric([((), figure)], labels)
+
+def _by_key(counts: Counter[str]) -> Samples:
+    return [((key,), count) for key, count in sorted(counts.items())]
 
 
-def _of_store(store: Store) -> list[tuple[Family, float]]:
-    """Nothing where no state is kept."""
-    if store.state is None:
-        return []
-    counters, journal = store.state.counters, store.state.journal
-    return [
-        (REDIS_UP, not store.state.away),
-        (REDIS_OUTAGES, counters.outages),
-        (REDIS_FAILED, counters.calls_failed),
-        (REDIS_RESTARTS, store.restarts),
-        (REGISTERED, store.registered_workers),
-        (JOURNAL_PENDING, journal.pending),
-        (JOURNAL_DROPPED, counters.journal_dropped),
-        (JOURNAL_FAILED, counters.journal_batches_failed),
-    ]
+def _by_worker(router: RouterMetrics, read: Callable[[Worker], int]) -> Samples:
+    return [((worker.name,), read(worker)) for worker in router.directory.workers]
 
 
-def _by_name(counts: Counter[str]) -> list[tuple[tuple[str, ...], float]]:
-    return [((name,), count) for name, count in sorted(counts.items())]
-
-
-def _workers(directory: Directory) -> list[tuple[tuple[str, ...], float]]:
+def _workers(router: RouterMetrics) -> Samples:
     counts: Counter[tuple[str, ...]] = Counter()
-    for address in directory.peers:
-        worker = directory.at(address)
+    for address in router.directory.peers:
+        worker = router.directory.at(address)
         role = "unknown" if worker is None else WorkerRole.Name(worker.identity.role)
         state = WorkerState.Name(state_of(worker))
         counts[role.removeprefix("WORKER_ROLE_").lower(), state.removeprefix("WORKER_STATE_").lower()] += 1
     return sorted(counts.items())
 
 
+def _of_state(read: Callable[[State], float], router: RouterMetrics) -> float | None:
+    """A metric that exists only with a state store."""
+    return None if router.store.state is None else read(router.store.state)
+
+
+# fmt: off
+FAMILIES: tuple[Metric[RouterMetrics], ...] = (
+    Metric("baton_router_requests_total",
+           "Requests that ended, by finish reason (stop, length), cancelled, or kind of error.",
+           lambda router: _by_key(router.observations.outcomes), ("outcome",)),
+    Metric("baton_router_stage_seconds",
+           "Time in each stage of a request: admission (checks, tokenising), queue (for a pair with room), "
+           "reserve (a slot at decode), prefill (to the first token), handoff (the rest of the KV and the "
+           "commit), decode.",
+           lambda router: [((stage,), histogram) for stage,
+           histogram in router.observations.stages.items()], ("stage",)),
+    Metric("baton_router_ttft_seconds", "Time to first token: from a request's arrival to its first token.",
+           lambda router: router.observations.latencies["ttft"]),
+    Metric("baton_router_tpot_seconds",
+           "Time per output token: (last token - first token) / (tokens - 1) of a request.",
+           lambda router: router.observations.latencies["tpot"]),
+    Metric("baton_router_itl_seconds",
+           "Inter-token latency: time between two messages of a request that carry tokens.",
+           lambda router: router.observations.latencies["itl"]),
+    Metric("baton_router_e2e_seconds", "End-to-end latency: from a request's arrival to its end.",
+           lambda router: router.observations.latencies["e2e"]),
+    Metric("baton_router_prompt_length_tokens", "Prompt tokens of a request that ran.",
+           lambda router: router.observations.prompt_lengths),
+    Metric("baton_router_output_length_tokens", "Output tokens of a request that ran.",
+           lambda router: router.observations.completion_lengths),
+    Metric("baton_router_prompt_tokens_total", "Prompt tokens of requests that ended.",
+           lambda router: router.observations.prompt_tokens),
+    Metric("baton_router_cached_prompt_tokens_total",
+           "Prompt tokens of requests that ended which prefill found in its prefix cache.",
+           lambda router: router.observations.cached_tokens),
+    Metric("baton_router_output_tokens_total", "Output tokens, counted as they are delivered.",
+           lambda router: router.observations.completion_tokens),
+    Metric("baton_router_token_messages_total", "Batches of tokens that were delivered to clients.",
+           lambda router: router.observations.batches),
+    Metric("baton_router_running_requests", "Requests that run or wait for workers.",
+           lambda router: router.dispatcher.running),
+    Metric("baton_router_waiting_requests", "Requests that wait for a pair of workers with room.",
+           lambda router: router.queue.waiting),
+    Metric("baton_router_attempts_total", "Attempts of requests that ended.",
+           lambda router: router.observations.attempts),
+    Metric("baton_router_failed_attempts_total", "Attempts that failed, by kind of error.",
+           lambda router: _by_key(router.observations.failed_attempts), ("kind",)),
+    Metric("baton_router_cancels_total", "Attempts that were cancelled at decode workers.",
+           lambda router: router.cancels.sent),
+    Metric("baton_router_unanswered_cancels_total", "Cancels that a decode worker never answered.",
+           lambda router: router.cancels.unanswered),
+    Metric("baton_router_orphans_cancelled_total",
+           "Cancelled attempts that sent output although no request waited for it.",
+           lambda router: router.cancels.orphans),
+    Metric("baton_router_pending_cancels", "Cancels that a decode worker has not answered yet.",
+           lambda router: router.cancels.pending),
+    Metric("baton_router_claimed_slots", "Decode slots that this router's requests use.",
+           lambda router: _by_worker(router, lambda worker: worker.claimed_slots), ("worker",)),
+    Metric("baton_router_reserved_tokens", "Tokens that those requests may have at most, prompts included.",
+           lambda router: _by_worker(router, lambda worker: worker.reserved_tokens), ("worker",)),
+    Metric("baton_router_queued_prefill_tokens",
+           "Prompt tokens of this router's requests that are not computed yet.",
+           lambda router: _by_worker(router, lambda worker: worker.queued_tokens), ("worker",)),
+    Metric("baton_router_workers",
+           "Workers by role and state (ready, starting, draining, silent, lost, other_pool); role is "
+           "unknown while starting.", _workers, ("role", "state")),
+    Metric("baton_router_token_stream_breaks_total",
+           "Token streams from decode workers that ended while open.",
+           lambda router: router.directory.token_stream_breaks),
+    Metric("baton_router_http_connections", "Open HTTP connections.",
+           lambda router: router.connections.count),
+    Metric("baton_router_refused_http_connections_total",
+           "HTTP connections that were refused or closed by a limit: too many connections, evicted for a "
+           "newer one, headers too large, timeout of a request's headers or body, slow reader, not http.",
+           lambda router: _by_key(router.connections.refused), ("reason",)),
+    Metric("baton_router_unread_output_bytes", "Output that clients have not read yet.",
+           lambda router: router.unread.total_bytes),
+    Metric("baton_router_redis_up",
+           "1 if Redis answered the last call, else 0; absent without a state store.",
+           partial(_of_state, lambda state: not state.away)),
+    Metric("baton_router_redis_outages_total", "Outages of Redis.",
+           partial(_of_state, lambda state: state.counters.outages)),
+    Metric("baton_router_redis_failed_calls_total", "Calls to Redis that failed.",
+           partial(_of_state, lambda state: state.counters.calls_failed)),
+    Metric("baton_router_redis_restarts_total",
+           "Restarts of the embedded Redis server, which is empty afterwards.",
+           lambda router: None if router.store.state is None else router.store.restarts),
+    Metric("baton_router_registered_workers", "Workers in the registry when it was last read.",
+           lambda router: None if router.store.state is None else router.store.registered_workers),
+    Metric("baton_router_journal_pending_requests",
+           "Requests with journal entries that are not written to Redis yet.",
+           partial(_of_state, lambda state: state.journal.pending)),
+    Metric("baton_router_journal_dropped_total",
+           "Journal entries and marks that were never written to Redis.",
+           partial(_of_state, lambda state: state.counters.journal_dropped)),
+    Metric("baton_router_journal_failed_batches_total",
+           "Batches of journal changes that failed and are sent again.",
+           partial(_of_state, lambda state: state.counters.journal_batches_failed)),
+)
+# fmt: on
+
+
 def metrics_route(registry: CollectorRegistry) -> Route:
-    """`GET /metrics`: Prometheus text or OpenMetrics, as the Accept header asks."""
+    """`GET /metrics`: Prometheus text or OpenMetrics, by the Accept header."""
 
     async def answer(request: HttpRequest) -> Response:
         body, content_type = render(registry, request.headers.get("accept", ""))

@@ -1,4 +1,4 @@
-"""Status of the cluster: the router's totals, and for operators every worker's audit and the store."""
+"""Status of the cluster: the router's totals and, for operators, the audits of all workers and the store."""
 
 from __future__ import annotations
 
@@ -25,29 +25,34 @@ from services.router.workers.worker_state import state_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from services.router.lifecycle.service import Service
+    from services.router.lifecycle.dispatcher import Dispatcher
+    from services.router.lifecycle.readiness import Readiness
+    from services.router.lifecycle.served_model import ServedModel
     from services.router.observability.store import Store
     from services.router.observability.window import Window
     from services.router.workers.directory import Directory
     from services.router.workers.pools import Pools
-    from services.router.workers.waiting_queue import WaitingRoom
+    from services.router.workers.waiting_queue import WaitingQueue
     from services.router.workers.worker import Peer
 
 DEFAULT_WINDOW_S = 10
 _AUDIT_S = 5.0
-# `baton top` asks every second, so a worker that hangs may not hold up its answer for longer.
+# `baton top` asks every second, so a worker that hangs must not delay the answer for longer.
 _QUICK_AUDIT_S = 1.0
 
 
 @dataclass(frozen=True)
 class Status:
-    """Reads the router's parts and asks its workers.
+    """Collects status from the router's parts and its workers.
 
-    `addresses` are this router's public listeners by protocol, filled in once they are bound.
+    `started`: monotonic seconds. `addresses`: this router's listeners by protocol, filled in once they are
+    bound.
     """
 
-    service: Service
-    room: WaitingRoom
+    model: ServedModel
+    readiness: Readiness
+    dispatcher: Dispatcher
+    queue: WaitingQueue
     directory: Directory
     store: Store
     window: Window
@@ -56,7 +61,7 @@ class Status:
     pools: Pools
 
     async def audit(self, address: str | None = None) -> AdminServiceGetAuditResponse:
-        """Audits, with pools checked, of the worker at `address` or of all, and the store's status.
+        """Audits, with memory pools checked, of the worker at `address` or of all, and the store's status.
 
         A worker that does not answer in time has an error instead of an audit.
         """
@@ -81,13 +86,13 @@ class Status:
         )
 
     def totals(self, window_s: int) -> RouterStatus:
-        """This router's figures of the last `window_s` seconds (0: 10); names no worker and no address."""
+        """This router's figures of the last `window_s` seconds (0: 10), without workers and addresses."""
         recent = self.window.recent(min(window_s or DEFAULT_WINDOW_S, LONGEST_S))
         return RouterStatus(
-            model=self.service.intake.served_name,
-            serving=self.service.usable(),
-            running=self.service.dispatcher.live,
-            waiting=self.room.waiting,
+            model=self.model.name,
+            serving=self.readiness.ready(),
+            running=self.dispatcher.running,
+            waiting=self.queue.waiting,
             uptime_s=time.monotonic() - self.started,
             window_s=recent.window_s,
             requests_per_s=recent.requests,

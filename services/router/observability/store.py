@@ -1,6 +1,6 @@
-"""This router's side of Redis: it finds registered workers there, and keeps its journal in it.
+"""The router's use of the state store: it finds registered workers there and writes its journal to it.
 
-Without a configuration there is neither, and nothing else differs.
+Without a configured store there is no registry and no journal; everything else works the same.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from baton.state import Journal, Member
     from services.common.config import StateConfig
 
-# At a stop: for the last entries to be closed, where Redis is there to hear it.
+# At shutdown, the time to write pending journal entries, if Redis is available.
 _CLOSE_S = 0.5
-# An operator who asks does not wait longer for the count of open requests.
+# The longest that a status call waits for the count of open requests.
 _COUNT_S = 1.0
 
 
 class Store:
-    """Make it from a running loop; then `close`. BatonError(INVALID) where the URL is wrong."""
+    """Construct it on a running event loop, and `close` it. BatonError(INVALID) if the URL is invalid."""
 
     def __init__(self, config: StateConfig | None) -> None:
         self._config = config
@@ -33,35 +33,36 @@ class Store:
         self.state = (
             State.at(config.redis_url, namespace=config.namespace, journal_key=key) if config else None
         )
-        # How often the parent has started the embedded server again, as it told us.
+        # How often the parent has restarted the embedded server.
         self.restarts = 0
         self._members: Callable[[], Mapping[str, Member]] = dict
 
     @property
     def journal(self) -> Journal | None:
-        """Where accepted requests are written."""
+        """The journal of admitted requests."""
         return self.state.journal if self.state else None
 
     @property
     def registered_workers(self) -> int:
-        """As the registry was last seen."""
+        """Workers in the registry when it was last read."""
         return sum(member.role != "router" for member in self._members().values())
 
     def watch(self, on_members: Callable[[Mapping[str, Member]], None]) -> None:
-        """Calls back with all members after each change."""
+        """Calls `on_members` with all members after each change."""
         if self.state is not None:
             view = self.state.watch(lambda: on_members(view.members))
             self._members = lambda: view.members
 
     async def refusal(self) -> BatonError:
-        """Why Redis does not let us in; never returns where it does, or is away."""
+        """Returns the error with which Redis refuses access; never returns if it does not, or is
+        unavailable."""
         if self.state is not None:
             return await self.state.refusal()
         never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
         return await never
 
     async def status(self) -> StoreStatus | None:
-        """For operators; waits a moment for Redis, where it is there."""
+        """The store's status for operators; waits shortly for Redis if it is available."""
         if self.state is None or self._config is None:
             return None
         return StoreStatus(
@@ -84,6 +85,6 @@ class Store:
             return None
 
     async def close(self) -> None:
-        """Has Redis told what is pending, where it answers at once."""
+        """Writes what is pending, if Redis answers at once."""
         if self.state is not None:
             await self.state.close(_CLOSE_S)

@@ -1,4 +1,4 @@
-"""What happened of late: a snapshot of the counts a second, and the difference of now and then."""
+"""Recent rates and latencies, from snapshots of the counts that are taken every second."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class _Counts:
     errors: int
     prompt_tokens: int
     completion_tokens: int
-    # Of ttft, tpot, itl and queue.
+    # Bucket counts of ttft, tpot, itl and queue.
     histograms: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
 class Recent:
-    """Rates a second and latencies of the last `window_s` seconds."""
+    """Rates per second and latencies of the last `window_s` seconds."""
 
     window_s: float
     requests: float
@@ -42,20 +42,20 @@ class Recent:
 
 
 class Window:
-    """Keeps a minute of snapshots; `run` takes them."""
+    """Keeps the snapshots of the last minute."""
 
     def __init__(self, observations: Observations) -> None:
         self._observations = observations
         self._past: deque[_Counts] = deque([self._now()], maxlen=LONGEST_S + 1)
 
     async def run(self) -> None:
-        """Takes a snapshot a second until cancelled."""
+        """Takes a snapshot every second until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             self._past.append(self._now())
 
     def recent(self, window_s: float) -> Recent:
-        """The last `window_s` seconds, or as many of them as there have been."""
+        """Figures of the last `window_s` seconds, or since the start."""
         now = self._now()
         then = next((past for past in reversed(self._past) if now.at - past.at >= window_s), self._past[0])
         seconds = max(now.at - then.at, 1e-3)

@@ -1,4 +1,4 @@
-"""Which pool of workers answers a request: a pool's id, and the pool that a client call is bound to."""
+"""Ids of worker pools, and the binding of a client call to one pool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ID_HEX_DIGITS = 12
 
 
 def pool_id(described: DescribeResponse) -> str:
-    """The name of a worker's pool: a digest of all its parts, 12 hex digits."""
+    """The id of a worker's pool: the first 12 hex digits of a digest of everything that defines it."""
     pool = described.pool
     digest = hashlib.sha256()
     for part in (
@@ -27,7 +27,7 @@ def pool_id(described: DescribeResponse) -> str:
 
 
 class PoolMember(Protocol):
-    """A worker, as far as a binding looks at it."""
+    """What a binding needs to know of a worker."""
 
     @property
     def pool(self) -> str: ...
@@ -40,19 +40,19 @@ class PoolMember(Protocol):
 
 
 class Binding:
-    """The pool that the attempts of one client call stay in; empty until the first of them is placed."""
+    """Keeps the attempts of one client call in one pool. Unbound until the first one is placed."""
 
     def __init__(self) -> None:
         self.pool: str | None = None
-        # Of each role that was used, what its weights are kept as.
+        # The weight format of each role that was used (key: whether it decodes).
         self._formats: dict[bool, str] = {}
 
     def bind(self, *workers: PoolMember) -> None:
-        """An attempt is placed on these workers."""
+        """Records that an attempt is placed on these workers."""
         for worker in workers:
             self.pool = worker.pool
             self._formats[worker.decodes] = worker.weight_format
 
     def format_of(self, worker: PoolMember) -> str | None:
-        """The weight format that a worker of this role must have; None where any will do."""
+        """The weight format that a worker of this role must have; None: any."""
         return self._formats.get(worker.decodes)

@@ -1,4 +1,4 @@
-"""A request as a door heard it, and as the dispatcher takes it."""
+"""A request as the APIs parse it, as the dispatcher runs it, and the deltas of its output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from services.router.request.client_call import ClientCall
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """One message of a conversation; None is left out of what the template sees."""
+    """One message of a conversation. Fields that are None are not passed to the template."""
 
     role: str
     content: str
@@ -23,7 +23,7 @@ class ChatTurn:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation, and how the model's template is to write it."""
+    """A conversation, and how the model's chat template renders it."""
 
     turns: tuple[ChatTurn, ...]
     add_generation_prompt: bool = True
@@ -32,20 +32,20 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a client asked, in its own words: nothing is checked yet, None means unset.
+class ParsedRequest:
+    """A client's request for one prompt, whatever the API. Values are not checked; None means unset.
 
-    `token_ids` and `text` and `chat` are the three ways to give a prompt; a door sets one. Of a large request
-    a helper process has tokenised the prompt already: then `prepared` has its ids, checked against the
-    vocabulary, and `text`, if anything, what `echo` repeats.
+    The prompt is one of `token_ids`, `text` and `chat`. If a helper process has tokenised it already, because
+    the request is large, `tokenized` has its ids, checked against the vocabulary, and `text` only what `echo`
+    repeats.
     """
 
     model: str
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     chat: Chat | None = None
-    prepared: tuple[int, ...] | None = None
-    # Of a text prompt: whether the tokenizer adds what it puts around texts.
+    tokenized: tuple[int, ...] | None = None
+    # Whether the tokenizer adds its special tokens, such as BOS, to a text prompt.
     add_special_tokens: bool = True
     temperature: float | None = None
     top_k: int | None = None
@@ -58,7 +58,7 @@ class Asked:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
-    # Whether an unset max_tokens means all that the context has left.
+    # Whether an unset max_tokens means the rest of the context.
     fills_context: bool = False
     min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
@@ -69,68 +69,68 @@ class Asked:
     echo: bool = False
     n: int | None = None
     best_of: int | None = None
-    # Our field names → what this door calls them, where it differs.
-    names: Mapping[str, str] = field(default_factory=dict)
-    # Shared by all that `dataclasses.replace` makes of it: the prompts of one client call.
+    # Field name → the API's name for it, where they differ. For error messages.
+    api_names: Mapping[str, str] = field(default_factory=dict)
+    # Shared by the prompts of one client call.
     call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
 
-    def named(self, name: str) -> str:
-        """What the client calls our field."""
-        return self.names.get(name, name)
+    def api_name(self, name: str) -> str:
+        """The API's name for a field."""
+        return self.api_names.get(name, name)
 
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt that its answer begins with."""
+    """The prompt that the response repeats before the output."""
 
     text: str
-    # Where each token's text begins in `text`; empty where nobody asked for logprobs.
+    # Where each token's text begins in `text`; empty without logprobs.
     offsets: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that may run: checked, tokenised, seeded. Immutable; attempts refer to it.
+    """An admitted request for one output: checked, tokenised and seeded.
 
-    One output: a client that asks for n of them gets n requests, which share all but id, seed, choice.
+    A call for n outputs becomes n requests, which share everything but id, seed and choice.
     """
 
     # 16 random bytes.
     id: bytes
     prompt_ids: tuple[int, ...]
     sampling: Sampling
-    # Of the whole output, whatever the attempts; prompt and output fit the context. 0: only the prompt.
+    # For the whole output, over all attempts. 0: no output, only the prompt's logprobs or echo.
     max_tokens: int
-    # What ends a sequence at a worker, the model's end-of-sequence ids included.
+    # Ids that end the output, including the model's end-of-sequence ids unless they are ignored.
     stop_token_ids: tuple[int, ...]
     stop: tuple[str, ...]
     skip_special_tokens: bool
-    # Monotonic clock: when the door heard it, and when nobody waits for it any more.
+    # Monotonic nanoseconds at arrival, and the deadline in seconds on the event loop's clock.
     arrived_ns: int
     deadline: float
     # Output tokens before which neither a stop id nor a stop string ends it.
     min_tokens: int = 0
     echo: Echo | None = None
-    # Which of its prompt's outputs this is, from 0.
+    # Index among the outputs of its prompt.
     choice: int = 0
-    # What it shares with the other requests of its client's call.
+    # Shared by all requests of the client's call.
     call: ClientCall = field(default_factory=ClientCall, compare=False, repr=False)
 
     @property
     def limits(self) -> Limits:
-        """When a worker ends it, in the wire's words."""
+        """The protobuf message of what ends the output."""
         return Limits(
             max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids, min_tokens=self.min_tokens
         )
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether each token of the output comes with logprobs."""
+        """Whether logprobs of the output's tokens are returned."""
         return self.sampling.HasField("logprobs")
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the prompt's tokens come with logprobs, too."""
+        """Whether logprobs of the prompt's tokens are returned."""
         return self.echo is not None and self.wants_logprobs
 
 
@@ -141,31 +141,31 @@ class Finish(Enum):
     LENGTH = FinishReason.FINISH_REASON_LENGTH
 
     @property
-    def word(self) -> str:
-        """OpenAI's word for it."""
+    def reason(self) -> str:
+        """OpenAI's `finish_reason`."""
         return self.name.lower()
 
 
 @dataclass
 class Delta:
-    """Everything that became certain since the last one.
+    """The output since the previous delta.
 
-    The ids of a request's deltas have no gap and no repeat; text may lag behind its ids.
+    Token ids have no gaps and no repeats from delta to delta; text may lag behind the ids.
     """
 
     first_number: int
     token_ids: MutableSequence[int] = field(default_factory=list)
     text: str = ""
-    # Where asked for, one a token: its `Logprobs`, serialised, and where its text begins in the output's.
+    # With logprobs, for each token: its serialised `Logprobs`, and where its text begins in the output.
     logprobs: list[bytes] = field(default_factory=list)
     offsets: MutableSequence[int] = field(default_factory=list)
-    # On the first one, where asked for: those of the prompt's tokens from the second on.
+    # In the first delta, if asked for: logprobs of the prompt's tokens from the second on.
     prompt_logprobs: list[bytes] = field(default_factory=list)
-    # Whether it is the output's first.
+    # Whether this is the output's first delta.
     opening: bool = False
-    # The journal has its request.
+    # Whether the journal has recorded the request.
     resumable: bool = False
-    # Set on the last one, with usage and trace.
+    # Set in the last delta, with usage and trace.
     finish: Finish | None = None
     usage: Usage | None = None
     trace: RequestTrace | None = None

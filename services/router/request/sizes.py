@@ -1,7 +1,7 @@
-"""How large a request may be. What a body holds is counted before anything is built of it.
+"""Limits on the size of a request, checked on the parsed JSON or protobuf before anything is built of it.
 
-A body above `LARGE_BYTES`, or of so many messages, is parsed and tokenised in a helper process: on the event
-loop, or in a thread that keeps the interpreter's lock, it would hold up every stream.
+A body above `LARGE_BYTES`, or with more than `MANY_MESSAGES`, is parsed and tokenised in a helper process: on
+the event loop, or in a thread that holds the GIL, it would delay every stream.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from baton.v1.router_pb2 import GenerateRequest
 
 LARGE_BYTES = 64 * 1024
-# For /tokenize and /detokenize, whose answers are several times as large as their bodies.
+# For /tokenize and /detokenize, whose responses are several times as large as their bodies.
 LARGE_TOKENIZE_BYTES = 16 * 1024
-# Longer prompts are made text in a helper process.
+# Longer prompts are detokenised in a helper process.
 LARGE_TOKENS = 16 * 1024
 MANY_MESSAGES = 1024
-# Tokens that one answer of /tokenize lists, or the context where that is more.
+# Tokens that one response of /tokenize lists, unless the model's context is longer.
 MAX_LISTED_TOKENS = 128 * 1024
 MAX_FIELDS = 128
+MAX_PROMPTS = 256
 MAX_MESSAGE_FIELDS = 32
 _BODY_BYTES = 1024 * 1024
 _BYTES_PER_TOKEN = 16
@@ -40,40 +41,40 @@ _LIMITS = {
 
 
 def max_body_bytes(context_tokens: int) -> int:
-    """The largest body, unless it is configured: room for a prompt that fills a model's context."""
+    """The default limit on bodies: room for a prompt that fills the model's context."""
     return _BODY_BYTES + _BYTES_PER_TOKEN * context_tokens
 
 
 def has_many_messages(document: object) -> bool:
-    """Whether a JSON body has so many that a helper process should read them."""
+    """Whether a JSON body has so many messages that a helper process should parse them."""
     messages = document.get("messages") if isinstance(document, dict) else None
     return isinstance(messages, list) and len(messages) > MANY_MESSAGES
 
 
 def check_document(document: object, context: int) -> None:
-    """Counts what a JSON body holds; FieldError names the field that holds too much."""
+    """Raises FieldError for a field of a JSON body with too many items. `context`: in tokens."""
     if not isinstance(document, dict):
         return
     if len(document) > MAX_FIELDS:
         raise FieldError(f"a body has at most {MAX_FIELDS} fields; got {len(document)}")
-    for name, most in _LIMITS.items():
-        _check_count(name, document.get(name), most)
+    for name, limit in _LIMITS.items():
+        _check_count(name, document.get(name), limit)
     _check_messages(document.get("messages"), context)
     _check_prompt(document.get("prompt"), context)
 
 
 def check_message(request: GenerateRequest, context: int) -> None:
-    """The same for a gRPC message."""
-    for name, most in _LIMITS.items():
-        _check_count(name, getattr(request, name), most)
+    """The same checks for a gRPC message."""
+    for name, limit in _LIMITS.items():
+        _check_count(name, getattr(request, name), limit)
     _check_message_count(len(request.chat.messages), context)
     if len(request.token_ids.ids) > context:
         raise context_exceeded("prompt", len(request.token_ids.ids), context)
 
 
-def _check_count(name: str, values: object, most: int) -> None:
-    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > most:
-        raise FieldError(f"{name}: at most {most}; got {len(values)}", param=name)
+def _check_count(name: str, values: object, limit: int) -> None:
+    if isinstance(values, Sized) and not isinstance(values, str) and len(values) > limit:
+        raise FieldError(f"{name}: at most {limit}; got {len(values)}", param=name)
 
 
 def _check_prompt(prompt: object, context: int) -> None:
@@ -104,6 +105,3 @@ def _check_message_count(count: int, context: int) -> None:
     if count > context:
         message = f"{count} messages or parts of messages do not fit the model's context of {context} tokens"
         raise FieldError(message, param="messages", code="context_length_exceeded")
-
-
-MAX_PROMPTS = 256

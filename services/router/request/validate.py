@@ -1,7 +1,7 @@
-"""The one judge of parameters, for both doors: whatever passes here may run.
+"""Validates the parameters of a request, for both APIs: what passes may run.
 
-Every refusal is a FieldError that names the field as its door does; its kind is INVALID but for an
-unknown model.
+An invalid request raises FieldError, which names the field as its API does. The error's kind is INVALID, or
+NOT_FOUND for an unknown model.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from baton.v1.types_pb2 import LogitBias, Sampling
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.request import Asked, Chat
+    from services.router.request.request import Chat, ParsedRequest
+    from services.router.request.request_limits import RequestLimits
 
 Ids = TypeVar("Ids", bound="Sequence[int]")
 DEFAULT_MAX_TOKENS = 16
 MAX_TEMPERATURE = 100.0
 MAX_PENALTY = 2.0
-# Beyond these a logit of single precision may become infinite.
+# Beyond these a float32 logit may overflow.
 LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 MAX_LOGIT_BIAS = 100.0
 MAX_LOGIT_BIASES = 300
@@ -37,62 +38,92 @@ _U32 = 2**32 - 1
 _U64 = 2**64 - 1
 
 
-# The roles that chat templates know; a template may write a role into the prompt as it is.
+# The roles that chat templates know. Others are refused: a template may copy the role into the prompt.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 @dataclass(frozen=True)
 class Fields:
-    """What was asked besides the prompt, checked."""
+    """The checked fields besides the prompt. Token limits do not consider the context yet."""
 
     choices: int
     sampling: Sampling
     stop_token_ids: tuple[int, ...]
     stop: tuple[str, ...]
+    max_tokens: int
+    min_tokens: int
 
 
-def check_fields(asked: Asked, served: str, eos: tuple[int, ...], vocab_size: int) -> Fields:
-    """Judges all that can be judged before the prompt is tokenised."""
-    check_model(asked, served)
-    if asked.chat is not None:
-        _check_roles(asked.chat)
-    return Fields(
-        choices=check_choices(asked),
-        sampling=check_sampling(asked, vocab_size),
-        stop_token_ids=check_stop_ids(asked, eos, vocab_size),
-        stop=check_stop_strings(asked),
+@dataclass(frozen=True)
+class OutputLimits:
+    """Token limits of an output that fits the context together with its prompt."""
+
+    max_tokens: int
+    min_tokens: int
+
+
+def check_fields(parsed: ParsedRequest, limits: RequestLimits) -> Fields:
+    """Checks everything that can be checked before the prompt is tokenised."""
+    check_model(parsed, limits.served_name)
+    if parsed.chat is not None:
+        _check_roles(parsed.chat)
+    fields = Fields(
+        choices=_choices(parsed),
+        sampling=_sampling(parsed, limits.vocab_size),
+        stop_token_ids=_stop_token_ids(parsed, limits),
+        stop=_stop_strings(parsed),
+        max_tokens=_max_tokens(parsed),
+        min_tokens=_min_tokens(parsed),
     )
+    if not (parsed.tokenized or parsed.token_ids or parsed.chat or parsed.text):
+        raise _empty_prompt(parsed)
+    return fields
 
 
-def check_model(asked: Asked, served: str) -> None:
-    """The model must be the one that is served here."""
-    if asked.model != served:
+def check_prompt(
+    parsed: ParsedRequest, fields: Fields, prompt_ids: Sequence[int], limits: RequestLimits
+) -> OutputLimits:
+    """Checks the tokenised prompt, and fits the token limits into the rest of the context."""
+    if not prompt_ids:
+        raise _empty_prompt(parsed)
+    name, context = parsed.api_name("prompt"), limits.max_context_tokens
+    if len(prompt_ids) + min(1, fields.max_tokens) > context:
+        raise context_exceeded(name, len(prompt_ids), context)
+    if parsed.tokenized is None:
+        check_token_ids(name, prompt_ids, limits.vocab_size)
+    max_tokens = min(fields.max_tokens, context - len(prompt_ids))
+    return OutputLimits(max_tokens, min(fields.min_tokens, max_tokens))
+
+
+def check_model(parsed: ParsedRequest, served: str) -> None:
+    """Raises FieldError (NOT_FOUND) if the request names another model than the served one."""
+    if parsed.model != served:
         raise FieldError(
-            f"the model {_shorten(asked.model)!r} does not exist",
+            f"the model {_shorten(parsed.model)!r} does not exist",
             param="model",
             code="model_not_found",
             kind=ErrorKind.NOT_FOUND,
         )
 
 
-def check_sampling(asked: Asked, vocab_size: int) -> Sampling:
-    """How tokens are drawn; a seed is drawn here where none was given.
+def _sampling(parsed: ParsedRequest, vocab_size: int) -> Sampling:
+    """The sampling parameters. A missing seed is drawn here, so that every attempt uses the same one.
 
-    What asks for nothing stays unset on the wire, so that workers see at once what a request needs.
+    Neutral values stay unset in the message, so that workers see at once which features a request needs.
     """
-    top_k = _whole("top_k", asked.top_k, 0, _U32, default=0)
+    top_k = _whole("top_k", parsed.top_k, 0, _U32, default=0)
     sampling = Sampling(
-        temperature=_number("temperature", asked.temperature, 0.0, MAX_TEMPERATURE, default=1.0),
+        temperature=_number("temperature", parsed.temperature, 0.0, MAX_TEMPERATURE, default=1.0),
         top_k=min(top_k, vocab_size),
-        top_p=_above_zero("top_p", asked.top_p),
-        min_p=_number("min_p", asked.min_p, 0.0, 1.0, default=0.0),
-        presence_penalty=_penalty("presence_penalty", asked.presence_penalty),
-        frequency_penalty=_penalty("frequency_penalty", asked.frequency_penalty),
-        logit_bias=_logit_bias(asked, vocab_size),
-        logprobs=_logprobs(asked),
-        seed=_whole("seed", asked.seed, 0, _U64, default=secrets.randbits(64)),
+        top_p=_above_zero("top_p", parsed.top_p),
+        min_p=_number("min_p", parsed.min_p, 0.0, 1.0, default=0.0),
+        presence_penalty=_penalty("presence_penalty", parsed.presence_penalty),
+        frequency_penalty=_penalty("frequency_penalty", parsed.frequency_penalty),
+        logit_bias=_logit_bias(parsed, vocab_size),
+        logprobs=_logprobs(parsed),
+        seed=_whole("seed", parsed.seed, 0, _U64, default=secrets.randbits(64)),
     )
-    name, given = "repetition_penalty", asked.repetition_penalty
+    name, given = "repetition_penalty", parsed.repetition_penalty
     repetition = _number(name, given, LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY, default=1.0)
     if repetition != 1:
         sampling.repetition_penalty = repetition
@@ -100,7 +131,7 @@ def check_sampling(asked: Asked, vocab_size: int) -> Sampling:
 
 
 def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
-    """The same for one of n outputs: number i draws with seed + i."""
+    """The parameters of output number `choice`, which samples with seed + choice."""
     if choice == 0:
         return sampling
     own = Sampling()
@@ -109,28 +140,16 @@ def with_seed_of(sampling: Sampling, choice: int) -> Sampling:
     return own
 
 
-def check_choices(asked: Asked) -> int:
-    """How many outputs are wanted of the prompt."""
-    n = _whole("n", asked.n, 1, MAX_CHOICES, default=1)
-    if asked.best_of is not None and asked.best_of != n:
+def _choices(parsed: ParsedRequest) -> int:
+    """The number of outputs of the prompt."""
+    n = _whole("n", parsed.n, 1, MAX_CHOICES, default=1)
+    if parsed.best_of is not None and parsed.best_of != n:
         raise FieldError("best_of other than n is not supported", param="best_of")
     return n
 
 
-def check_max_tokens(asked: Asked, prompt_tokens: int, context: int) -> int:
-    """The output's limit: what was asked, or what the prompt leaves of the context."""
-    if prompt_tokens == 0:
-        raise FieldError("the prompt is empty", param=asked.named("prompt"))
-    name, least = asked.named("max_tokens"), 0 if asked.echo else 1
-    default = _U32 if asked.fills_context else DEFAULT_MAX_TOKENS
-    wanted = _whole(name, asked.max_tokens, least, _U32, default=default)
-    if prompt_tokens + min(1, wanted) > context:
-        raise context_exceeded(asked.named("prompt"), prompt_tokens, context)
-    return min(wanted, context - prompt_tokens)
-
-
 def context_exceeded(name: str, prompt_tokens: int, context: int) -> FieldError:
-    """The error of a prompt, in the field `name`, that is too long."""
+    """The error of a prompt that is too long; `name` is the API's name of its field."""
     return FieldError(
         f"the prompt has {prompt_tokens} tokens; with at least one of output it must fit the model's "
         f"context of {context} tokens",
@@ -139,18 +158,8 @@ def context_exceeded(name: str, prompt_tokens: int, context: int) -> FieldError:
     )
 
 
-def check_min_tokens(asked: Asked, max_tokens: int) -> int:
-    """Never more than the output may have: neither than was asked for, nor than the context leaves."""
-    unset = _U32 if asked.fills_context else DEFAULT_MAX_TOKENS
-    most = unset if asked.max_tokens is None else asked.max_tokens
-    if asked.min_tokens is not None and asked.min_tokens > most:
-        message = f"min_tokens must not exceed {asked.named('max_tokens')}, which is {most}"
-        raise FieldError(message, param="min_tokens")
-    return min(max_tokens, _whole("min_tokens", asked.min_tokens, 0, _U32, default=0))
-
-
 def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:
-    """Every id must be one of the model's vocabulary."""
+    """Returns the ids; FieldError names the first one that is not in the vocabulary."""
     if ids and (min(ids) < 0 or max(ids) >= vocab_size):
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         message = f"{name}: token id {_shorten(str(wrong))} is not in the vocabulary of {vocab_size}"
@@ -158,25 +167,47 @@ def check_token_ids(name: str, ids: Ids, vocab_size: int) -> Ids:
     return ids
 
 
-def check_stop_ids(asked: Asked, eos: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
-    """What ends a sequence at its worker: the request's own ids and, unless ignored, the model's."""
-    own = check_token_ids("stop_token_ids", asked.stop_token_ids, vocab_size)
-    every = tuple(dict.fromkeys((*own, *(() if asked.ignore_eos else eos))))
-    if len(every) > MAX_STOP_TOKEN_IDS:
-        message = f"at most {MAX_STOP_TOKEN_IDS} stop token ids, the model's own included; got {len(every)}"
+def _stop_token_ids(parsed: ParsedRequest, limits: RequestLimits) -> tuple[int, ...]:
+    """The request's own stop ids and, unless ignored, the model's end-of-sequence ids."""
+    own = check_token_ids("stop_token_ids", parsed.stop_token_ids, limits.vocab_size)
+    model = () if parsed.ignore_eos else limits.eos_token_ids
+    unique = tuple(dict.fromkeys((*own, *model)))
+    if len(unique) > MAX_STOP_TOKEN_IDS:
+        message = f"at most {MAX_STOP_TOKEN_IDS} stop token ids, the model's own included; got {len(unique)}"
         raise FieldError(message, param="stop_token_ids")
-    return every
+    return unique
 
 
-def check_stop_strings(asked: Asked) -> tuple[str, ...]:
-    """A few short strings, none of them empty."""
-    if len(asked.stop) > MAX_STOP_STRINGS:
-        raise FieldError(f"at most {MAX_STOP_STRINGS} stop strings; got {len(asked.stop)}", param="stop")
-    if any(not text for text in asked.stop):
+def _stop_strings(parsed: ParsedRequest) -> tuple[str, ...]:
+    """The distinct stop strings, in order."""
+    if len(parsed.stop) > MAX_STOP_STRINGS:
+        raise FieldError(f"at most {MAX_STOP_STRINGS} stop strings; got {len(parsed.stop)}", param="stop")
+    if any(not text for text in parsed.stop):
         raise FieldError("a stop string must not be empty", param="stop")
-    if any(len(text) > MAX_STOP_STRING_CHARS for text in asked.stop):
+    if any(len(text) > MAX_STOP_STRING_CHARS for text in parsed.stop):
         raise FieldError(f"a stop string has at most {MAX_STOP_STRING_CHARS} characters", param="stop")
-    return tuple(dict.fromkeys(asked.stop))
+    return tuple(dict.fromkeys(parsed.stop))
+
+
+def _max_tokens(parsed: ParsedRequest) -> int:
+    name, least = parsed.api_name("max_tokens"), 0 if parsed.echo else 1
+    return _whole(name, parsed.max_tokens, least, _U32, default=_default_max_tokens(parsed))
+
+
+def _min_tokens(parsed: ParsedRequest) -> int:
+    most = _default_max_tokens(parsed) if parsed.max_tokens is None else parsed.max_tokens
+    if parsed.min_tokens is not None and parsed.min_tokens > most:
+        message = f"min_tokens must not exceed {parsed.api_name('max_tokens')}, which is {most}"
+        raise FieldError(message, param="min_tokens")
+    return _whole("min_tokens", parsed.min_tokens, 0, _U32, default=0)
+
+
+def _default_max_tokens(parsed: ParsedRequest) -> int:
+    return _U32 if parsed.fills_context else DEFAULT_MAX_TOKENS
+
+
+def _empty_prompt(parsed: ParsedRequest) -> FieldError:
+    return FieldError("the prompt is empty", param=parsed.api_name("prompt"))
 
 
 def _check_roles(chat: Chat) -> None:
@@ -186,14 +217,14 @@ def _check_roles(chat: Chat) -> None:
             raise FieldError(message, param="messages")
 
 
-def _logprobs(asked: Asked) -> int | None:
-    if asked.logprobs is None:
+def _logprobs(parsed: ParsedRequest) -> int | None:
+    if parsed.logprobs is None:
         return None
-    return _whole_within(asked.named("logprobs"), asked.logprobs, 0, MAX_LOGPROBS)
+    return _whole_within(parsed.api_name("logprobs"), parsed.logprobs, 0, MAX_LOGPROBS)
 
 
-def _logit_bias(asked: Asked, vocab_size: int) -> list[LogitBias]:
-    name, biases = "logit_bias", asked.logit_bias
+def _logit_bias(parsed: ParsedRequest, vocab_size: int) -> list[LogitBias]:
+    name, biases = "logit_bias", parsed.logit_bias
     if len(biases) > MAX_LOGIT_BIASES:
         raise FieldError(f"at most {MAX_LOGIT_BIASES} tokens in logit_bias; got {len(biases)}", param=name)
     ids = check_token_ids(name, tuple(token_id for token_id, _ in biases), vocab_size)
@@ -228,7 +259,7 @@ def _within(name: str, value: float, least: float, most: float) -> float:
 
 
 def _finite(name: str, value: float) -> float:
-    """The number as the wire will carry it, where it is finite in single precision."""
+    """The number rounded to float32, as protobuf carries it; FieldError if that is not finite."""
     narrow = _float32(value)
     if not math.isfinite(narrow):
         raise FieldError(f"{name} must be a finite number", param=name)
@@ -236,7 +267,7 @@ def _finite(name: str, value: float) -> float:
 
 
 def _float32(value: float) -> float:
-    """The nearest number of single precision; infinite where none is near."""
+    """The nearest float32; infinite if the number is out of range."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:

@@ -1,4 +1,4 @@
-"""One output from its first token to its last, kept compactly until its answer can be written."""
+"""Collects one output for a response that is not streamed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class WholeOutput:
-    """Takes an output's deltas. Numbers take four bytes each, logprobs stay serialised."""
+    """Compact: ids and offsets take four bytes each, logprobs stay serialised."""
 
     def __init__(self) -> None:
         self._token_ids = array("I")
@@ -25,7 +25,7 @@ class WholeOutput:
         self._usage: Usage | None = None
 
     def append(self, delta: Delta) -> None:
-        """Takes in the delta that follows."""
+        """Adds the next delta."""
         self._token_ids.extend(delta.token_ids)
         self._offsets.extend(delta.offsets)
         self._logprobs += delta.logprobs
@@ -34,7 +34,7 @@ class WholeOutput:
         self._finish, self._usage = delta.finish, delta.usage
 
     def delta(self) -> Delta:
-        """All of it as one delta, which shares its memory."""
+        """The whole output as one delta, which shares this object's memory."""
         return Delta(
             first_number=0,
             token_ids=self._token_ids,

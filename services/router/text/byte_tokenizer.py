@@ -1,4 +1,4 @@
-"""A stand-in for a model that comes without a tokenizer: every byte is a token, ids 0 to 255."""
+"""A tokenizer for models without one: every byte is a token, with ids 0 to 255."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Encodes any text; ids from 256 on have no text."""
+    """Makes the tokenizer. It encodes any text; ids from 256 on have no text."""
     vocabulary = {
         character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
     }

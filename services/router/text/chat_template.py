@@ -1,8 +1,7 @@
-"""Renders a conversation with the model's own template, in a sandbox.
+"""Renders conversations with the model's chat template, in a Jinja sandbox.
 
-The environment is what such templates are written for: trimmed blocks, loop controls, a
-`tojson` that keeps characters as they are, `strftime_now` for today's date, and `raise_exception` to
-refuse a conversation.
+The environment is the one that such templates are written for: trimmed blocks, loop controls, a `tojson` that
+does not escape characters, `strftime_now`, and `raise_exception` to refuse a conversation.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST_REASON = 200
-# What a client may not set through template variables: what has a field of its own, what the environment has,
-# and the model's special tokens.
+# Variables that a client must not set: those with fields of their own, the environment's, special tokens.
 RESERVED = frozenset(
     {
         "messages", "add_generation_prompt", "raise_exception", "strftime_now", "bos_token", "eos_token",
@@ -35,12 +33,12 @@ RESERVED = frozenset(
 
 
 class ChatTemplate:
-    """A compiled template; `render` is pure and safe in a thread pool."""
+    """A compiled template. `render` is thread-safe."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], control: ControlTokens | None = None
     ) -> None:
-        """`special_tokens` are the variables that the model names, `control` what no client may write."""
+        """`special_tokens`: variables that the model defines. `control`: what client text must not become."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -57,8 +55,8 @@ class ChatTemplate:
         self._control = control or ControlTokens(())
 
     def render(self, chat: Chat) -> list[str]:
-        """The prompt's text in the parts that are to be tokenised each by itself: a single one, unless the
-        client's own strings spell control tokens. FieldError(messages) where the template refuses it."""
+        """The prompt's text, in parts that must be tokenised separately: a single one, unless the client's
+        strings spell control tokens. FieldError(messages) if the template refuses the conversation."""
         given: dict[str, object] = dict(chat.template_variables or {})
         if taken := self._reserved.intersection(given):
             raise FieldError(f"chat_template_kwargs must not set {min(taken)}", param="chat_template_kwargs")
@@ -82,7 +80,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             message = f"the chat template refuses these messages: {str(error)[:_LONGEST_REASON]}"
             raise FieldError(message, param="messages") from error
-        except Exception as error:  # a template is a program: it failed on values of this request
+        except Exception as error:  # a template is a program, which failed on this request's values
             message = f"the chat template fails on these messages: {type(error).__name__}"
             raise FieldError(message, param="messages") from error
 

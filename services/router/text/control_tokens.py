@@ -1,10 +1,10 @@
-"""Keeps text that a client sent from becoming control tokens of the chat format.
+"""Keeps client text from becoming control tokens of the chat format.
 
-A chat template writes control tokens, such as the ones that open a turn, into one text with the messages, and
-the tokenizer finds them there again. In the strings of a client each of their spellings is cut in two with a
-separator that occurs nowhere else; the rendered text is split there, and its parts are tokenised one by one,
-so that no part holds a control token that the template did not write. Text without such a spelling is left
-alone and tokenised in one piece.
+A chat template writes control tokens, such as those that begin a turn, into one text with the messages, where
+the tokenizer recognises them. In the client's strings each spelling of a control token is therefore split by
+a separator that occurs nowhere else. The rendered text is cut at the separators and its parts are tokenised
+one by one, so that no part has a control token which the template did not write. Text without such a spelling
+is unchanged, and tokenised in one piece.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tokenizers import Tokenizer
 
-# Some vocabularies mark only a few of their control tokens as special: <|User|> of DeepSeek's is not.
+# Some vocabularies mark only some of their control tokens as special: DeepSeek's <|User|> is not marked.
 _CONTROL_SPELLING = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
 _PREFIX_CHARS = 2
 _SEPARATORS = range(0xF0000, 0x10FFFE)
@@ -28,7 +28,7 @@ class ControlTokens:
     """The spellings of a model's control tokens."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        """Spellings of a single character are left out: they cannot be cut."""
+        """Ignores spellings of a single character, which cannot be cut."""
         self._by_prefix: dict[str, list[str]] = defaultdict(list)
         for spelling in spellings:
             if len(spelling) >= _PREFIX_CHARS:
@@ -36,14 +36,14 @@ class ControlTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ControlTokens:
-        """Those of a tokenizer: its special tokens, and what is spelt like one."""
+        """The control tokens of a tokenizer: special tokens, and added tokens that are spelt like one."""
         added = tokenizer.get_added_tokens_decoder().values()
         return cls(
             token.content for token in added if token.special or _CONTROL_SPELLING.fullmatch(token.content)
         )
 
     def found_in(self, text: str) -> list[str]:
-        """The spellings that occur in the text."""
+        """The spellings that occur in a text."""
         return [
             spelling
             for prefix, spellings in self._by_prefix.items()
@@ -54,7 +54,7 @@ class ControlTokens:
 
 
 def cut(value: object, spellings: list[str], separator: str) -> object:
-    """The value with every occurrence of the spellings in its strings cut, keys of mappings included."""
+    """Cuts every occurrence of the spellings in the strings of a JSON value, including keys."""
     if isinstance(value, str):
         for spelling in spellings:
             while spelling in value:  # a second pass where occurrences overlap
@@ -68,7 +68,7 @@ def cut(value: object, spellings: list[str], separator: str) -> object:
 
 
 def strings_of(value: object) -> Iterator[str]:
-    """Every string within it, keys of mappings included."""
+    """Every string of a JSON value, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -81,6 +81,6 @@ def strings_of(value: object) -> Iterator[str]:
 
 
 def unused_separator(text: str) -> str:
-    """A private-use character that does not occur in the text."""
+    """A private-use character that does not occur in a text."""
     used = set(text)
     return next(character for character in map(chr, _SEPARATORS) if character not in used)

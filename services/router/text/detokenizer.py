@@ -1,11 +1,11 @@
-"""From token ids to text as they come, never splitting a character.
+"""Incremental detokenisation that never splits a character.
 
-The decoder is asked for a small window of ids at a time: some context, then what is not yet
-certain. Text ending in U+FFFD may still become a character, which has at most four bytes, so at
-most the last three of them are held back; the window is cut whenever nothing is uncertain, and
-at the latest after `_LONGEST` ids, so a token costs a bounded amount whatever the model emits.
+Each step decodes a small window of ids: some context, then the ids whose text is not final. Text that ends in
+U+FFFD may still become a character. A character has at most four bytes, so at most the last three replacement
+characters are held back. The window is cut whenever all text is final, and at the latest after `_LONGEST`
+ids, so the cost of a token is bounded.
 
-Of a byte-level tokenizer the deltas concatenate to exactly the decoding of all ids at once.
+With a byte-level tokenizer the deltas concatenate to exactly the decoding of all ids at once.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
-# Bytes of a character that are not its last.
+# A character has at most so many bytes before its last one.
 _HELD = 3
-# A window this long is cut to its end. What is kept spans over 3 + 9 bytes: the most a partial
-# character before it can disturb, and the most the held replacements stand for.
+# A longer window is cut to its last `_KEPT` ids. They have more than 3 + 9 bytes: the most that a partial
+# character before them can affect, and the most that the held replacement characters stand for.
 _LONGEST = 32
 _KEPT = 16
-# Ids of the prompt that the output's first ids are decoded after.
+# Ids of the prompt that are the context of the output's first ids.
 _PROMPT_CONTEXT = 6
 
 
 class Detokenizer:
-    """The text of one output; `push` ids in order, `flush` once at the end.
+    """Decodes one output: `push` ids in order, then `flush` once.
 
-    `special_ids` are left out of the text, which is what skipping special tokens means.
+    `special_ids` are omitted from the text (skip_special_tokens).
     """
 
     def __init__(
@@ -41,33 +41,33 @@ class Detokenizer:
         self._special_ids = special_ids
         context = [token for token in prompt[-_PROMPT_CONTEXT:] if token not in special_ids]
         text = self._decode(context)
-        if text.endswith(_REPLACEMENT):  # the prompt may end within a character: it is no part of ours
+        if text.endswith(_REPLACEMENT):  # the prompt ends within a character, which is not part of the output
             context, text = [], ""
-        # window = context + ids whose text is not all out; _text is its text, _shown how much of
-        # that the client has (the context's text counts as shown).
+        # The window is the context and the ids whose text is not final. `_text` is its text, `_emitted` the
+        # length of the part that was returned, including the context's text.
         self._window = context
         self._context = len(context)
         self._text = text
-        self._shown = len(text)
+        self._emitted = len(text)
 
     def push(self, token_id: int) -> str:
-        """The text that this token made certain; often empty within a character."""
+        """The text that is final with this token; empty within a character."""
         if token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None:
             return ""
         self._window.append(token_id)
         self._text = self._decode(self._window)
         if self._context and self._text.endswith(_REPLACEMENT):
             self._leave_context()
-        certain = len(self._text) - _trailing_replacements(self._text)
-        delta = self._text[self._shown : certain]
-        self._shown = max(self._shown, certain)
+        final = len(self._text) - _trailing_replacements(self._text)
+        delta = self._text[self._emitted : final]
+        self._emitted = max(self._emitted, final)
         self._cut(bool(delta))
         return delta
 
     def flush(self) -> str:
-        """What was held back for a character that did not come."""
-        delta = self._text[self._shown :]
-        self._shown = len(self._text)
+        """The text that was held back for a character that was not completed."""
+        delta = self._text[self._emitted :]
+        self._emitted = len(self._text)
         return delta
 
     def _decode(self, ids: list[int]) -> str:
@@ -75,26 +75,27 @@ class Detokenizer:
         return text
 
     def _leave_context(self) -> None:
-        """A character begins. A decoder with byte fallback judges a run of bytes as a whole, and
-        the bytes before are another character's; nothing after the context is shown yet."""
+        """Drops the context when a character begins. A decoder with byte fallback decodes a run of bytes as a
+        whole, and the bytes before it belong to another character. Nothing after the context was returned
+        yet."""
         self._window = self._window[self._context :]
         self._context = 0
         self._text = self._decode(self._window)
-        self._shown = 0
+        self._emitted = 0
 
     def _cut(self, progressed: bool) -> None:
-        """Forgets ids the window no longer needs; what is not yet shown stays the text's end."""
-        if progressed and self._shown == len(self._text):
+        """Drops ids that the window no longer needs. Text that was not returned stays at its end."""
+        if progressed and self._emitted == len(self._text):
             self._window = self._window[self._context :]
             self._context = len(self._window)
             self._text = self._decode(self._window)
-            self._shown = len(self._text)
+            self._emitted = len(self._text)
         elif len(self._window) > _LONGEST:
-            pending = len(self._text) - self._shown
+            pending = len(self._text) - self._emitted
             self._window = self._window[-_KEPT:]
             self._context = 0
             self._text = self._decode(self._window)
-            self._shown = max(0, len(self._text) - pending)
+            self._emitted = max(0, len(self._text) - pending)
 
 
 def _trailing_replacements(text: str) -> int:

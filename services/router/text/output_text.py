@@ -1,4 +1,4 @@
-"""An output's text: detokenised, cut at stop strings, without the token that ended it."""
+"""The text of an output: detokenised, cut at stop strings, without the stop token."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class OutputText:
-    """Takes a request's tokens one by one; `stopped` once a stop string was completed.
+    """Takes the output's tokens one by one.
 
-    A stop string counts from `min_tokens` on: what the tokens before say cannot be part of one.
+    Stop strings count from `min_tokens` on: the text of earlier tokens is not part of a match.
     """
 
     def __init__(self, request: Request, detokenizer: Detokenizer) -> None:
@@ -22,16 +22,16 @@ class OutputText:
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.stop)
         self._unstopped = request.min_tokens
-        # Characters that are certain, whether or not a stop string still holds them back.
+        # Characters of final text, including those held back for a stop string.
         self.length = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the output with the last token pushed."""
+        """Whether the last token completed a stop string."""
         return self._stops.stopped
 
     def push(self, token_id: int) -> str:
-        """The text that became certain. A stop id has none: it ends the output, unseen."""
+        """The text that is final with this token. A stop token has none."""
         if token_id in self._stop_ids:
             return ""
         text = self._detokenizer.push(token_id)
@@ -42,7 +42,7 @@ class OutputText:
         return self._stops.push(text)
 
     def finish(self) -> str:
-        """The rest: what was held back for a character or a stop string that did not come."""
+        """The rest: text that was held back for a character or a stop string that was not completed."""
         if self.stopped:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.flush()

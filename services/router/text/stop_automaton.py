@@ -1,9 +1,9 @@
-"""Aho and Corasick's automaton of a request's stop strings ("Efficient string matching", CACM 18/6, 1975).
+"""The Aho-Corasick automaton of a request's stop strings ("Efficient string matching", CACM 18/6, 1975).
 
-Nodes are the beginnings of the stop strings, numbered depth first; the state after a text is the longest
-beginning that the text ends with. Each character costs amortised constant time, however many and however long
-the strings are. All but a few nodes have one child, numbered next, so a node takes a few bytes: a request has
-up to 16 strings of 1,024 characters.
+Nodes are the prefixes of the stop strings, numbered depth first. The state after a text is the longest prefix
+with which the text ends. A character costs amortised constant time, whatever the number and length of the
+strings. Most nodes have one child, which has the next number, so a node takes a few bytes: a request has up
+to 16 strings of 1,024 characters.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ROOT = 0
 
 
 class StopAutomaton:
-    """Immutable after construction, so outputs share one; each keeps its own state."""
+    """Immutable, so that outputs can share one; each keeps its own state."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """`stops` are not empty."""
-        # The character that leads from node i to node i + 1, where one does.
+        """`stops`: at least one string, none of them empty."""
+        # The character of the edge from node i to node i + 1, if there is one.
         self._labels: list[str] = [_NO_CHILD]
-        # Every other edge, by its node: at most one a string.
+        # All other edges, by node: at most one for each string.
         self._branches: dict[int, dict[str, int]] = {}
-        # How many characters a node stands for.
+        # The length of a node's prefix.
         self.depth = array("H", [0])
-        # The length of the longest stop string that a text in this state ends with, or 0.
+        # The length of the longest stop string with which a text in this state ends, or 0.
         self.matched = array("H", [0])
         for stop in stops:
             self._add(stop)
@@ -73,8 +73,8 @@ class StopAutomaton:
         return child
 
     def _link(self) -> None:
-        """Sets the failure links level by level: each leads to the longest other beginning that the node's
-        text ends with. A match completes wherever a node's text ends with a stop string."""
+        """Sets the failure links level by level. Each leads to the longest other prefix with which the node's
+        prefix ends. A node matches if its prefix ends with a stop string."""
         level = [child for _, child in self._children(ROOT)]
         while level:
             following = []
@@ -93,5 +93,5 @@ class StopAutomaton:
 
 @lru_cache(maxsize=64)
 def automaton_of(stops: tuple[str, ...]) -> StopAutomaton:
-    """The automaton of these strings. Clients repeat theirs, and the outputs of one request share them."""
+    """The automaton of these strings, cached: the outputs of a request share one, clients repeat theirs."""
     return StopAutomaton(stops)

@@ -1,8 +1,8 @@
-"""Ends a text at the first stop string that completes in it.
+"""Cuts a text at its first stop string.
 
-Text that may yet become a stop string is held back. The match that completes first counts, the
-longest of those that complete at the same character; so the cut does not depend on how the text
-was divided into tokens.
+Text that may become a stop string is held back. The match that is completed first counts, and the longest of
+those that are completed by the same character; so the cut does not depend on how the text is divided into
+tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class StopStrings:
-    """Watches one output for `stops`; `stopped` once one of them was seen."""
+    """Looks for stop strings in one output; `stopped` once one was completed."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._automaton = automaton_of(tuple(stops)) if stops else None
@@ -25,13 +25,13 @@ class StopStrings:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that is now surely part of the output; nothing more after a match."""
+        """The text that is certainly part of the output; empty after a match."""
         if self.stopped or not text:
             return ""
         if self._automaton is None:
             return text
         step, matched, state = self._automaton.step, self._automaton.matched, self._state
-        # What is held is a beginning of a stop string, so every match lies within held + text.
+        # The held text is a prefix of a stop string, so every match is within held + text.
         pending, seen = self._held + text, len(self._held)
         for character in text:
             state = step(state, character)
@@ -46,6 +46,6 @@ class StopStrings:
         return pending[:certain]
 
     def flush(self) -> str:
-        """What was held back for a stop string that did not come."""
+        """The text that was held back for a stop string that was not completed."""
         held, self._held = self._held, ""
         return held

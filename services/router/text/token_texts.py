@@ -1,7 +1,7 @@
-"""What single tokens look like: the strings and bytes that logprobs are reported with.
+"""The text and bytes of single tokens, as logprobs report them.
 
-A token need not be text by itself: byte-level vocabularies hold parts of characters. OpenAI's word for
-such a token is `bytes:\\xe2\\x82`; chat answers give every token's bytes beside it.
+A token may be part of a character in byte-level vocabularies. OpenAI's API writes such a token as
+`bytes:\\xe2\\x82`; chat completions also return every token's bytes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\ufffd"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-# Sentencepiece's mark of a space before a word; a decoder drops it at the beginning of a text.
+# Sentencepiece's mark of a space before a word, which decoders drop at the beginning of a text.
 _WORD_MARK = "\u2581"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level tokenizers write for each byte, inverted."""
+    """Maps the printable characters by which byte-level tokenizers represent bytes to those bytes."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {
@@ -32,14 +32,14 @@ _ALPHABET = _byte_alphabet()
 
 
 class TokenTexts:
-    """Texts of single tokens; remembers those it was asked for, so at most the vocabulary."""
+    """Texts of single tokens, cached: at most the vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._known: dict[int, tuple[str, bytes]] = {}
 
     def text(self, token_id: int) -> str:
-        """The token as text, or as `bytes:\\xe2` where it is no text by itself."""
+        """The token as text, or as `bytes:\\xe2` if it is not valid UTF-8."""
         return self._look_up(token_id)[0]
 
     def data(self, token_id: int) -> bytes:
@@ -66,7 +66,7 @@ class TokenTexts:
 
 
 def _raw_bytes(token: str) -> bytes:
-    """The bytes of a token that is no text, in the spelling of its vocabulary."""
+    """The bytes of a token that is not valid UTF-8, from its spelling in the vocabulary."""
     if match := _BYTE.fullmatch(token):
         return bytes([int(match[1], 16)])
     if all(character in _ALPHABET for character in token):

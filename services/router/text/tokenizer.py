@@ -1,7 +1,7 @@
-"""The model's tokenizer and chat template: text to token ids and back, synchronously.
+"""The model's tokenizer and chat template: synchronous encoding and decoding.
 
-Safe in threads. The router uses it in a few threads for what is short, and in helper processes for the rest.
-`encode_batch_fast` releases the interpreter's lock while it works, `encode` and `decode` do not.
+Thread-safe. The router uses it in threads for short texts and in helper processes for long ones. The
+tokenizer's `encode_batch_fast` releases the GIL, `encode` and `decode` do not.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from services.router.text.model_info import ModelInfo
 
 
-class ModelText:
-    """One model's; immutable."""
+class ModelTokenizer:
+    """The tokenizer and the chat template of one model."""
 
     def __init__(self, folder: Path, info: ModelInfo, *, bytes_only: bool = False) -> None:
-        """Raises BatonError(INVALID) where tokenizer.json is missing or broken; `bytes_only` needs none."""
+        """BatonError(INVALID) if tokenizer.json is unusable. `bytes_only`: use the byte tokenizer instead."""
         self.tokenizer = byte_tokenizer() if bytes_only else _load_tokenizer(folder / "tokenizer.json")
         added = self.tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(id_ for id_, token in added.items() if token.special)
@@ -36,20 +36,20 @@ class ModelText:
         self._template = (
             ChatTemplate(info.chat_template, info.special_tokens, control) if info.chat_template else None
         )
-        # Special tokens that are looked for in normalised text, by id: other spellings may become theirs.
+        # Special tokens that are matched in normalised text, by id: other spellings may become theirs.
         normalises = self.tokenizer.normalizer is not None
         self._normalised = {
             id_: token.content for id_, token in added.items() if token.special and token.normalized
         } if normalises else {}  # fmt: skip
 
     def encode_text(self, text: str, *, special: bool = True, param: str = "prompt") -> list[int]:
-        """A plain prompt's ids, with what the tokenizer itself puts around it unless not `special`. Special
-        tokens that the text spells are recognised. `param` is the text's field, for errors."""
+        """Token ids of a text prompt. `special`: whether the tokenizer adds its special tokens, such as BOS.
+        Special tokens that the text spells are recognised. `param`: the text's field, for errors."""
         return self._encode([text], param, special=special)
 
     def encode_chat(self, chat: Chat) -> list[int]:
-        """A conversation's ids. Only the template writes special tokens: those that messages or variables
-        spell are tokenised as text."""
+        """Token ids of a conversation. Only the template can write special tokens: those that messages or
+        variables spell are tokenised as text."""
         if self._template is None:
             message = "this model has no chat template: send a prompt to /v1/completions instead"
             raise FieldError(message, param="messages", code="no_chat_template")
@@ -67,7 +67,7 @@ class ModelText:
         return text
 
     def decode_with_offsets(self, ids: Sequence[int], *, skip_special_tokens: bool) -> tuple[str, list[int]]:
-        """The text, and where in it that of each token begins."""
+        """The text, and the offset in it at which each token's text begins."""
         detokenizer = self.detokenizer((), skip_special_tokens=skip_special_tokens)
         parts, offsets, length = [], [], 0
         for token_id in ids:
@@ -77,11 +77,11 @@ class ModelText:
         return "".join(parts) + detokenizer.flush(), offsets
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it; empty for an id without one."""
+        """Each token as the vocabulary spells it; empty for unknown ids."""
         return [self.tokenizer.id_to_token(token_id) or "" for token_id in ids]
 
     def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """A fresh detokenizer for one output."""
+        """A new detokenizer for one output."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
         return Detokenizer(self.tokenizer, skipped, prompt_ids)
 
@@ -89,7 +89,7 @@ class ModelText:
         try:
             for part in parts:
                 part.encode()
-        except UnicodeEncodeError:  # JSON can spell halves of surrogate pairs, which are no characters
+        except UnicodeEncodeError:  # JSON can encode unpaired surrogates
             raise FieldError(f"{param}: the text is not valid Unicode", param=param) from None
         encodings = self.tokenizer.encode_batch_fast(parts, add_special_tokens=special)
         if len(encodings) == 1:
@@ -97,7 +97,7 @@ class ModelText:
         return [token_id for encoding in encodings for token_id in encoding.ids]
 
     def _check_normalised(self, parts: list[str], ids: list[int]) -> None:
-        """Refuses a conversation whose text became a special token only by being normalised."""
+        """Raises FieldError if text has become a special token by normalisation."""
         written = sum(part.count(spelling) for part in parts for spelling in self._normalised.values())
         if sum(token_id in self._normalised for token_id in ids) > written:
             raise FieldError("messages: the text spells a special token of the model", param="messages")
@@ -110,7 +110,7 @@ def _load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the binding raises bare Exception
         raise BatonError(ErrorKind.INVALID, f"{path} cannot be read: {error}") from error
-    # Baked into some files; a prompt is refused when too long, never cut in silence.
+    # Some files configure truncation; a prompt that is too long is refused instead.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

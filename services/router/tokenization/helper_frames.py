@@ -1,4 +1,4 @@
-"""What the router and its text processes send each other over a socket: a JSON header and parts of bytes.
+"""Frames between the router and its helper processes: a JSON header and binary parts, over a socket.
 
 u32 header length, u32 number of parts, u64 length of each part, header, parts
 """
@@ -24,7 +24,7 @@ def send_frame(
     parts: Sequence[bytes | bytearray] = (),
     deadline: float | None = None,
 ) -> None:
-    """Sends all of it; TimeoutError after `deadline` (monotonic), OSError where the peer is gone."""
+    """Sends a frame. TimeoutError after `deadline` (monotonic seconds), OSError if the peer is gone."""
     head = json.dumps(header).encode()
     sizes = struct.pack(f"<{len(parts)}Q", *map(len, parts))
     for data in (_START.pack(len(head), len(parts)) + sizes + head, *parts):
@@ -37,7 +37,8 @@ def send_frame(
 def receive_frame(
     peer: socket.socket, deadline: float | None = None
 ) -> tuple[dict[str, Any], list[bytearray]]:
-    """The next header and its parts; TimeoutError after `deadline` (monotonic), EOFError at the end."""
+    """Receives a header and its parts. TimeoutError after `deadline` (monotonic seconds), EOFError at the
+    end."""
     head_size, count = _START.unpack(_receive(peer, _START.size, deadline))
     sizes = struct.unpack(f"<{count}Q", _receive(peer, 8 * count, deadline))
     header: dict[str, Any] = json.loads(_receive(peer, head_size, deadline))

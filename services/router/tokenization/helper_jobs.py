@@ -1,8 +1,8 @@
-"""What a text process does with a large request: parses it, judges it, tokenises it.
+"""The jobs of a helper process: it parses, checks and tokenises one large request.
 
-The answer is the request without its prompt, which the router parses once more like any small one, and the
-token ids of each prompt as int32. Everything here is also what the router does itself with small requests, in
-the same order: sizes, fields, tokens, their ids and number.
+The result is the request without its prompt, which the router parses like any small one, and the token ids of
+each prompt as int32. Requests are checked in the same order as small ones: sizes, fields, then token ids and
+limits (see `lifecycle.admission`).
 """
 
 from __future__ import annotations
@@ -16,84 +16,85 @@ from google.protobuf.message import DecodeError
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.v1.router_pb2 import GenerateRequest
-from services.router.formats.generate_message import to_asked
+from services.router.formats.generate_message import parsed_request
 from services.router.formats.json_body import parse_json
 from services.router.formats.openai_chat import parse_chat
 from services.router.formats.openai_completions import parse_completion
 from services.router.formats.tokenize_bodies import (
-    detokenize_answer,
+    detokenize_response,
     parse_detokenize,
     parse_tokenize,
-    tokenize_answer,
+    tokenize_response,
 )
 from services.router.request import sizes, validate
-from services.router.request.served_model import Model
+from services.router.request.request_limits import RequestLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.request import Asked
-    from services.router.text.tokenizer import ModelText
+    from services.router.request.request import ParsedRequest
+    from services.router.text.tokenizer import ModelTokenizer
 
-# Of a request without its prompt: stop strings are the longest of it.
+# The largest request without its prompt. Its longest fields are stop strings.
 MAX_REST_BYTES = 512 * 1024
 
 
 Parts = list[bytes]
-# What each of the jobs below that take a request is.
-Job = Callable[["ModelText", Model, bytes], Parts]
+# A job that takes a whole request.
+Job = Callable[["ModelTokenizer", RequestLimits, bytes], Parts]
 
 
-def completion(text: ModelText, model: Model, body: bytes) -> Parts:
+def completion(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /v1/completions: the body with empty prompts, then ids and text of each prompt. The text is empty
-    unless it is to be echoed."""
-    document = _document(body, model)
-    asked = parse_completion(document).asked()
-    prompts = [_prompt(text, model, one) for one in asked]
+    unless it is echoed."""
+    document = _document(body, limits)
+    prompts = [_prompt(tokenizer, limits, one) for one in parse_completion(document).parsed_requests()]
     document["prompt"] = [""] * len(prompts)
     return [_rest(document), *(part for ids, echo in prompts for part in (ids, echo))]
 
 
-def chat(text: ModelText, model: Model, body: bytes) -> Parts:
+def chat(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
     """POST /v1/chat/completions: the body without messages, then the prompt's ids and an empty text."""
-    document = _document(body, model)
-    prompt = _prompt(text, model, parse_chat(document).asked())
+    document = _document(body, limits)
+    prompt = _prompt(tokenizer, limits, parse_chat(document).parsed_request())
     document["messages"] = []
     document.pop("chat_template_kwargs", None)
     return [_rest(document), *prompt]
 
 
-def generate(text: ModelText, model: Model, data: bytes) -> Parts:
+def generate(tokenizer: ModelTokenizer, limits: RequestLimits, data: bytes) -> Parts:
     """RouterService.Generate: the message with an empty text for a prompt, then the prompt's ids and text."""
     try:
         request = GenerateRequest.FromString(data)
     except DecodeError as error:
         raise BatonError(ErrorKind.INVALID, "not a GenerateRequest message") from error
-    sizes.check_message(request, model.context)
-    prompt = _prompt(text, model, to_asked(request))
+    sizes.check_message(request, limits.max_context_tokens)
+    prompt = _prompt(tokenizer, limits, parsed_request(request))
     request.text = ""
     rest = request.SerializeToString()
     _check_rest(rest)
     return [rest, *prompt]
 
 
-def tokenize(text: ModelText, model: Model, body: bytes) -> Parts:
-    """POST /tokenize: the whole answer."""
-    return [tokenize_answer(text, model, parse_tokenize(_document(body, model)))]
+def tokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /tokenize: the JSON response."""
+    return [tokenize_response(tokenizer, limits, parse_tokenize(_document(body, limits)))]
 
 
-def detokenize(text: ModelText, model: Model, body: bytes) -> Parts:
-    """POST /detokenize: the whole answer."""
-    return [detokenize_answer(text, model, parse_detokenize(_document(body, model)))]
+def detokenize(tokenizer: ModelTokenizer, limits: RequestLimits, body: bytes) -> Parts:
+    """POST /detokenize: the JSON response."""
+    return [detokenize_response(tokenizer, limits, parse_detokenize(_document(body, limits)))]
 
 
-def decode(text: ModelText, model: Model, ids: bytes, skip_special_tokens: bool, offsets: bool) -> Parts:
-    """The text of int32 ids, and where in it each token's text begins if `offsets`."""
+def decode(
+    tokenizer: ModelTokenizer, limits: RequestLimits, ids: bytes, skip_special_tokens: bool, offsets: bool
+) -> Parts:
+    """The text of int32 ids and, if `offsets`, where each token's text begins, as int32."""
     numbers = array("i")
     numbers.frombytes(ids)
     if not offsets:
-        return [text.decode(numbers, skip_special_tokens=skip_special_tokens).encode(), b""]
-    decoded, starts = text.decode_with_offsets(numbers, skip_special_tokens=skip_special_tokens)
+        return [tokenizer.decode(numbers, skip_special_tokens=skip_special_tokens).encode(), b""]
+    decoded, starts = tokenizer.decode_with_offsets(numbers, skip_special_tokens=skip_special_tokens)
     return [decoded.encode(), array("i", starts).tobytes()]
 
 
@@ -102,28 +103,26 @@ JOBS: dict[str, Callable[..., Parts]] = {
 }
 
 
-def _document(body: bytes, model: Model) -> dict[str, Any]:
+def _document(body: bytes, limits: RequestLimits) -> dict[str, Any]:
     document = parse_json(body)
     if not isinstance(document, dict):
         raise FieldError("the body must be a JSON object")
-    sizes.check_document(document, model.context)
+    sizes.check_document(document, limits.max_context_tokens)
     return document
 
 
-def _prompt(text: ModelText, model: Model, asked: Asked) -> tuple[bytes, bytes]:
-    validate.check_fields(asked, model.served_name, model.eos, model.vocab_size)
-    name = asked.named("prompt")
+def _prompt(tokenizer: ModelTokenizer, limits: RequestLimits, parsed: ParsedRequest) -> tuple[bytes, bytes]:
+    """The token ids of a prompt as int32, and its text if that is to be echoed."""
+    fields = validate.check_fields(parsed, limits)
     ids: Sequence[int]
-    if asked.token_ids is not None:
-        ids = asked.token_ids
-    elif asked.chat is not None:
-        ids = text.encode_chat(asked.chat)
+    if parsed.token_ids is not None:
+        ids = parsed.token_ids
+    elif parsed.chat is not None:
+        ids = tokenizer.encode_chat(parsed.chat)
     else:
-        ids = text.encode_text(asked.text or "", special=asked.add_special_tokens)
-    if len(ids) > model.context:
-        raise validate.context_exceeded(name, len(ids), model.context)
-    validate.check_token_ids(name, ids, model.vocab_size)
-    return array("i", ids).tobytes(), asked.text.encode() if asked.echo and asked.text else b""
+        ids = tokenizer.encode_text(parsed.text or "", special=parsed.add_special_tokens)
+    validate.check_prompt(parsed, fields, ids, limits)
+    return array("i", ids).tobytes(), parsed.text.encode() if parsed.echo and parsed.text else b""
 
 
 def _rest(document: dict[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
-"""The router's side of its text processes: each has a thread that sends it one job at a time and waits.
+"""The router's side of its helper processes, which tokenise large requests.
 
-Two processes, both started with the first job for them: one for requests of up to a megabyte, one for larger
-ones, which can take seconds, so that these delay each other and nothing else.
+There are two, each started with its first job: one for requests of up to 1 MiB and one for larger ones, which
+can take seconds and thus delay only each other. A thread for each process sends one job at a time and waits.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from services.router.tokenization.helper_frames import receive_frame, send_frame
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.router.request.served_model import Model
+    from services.router.request.request_limits import RequestLimits
 
 _MODULE = "services.router.tokenization.helper_process"
-# Until the tokenizer is loaded, of one job, and of a job with its wait for others.
+# Timeouts: to load the tokenizer, for one job, and for a job including its time in the queue.
 START_S = 30.0
 JOB_S = 10.0
 WAIT_S = 30.0
-# Jobs that wait for a process, and their bytes, unless a single one has more.
+# Jobs in a process's queue, and their bytes. A single job may have more.
 MAX_JOBS = 64
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-# Jobs for the process of large requests.
+# Jobs above this size go to the process for large ones.
 LARGE_JOB_BYTES = 1024 * 1024
-# Memory of a process above what it has when it is loaded. A byte of text takes up to 140 bytes.
+# Memory of a process beyond what it has after loading. Tokenising takes up to 140 bytes for a byte of text.
 _MEMORY_BYTES = 512 * 1024 * 1024
 _MEMORY_PER_BYTE = 192
 
@@ -47,53 +47,53 @@ _log = get_log("router")
 
 @dataclass(frozen=True)
 class HelperSettings:
-    """What a text process needs to know: the model's folder, whether a token is a byte, the largest job."""
+    """Configuration of a helper process: model folder, whether to use the byte tokenizer, the largest job."""
 
     folder: str
     bytes_only: bool
     max_job_bytes: int
 
     def frame(self) -> dict[str, Any]:
-        """The process's first frame."""
+        """The header of the process's first frame."""
         memory = _MEMORY_BYTES + _MEMORY_PER_BYTE * self.max_job_bytes
         return {"folder": self.folder, "bytes_only": self.bytes_only, "memory_bytes": memory}
 
 
-class TextProcesses:
-    """Both processes. `run` from the event loop; `close` when no more jobs come."""
+class HelperProcesses:
+    """The two processes. Call `run` on the event loop; `close` when no more jobs come."""
 
     def __init__(self, settings: HelperSettings) -> None:
-        self._usual = TextProcess(settings)
-        self._large = TextProcess(settings)
+        self._normal = HelperProcess(settings)
+        self._large = HelperProcess(settings)
 
     async def run(
-        self, job: str, model: Model, parts: Sequence[bytes | bytearray], **options: object
+        self, job: str, limits: RequestLimits, parts: Sequence[bytes | bytearray], **options: object
     ) -> list[bytearray]:
-        """The parts of a job's answer (see `text_jobs`).
+        """Runs the job of this name, and returns the parts of its answer (see `helper_jobs`).
 
-        Raises what the job raises; BatonError(OVERLOADED) where too many wait, INVALID where this one takes
-        too long, INTERNAL where the process died of it.
+        Raises what the job raises; BatonError: OVERLOADED if too many wait, INVALID if the job takes too
+        long, INTERNAL if the process died.
         """
-        process = self._large if sum(map(len, parts)) > LARGE_JOB_BYTES else self._usual
-        return await process.run({"job": job, "model": asdict(model), "options": options}, parts)
+        process = self._large if sum(map(len, parts)) > LARGE_JOB_BYTES else self._normal
+        return await process.run({"job": job, "limits": asdict(limits), "options": options}, parts)
 
     def close(self) -> None:
-        """Kills the processes; running jobs fail."""
-        self._usual.close()
+        """Kills both processes; running jobs fail."""
+        self._normal.close()
         self._large.close()
 
 
-class TextProcess:
-    """One process, started when it is needed and again after it died."""
+class HelperProcess:
+    """One process, started with its first job and again after it died."""
 
     def __init__(self, settings: HelperSettings, job_s: float = JOB_S) -> None:
         self._settings = settings
         self._job_s = job_s
-        # The thread outlives the process, which is killed with the thread that started it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="text-process")
+        # Lives longer than the process, which the kernel kills when the thread that started it ends.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-helper")
         self._waiting = 0
         self._waiting_bytes = 0
-        # Guards the process and its socket against `close`; held for moments only.
+        # Guards `_process` and `_socket` against `close`; never held while waiting.
         self._lock = threading.Lock()
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,11 +101,11 @@ class TextProcess:
 
     @property
     def pid(self) -> int | None:
-        """Of the running process."""
+        """The process id, or None while no process runs."""
         return self._process.pid if self._process is not None else None
 
     async def run(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
-        """See `TextProcesses.run`."""
+        """Runs one job; see `HelperProcesses.run`."""
         size = sum(map(len, parts))
         full = self._waiting_bytes + size > MAX_WAITING_BYTES and self._waiting
         if full or self._waiting >= MAX_JOBS:
@@ -124,7 +124,7 @@ class TextProcess:
             self._waiting_bytes -= size
 
     def close(self) -> None:
-        """Kills the process; a running job fails. Returns when the process is gone."""
+        """Kills the process and waits for its end; a running job fails."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -133,7 +133,7 @@ class TextProcess:
         self._end()
 
     def _exchange(self, header: dict[str, Any], parts: Sequence[bytes | bytearray]) -> list[bytearray]:
-        """Sends a job and receives its answer; in the thread."""
+        """Sends a job and receives its answer. Runs in the thread."""
         peer = self._running()
         deadline = time.monotonic() + self._job_s
         try:
@@ -144,13 +144,13 @@ class TextProcess:
             message = f"the request takes more than {self._job_s:g} s to tokenise"
             raise BatonError(ErrorKind.INVALID, message) from None
         except (EOFError, OSError):
-            raise self._death("the request could not be tokenised") from None
+            raise self._died("the request could not be tokenised") from None
         if "error" in answer:
             raise _error(answer["error"])
         return results
 
     def _running(self) -> socket.socket:
-        """The socket of the process, started if need be."""
+        """The socket of the process, which is started if necessary."""
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._socket is None:
@@ -160,7 +160,7 @@ class TextProcess:
                 send_frame(self._socket, self._settings.frame(), (), deadline)
                 receive_frame(self._socket, deadline)
             except (EOFError, OSError):  # TimeoutError is one
-                raise self._death("the router's text process does not start") from None
+                raise self._died("the router's tokenizer helper does not start") from None
         return self._socket
 
     def _start(self) -> socket.socket:
@@ -168,7 +168,7 @@ class TextProcess:
         with theirs, self._lock:
             if self._closed:
                 ours.close()
-                raise BatonError(ErrorKind.UNAVAILABLE, "the router stops")
+                raise BatonError(ErrorKind.UNAVAILABLE, "the router is stopping")
             self._process = subprocess.Popen(
                 tied([sys.executable, "-m", _MODULE]),
                 stdin=theirs.fileno(),
@@ -177,14 +177,14 @@ class TextProcess:
             )
         return ours
 
-    def _death(self, message: str) -> BatonError:
-        """Ends what is left of a process that died, and says so in the log."""
+    def _died(self, message: str) -> BatonError:
+        """Cleans up after a process that died, and logs its exit status."""
         status = self._end()
-        _log.warning("text_process_died", status=status)
+        _log.warning("helper_process_died", status=status)
         return BatonError(ErrorKind.INTERNAL, message)
 
     def _end(self) -> int | None:
-        """Kills and reaps the process, if there is one; its exit status."""
+        """Kills and reaps the process, if there is one. Returns its exit status."""
         with self._lock:
             process, self._process = self._process, None
             peer, self._socket = self._socket, None
@@ -197,8 +197,8 @@ class TextProcess:
         return process.wait()
 
 
-def _error(worded: dict[str, Any]) -> BatonError:
-    kind, field = ErrorKind[worded["kind"]], worded["field"]
+def _error(fields: dict[str, Any]) -> BatonError:
+    kind, field = ErrorKind[fields["kind"]], fields["field"]
     if field is None:
-        return BatonError(kind, worded["message"])
-    return FieldError(worded["message"], param=field["param"], code=field["code"], kind=kind)
+        return BatonError(kind, fields["message"])
+    return FieldError(fields["message"], param=field["param"], code=field["code"], kind=kind)

@@ -1,8 +1,8 @@
-"""Keeps a decode worker for the oldest request that it refused for want of memory.
+"""Reserves a decode worker for the oldest request that it refused for lack of KV blocks.
 
-Without it a large request starves: whenever a few blocks become free, a smaller and younger request takes
-them. One worker is kept at a time, so that the others go on as before; on the one that is kept no younger
-request is placed, and the sequences that run there end one by one until the large request fits.
+Otherwise a large request would starve: whenever a few blocks become free, a smaller and younger request takes
+them. At most one worker is reserved. No younger request is placed there, and the sequences that run there end
+one by one until the large request fits; the other workers are not affected.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from services.common.logs import get_log
 if TYPE_CHECKING:
     from services.router.workers.worker import Worker
 
-# Turn and order of arrival; a lower one is placed first.
-Place = tuple[int, int]
+# Turn and order of arrival. Lower positions are placed first.
+QueuePosition = tuple[int, int]
 
 _log = get_log("block_wait")
 
 
 class BlockWait:
-    """At most one request waits for blocks in this sense, and it is the oldest of those that were refused."""
+    """Holds at most one reservation: for the oldest of the requests that were refused."""
 
     def __init__(self) -> None:
-        # Its place, and the worker that is kept for it.
-        self._waiting: tuple[Place, Worker] | None = None
+        # The request's position and the worker that is reserved for it.
+        self._waiting: tuple[QueuePosition, Worker] | None = None
 
-    def refused(self, place: Place, worker: Worker) -> None:
-        """A worker had no room for the request at this place."""
+    def refused(self, position: QueuePosition, worker: Worker) -> None:
+        """A worker had no blocks for the request at this position."""
         if self._waiting is not None:
-            oldest, kept = self._waiting
-            if kept.alive and oldest <= place:
+            oldest, reserved = self._waiting
+            if reserved.alive and oldest <= position:
                 return
-        if not self.holds(place):
+        if not self.holds(position):
             _log.info("request_waits_for_blocks", worker=worker.name)
-        self._waiting = place, worker
+        self._waiting = position, worker
 
-    def ended(self, place: Place) -> None:
-        """The request at this place has its room, or does not wait any more."""
-        if self.holds(place):
+    def ended(self, position: QueuePosition) -> None:
+        """The request at this position has its blocks, or no longer waits."""
+        if self.holds(position):
             self._waiting = None
 
-    def holds(self, place: Place) -> bool:
-        """Whether the request at this place is the one that waits."""
-        return self._waiting is not None and self._waiting[0] == place
+    def holds(self, position: QueuePosition) -> bool:
+        """Whether the reservation is for the request at this position."""
+        return self._waiting is not None and self._waiting[0] == position
 
-    def may_use(self, place: Place, worker: Worker, tokens: int) -> bool:
-        """Whether a request for `tokens` may be placed on a worker that has a free slot.
+    def may_use(self, position: QueuePosition, worker: Worker, tokens: int) -> bool:
+        """Whether the request at this position, for `tokens`, may be placed on a worker with a free slot.
 
-        The one that waits is tried where it waits, and elsewhere once there are blocks enough for it.
+        The waiting request may use its reserved worker, and others once they have enough blocks.
         """
         if self._waiting is None:
             return True
-        oldest, kept = self._waiting
-        if not kept.alive or place < oldest:
+        oldest, reserved = self._waiting
+        if not reserved.alive or position < oldest:
             return True
-        if place == oldest:
-            return worker is kept or worker.has_blocks_for(tokens)
-        return worker is not kept
+        if position == oldest:
+            return worker is reserved or worker.has_blocks_for(tokens)
+        return worker is not reserved

@@ -1,8 +1,8 @@
-"""Which addresses the directory watches: the parent's workers, and those that the registry lists.
+"""Merges two lists of workers into the addresses that the directory watches: the parent's and the registry's.
 
-The parent is the quick way: what it no longer names has ended, at once, whatever the registry still says of
-that incarnation. The registry is how workers of others are found. It ends nobody: one that is no longer
-listed stays for as long as it answers, since it may only have lost its Redis.
+The parent process knows its own workers first: one that it no longer lists has ended, even if the registry
+still has that incarnation. The registry lists workers that others started. A worker that it no longer lists
+stays as long as it answers, since it may only have lost its connection to Redis.
 """
 
 from __future__ import annotations
@@ -25,51 +25,56 @@ _log = get_log("discovery")
 
 
 class Discovery:
-    """Tells the directory. `model` is what clients call the model served here, `told` what the directory
-    watches already, `secret` the name of our cluster's secret."""
+    """Updates the addresses of a directory."""
 
-    def __init__(self, directory: Directory, model: str, told: Sequence[str] = (), secret: str = "") -> None:
+    def __init__(
+        self, directory: Directory, model: str, from_parent: Sequence[str] = (), secret: str = ""
+    ) -> None:
+        """`model`: the served model's name. `from_parent`: addresses that the directory watches already.
+        `secret`: the name of this cluster's secret."""
         self._directory = directory
         self._model = model
         self._secret = secret
-        # Listed incarnations that do not share our secret, each logged once.
+        # Registered incarnations with another secret, to log each of them once.
         self._foreign: frozenset[str] = frozenset()
         self._host = socket.gethostname()
-        self._told = list(told)
-        # By incarnation: the address of each listed worker that may serve here.
-        self._listed: dict[str, str] = {}
-        # Listed incarnations of which the parent knows better.
+        self._from_parent = list(from_parent)
+        # Incarnation → address of each registered worker that may serve this model.
+        self._registered: dict[str, str] = {}
+        # Registered incarnations that have ended, as the parent knows.
         self._ended: set[str] = set()
 
-    def tell(self, addresses: Sequence[str]) -> None:
-        """The parent's list, whole, in its order."""
-        gone = set(self._told) - set(addresses)
-        self._ended |= {one for one, address in self._listed.items() if address in gone}
-        self._told = list(addresses)
-        self._watch(gone)
+    def set_parent_workers(self, addresses: Sequence[str]) -> None:
+        """Replaces the parent's list."""
+        gone = set(self._from_parent) - set(addresses)
+        self._ended |= {one for one, address in self._registered.items() if address in gone}
+        self._from_parent = list(addresses)
+        self._update_directory(gone)
 
-    def take(self, members: Iterable[Member]) -> None:
-        """The registry's list, whole."""
+    def set_registered(self, members: Iterable[Member]) -> None:
+        """Replaces the registry's list."""
         members = list(members)
         foreign = {one.incarnation: one.name for one in members if one.secret_name != self._secret}
         for incarnation in foreign.keys() - self._foreign:
-            _log.warning("worker_of_another_secret", worker=foreign[incarnation])
+            _log.warning("worker_secret_mismatch", worker=foreign[incarnation])
         self._foreign = frozenset(foreign)
-        listed = {one.incarnation: one.addresses["grpc"] for one in members if self._may_serve(one)}
-        for incarnation in listed.keys() - self._listed.keys():
-            _log.debug("worker_registered", incarnation=incarnation, address=listed[incarnation])
-        self._listed = listed
-        self._ended &= listed.keys()
-        self._watch(set())
+        registered = {one.incarnation: one.addresses["grpc"] for one in members if self._may_serve(one)}
+        for incarnation in registered.keys() - self._registered.keys():
+            _log.debug("worker_registered", incarnation=incarnation, address=registered[incarnation])
+        self._registered = registered
+        self._ended &= registered.keys()
+        self._update_directory(set())
 
-    def _watch(self, gone: set[str]) -> None:
-        listed = [address for one, address in self._listed.items() if one not in self._ended]
-        wanted = dict.fromkeys([*self._told, *listed])
-        lapsed = [address for address in self._directory.peers if address not in wanted | dict.fromkeys(gone)]
-        self._directory.set_addresses([*wanted, *lapsed], lapsed)
+    def _update_directory(self, gone: set[str]) -> None:
+        registered = [address for one, address in self._registered.items() if one not in self._ended]
+        wanted = dict.fromkeys([*self._from_parent, *registered])
+        expiring = [
+            address for address in self._directory.peers if address not in wanted | dict.fromkeys(gone)
+        ]
+        self._directory.set_addresses([*wanted, *expiring], expiring)
 
     def _may_serve(self, member: Member) -> bool:
-        """A worker of our model and secret, where we can reach it."""
+        """Whether it is a worker of our model and cluster at an address that we can reach."""
         address = member.addresses.get("grpc")
         if member.secret_name != self._secret:
             return False

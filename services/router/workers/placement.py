@@ -1,11 +1,12 @@
-"""Which pair serves a request: the emptiest decode worker and, for it, the idlest prefill worker.
+"""Chooses the pair of workers for a request: the decode worker with the most free slots and the least loaded
+prefill worker.
 
-Decode credits gate prefill: a request is placed only where a slot is free and where the prefill
-worker will come to it soon, so that no slot waits long for its first token.
+A request is placed only if decode has a free slot and prefill will start it soon, so that no slot waits long
+for its first token.
 
-Of decode workers that are equally empty, the one that has most of the prompt: what it holds is not sent.
-Idlest counts what is cached: a worker's cost is the tokens queued there before the prompt, less those of the
-prompt that it has. So the longest prefix wins, unless its owner's queue is longer by more than that saves.
+Among decode workers that are equally loaded, the one with the most prefix-cache hits is chosen: blocks it has
+are not sent. A prefill worker's load is the tokens queued there, less the prompt's cached tokens. So the
+longest cached prefix wins, unless that worker's queue is longer by more than the hits save.
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ if TYPE_CHECKING:
 
 
 def nothing_cached(worker: Worker) -> int:
-    """Of a prompt, at any worker."""
+    """A `Cached` without prefix caches."""
     return 0
 
 
 def any_worker(worker: Worker) -> bool:
-    """A request may be placed on all of them."""
+    """A `MayUse` without restrictions."""
     return True
 
 
 class PrefillClaim:
-    """A prefill worker's share in our own counters, for a prompt that nothing follows. Every method
-    may be called again without effect."""
+    """A prompt's tokens in this router's counters of a prefill worker. Every method is idempotent."""
 
     def __init__(self, prefill: Worker, tokens: int) -> None:
         self.prefill = prefill
@@ -44,46 +44,46 @@ class PrefillClaim:
         prefill.queued_tokens += tokens
 
     def prefill_ended(self) -> None:
-        """Prefill has computed these tokens, or never will."""
+        """Releases the tokens: prefill has computed them, or never will."""
         tokens, self._tokens = self._tokens, 0
         self.prefill.queued_tokens -= tokens
         if tokens:
             self.prefill.changed()
 
     def release(self) -> None:
-        """Nothing is claimed any more."""
+        """Releases everything."""
         self.prefill_ended()
 
 
 class Claim(PrefillClaim):
-    """A pair's promise in our own counters; whoever holds it calls `release` when the worker's
-    promise has ended too."""
+    """A request's share in this router's counters of a pair of workers. The owner calls `release` when
+    decode's reservation has ended too."""
 
-    def __init__(self, prefill: Worker, decode: Worker, tokens: int, promised: int) -> None:
+    def __init__(self, prefill: Worker, decode: Worker, tokens: int, reserved: int) -> None:
         super().__init__(prefill, tokens)
         self.decode = decode
-        self._promised = promised
+        self._reserved = reserved
         self._released = False
         decode.claimed_slots += 1
-        decode.promised_tokens += promised
+        decode.reserved_tokens += reserved
 
     @property
-    def sure_of_room(self) -> bool:
-        """Whether the prompt may be run before decode has promised its slot."""
-        return self.prefill is not self.decode and self.decode.sure_of_room
+    def has_certain_room(self) -> bool:
+        """Whether prefill may start before decode has reserved the slot."""
+        return self.prefill is not self.decode and self.decode.has_certain_room
 
     def release(self) -> None:
-        """The slot is free again."""
+        """Releases everything, the slot too."""
         super().release()
         if not self._released:
             self._released = True
             self.decode.claimed_slots -= 1
-            self.decode.promised_tokens -= self._promised
+            self.decode.reserved_tokens -= self._reserved
             self.decode.changed()
 
 
 class Placement:
-    """Chooses among the workers of one pool, by this router's own live counters, corrected by heartbeats."""
+    """Chooses among the workers of one pool, by this router's own counters, corrected by heartbeats."""
 
     def __init__(self, directory: Directory, pools: Pools, prefill_ahead_tokens: int) -> None:
         self._directory = directory
@@ -92,21 +92,21 @@ class Placement:
 
     @property
     def current_pool(self) -> str | None:
-        """The pool that requests are placed in that are not bound to one."""
+        """The pool of requests that are not bound to one."""
         return self._pools.current
 
     @property
     def several_pools(self) -> bool:
-        """Whether requests may be bound to different pools."""
+        """Whether requests may be bound to different pools at the moment."""
         return self._pools.several
 
     def usable(self, binding: Binding | None = None) -> bool:
-        """Whether some pair would serve a new request, or one that is bound, now or when it has room."""
+        """Whether some pair could serve a new request, or one that is bound, now or once it has room."""
         workers = self._admitted(binding)
         return any(self._prefills(decode, workers) for decode in workers if decode.alive and decode.decodes)
 
     def unusable_reason(self) -> str:
-        """What is missing while `usable` is false."""
+        """Why `usable` is false."""
         alive = [worker for worker in self._directory.workers if worker.alive]
         if not alive:
             return "no worker is ready"
@@ -127,26 +127,26 @@ class Placement:
         binding: Binding | None = None,
         may_use: MayUse = any_worker,
     ) -> Claim | None:
-        """Claims the best pair with room for `tokens` to prefill, or None where there is none; binds the
-        request to its pool.
+        """Claims the best pair with room for `tokens` to prefill, and binds the request to its pool. None if
+        no pair has room.
 
-        `cached`: how many of the tokens a worker has; each is asked about once. `may_use`: whether the
-        request may be placed on a decode worker that has a free slot.
+        `cached`: how many of the tokens a worker has cached; called once for each worker. `may_use`: whether
+        the request may use a decode worker with a free slot.
         """
-        has = {worker: cached(worker) for worker in self._admitted(binding)}
-        for decode in sorted(has, key=lambda worker: _emptiest_first(worker, has[worker])):
-            if not (decode.decodes and decode.asks_for_work and decode.free_slots > 0 and may_use(decode)):
+        hits = {worker: cached(worker) for worker in self._admitted(binding)}
+        for decode in sorted(hits, key=lambda worker: _decode_order(worker, hits[worker])):
+            if not (decode.decodes and decode.accepts_work and decode.free_slots > 0 and may_use(decode)):
                 continue
-            idle = [worker for worker in self._prefills(decode, has) if self._starts_soon(worker)]
+            idle = [worker for worker in self._prefills(decode, hits) if self._starts_soon(worker)]
             if idle:
-                prefill = min(idle, key=lambda worker: worker.queued_tokens - has[worker])
+                prefill = min(idle, key=lambda worker: worker.queued_tokens - hits[worker])
                 if binding is not None:
                     binding.bind(prefill, decode)
-                return Claim(prefill, decode, tokens - has[prefill], tokens + max_tokens)
+                return Claim(prefill, decode, tokens - hits[prefill], tokens + max_tokens)
         return None
 
     def pick_prefill(self, tokens: int, binding: Binding | None = None) -> PrefillClaim | None:
-        """Claims the idlest worker that computes prompts, for a prompt of `tokens` alone."""
+        """Claims the least loaded worker that computes prompts, for a prompt of `tokens` without output."""
         idle = [worker for worker in self._admitted(binding) if self._starts_soon(worker)]
         able = [worker for worker in idle if worker.prefills_for_others or worker.prefills_itself]
         if not able:
@@ -163,10 +163,10 @@ class Placement:
         return [worker for worker in among if worker.can_prefill_for(decode)]
 
     def _starts_soon(self, worker: Worker) -> bool:
-        return worker.asks_for_work and worker.queued_tokens < self._ahead
+        return worker.accepts_work and worker.queued_tokens < self._ahead
 
 
-def _emptiest_first(worker: Worker, has: int) -> tuple[int, int, int, int]:
-    """A worker that prefills for itself comes first by what its cache saves beyond its queue."""
-    saves = max(0, has - worker.queued_tokens) if worker.prefills_itself else 0
-    return (-saves, -worker.free_slots, worker.promised_tokens, -has)
+def _decode_order(worker: Worker, hits: int) -> tuple[int, int, int, int]:
+    """Sort key: first what a combined worker's cache saves beyond its queue, then free slots."""
+    saves = max(0, hits - worker.queued_tokens) if worker.prefills_itself else 0
+    return (-saves, -worker.free_slots, worker.reserved_tokens, -hits)

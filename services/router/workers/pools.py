@@ -1,12 +1,12 @@
-"""Which pool of workers serves this router's model, and which workers belong to it.
+"""Selects the pool of workers that serves this router's model.
 
-A pool is all that must be equal between workers for a request to pass from one to another and still be
-answered by one model: served name, source checkpoint, tokenizer, KV format, numerics (`Pool` in
-worker.proto). A router serves its model's name from one pool, the *current* one: the configured one, or
-else the first that could serve a request. It stays current, with or without workers, until an operator
-switches. Within a pool each role has one weight format; roles may differ.
+The workers of a pool have everything in common that a request must not see change between attempts: served
+name, checkpoint, tokenizer, KV format and numerics (`Pool` in worker.proto). A router serves its model from
+one pool, the *current* one: the configured one, or else the first that could serve a request. It stays
+current, with or without workers, until an operator switches. Within a pool each role has one weight format;
+roles may differ.
 
-A request is bound to the pool of its first attempt, and to the weight formats that it has met there.
+A request is bound to the pool of its first attempt, and to the weight formats that it has used there.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ _log = get_log("pools")
 
 
 class Pools:
-    """The current pool of one router. `review` is called after each change of any worker."""
+    """The pools of a router. Call `review` after each change of any worker."""
 
     def __init__(
         self, model: str, tokenizer: bytes, configured: str | None, workers: Callable[[], Sequence[Worker]]
     ) -> None:
-        """`tokenizer`: the router's own digest; a worker with another one gets no work. `workers`: all that
-        are not lost."""
+        """`tokenizer`: the digest of the router's own; workers with another one get no work. `workers`:
+        returns all that are not lost."""
         self._model = model
         self._tokenizer = tokenizer
         self._workers = workers
         self.current = configured
-        # Of the current pool's roles (key: whether it decodes) that have had a live worker.
+        # Weight formats of the current pool by role (key: whether it decodes), once it has had a live worker.
         self._formats: dict[bool, str] = {}
-        # Whether there are workers of more than one pool, or were.
+        # Whether there are, or were, workers of more than one pool.
         self.several = False
-        # Workers and whether they were alive at the last review; None: it is to be repeated.
+        # Workers and whether they were alive at the last review; None forces another review.
         self._seen: list[tuple[Worker, bool]] | None = None
 
     @property
     def max_context_tokens(self) -> int | None:
-        """The shortest context in the current pool; None where it has no workers."""
+        """The shortest context in the current pool; None without workers."""
         return min((worker.described.max_context_tokens for worker in self.members()), default=None)
 
     @property
     def vocab_size(self) -> int | None:
-        """The smallest vocabulary in the current pool; None where it has no workers."""
+        """The smallest vocabulary in the current pool; None without workers."""
         return min((worker.described.vocab_size for worker in self.members()), default=None)
 
     def members(self) -> list[Worker]:
@@ -61,17 +61,17 @@ class Pools:
         return [worker for worker in self._workers() if worker.serves]
 
     def review(self) -> None:
-        """Chooses a pool where none is current yet, and marks the workers that belong to the current one."""
+        """Chooses the current pool if there is none, and marks the workers that belong to it."""
         workers = self._workers()
         seen = [(worker, worker.alive) for worker in workers]
         if seen == self._seen:
-            return  # only how much room they have is different
+            return  # only their load has changed
         self._seen = seen
         if self.current is None:
             ready = next((worker.pool for worker in workers if self.ready(worker.pool)), None)
             if ready is not None:
                 self._make_current(ready)
-        self._keep_formats([worker for worker in workers if worker.pool == self.current])
+        self._update_formats([worker for worker in workers if worker.pool == self.current])
         self.several |= len({self.current, *(worker.pool for worker in workers)} - {None}) > 1
         for worker in workers:
             worker.serves = self._serves(worker)
@@ -86,7 +86,7 @@ class Pools:
         return worker.pool == binding.pool and wanted in (None, worker.weight_format)
 
     def ready(self, pool: str) -> bool:
-        """Whether workers of this pool could serve a request."""
+        """Whether a pair of this pool could serve a request."""
         members = [worker for worker in self._workers() if worker.pool == pool and self.compatible(worker)]
         return any(
             decode.alive and decode.decodes and any(worker.can_prefill_for(decode) for worker in members)
@@ -94,15 +94,15 @@ class Pools:
         )
 
     def compatible(self, worker: Worker) -> bool:
-        """Whether a worker serves this router's model and splits text into the same tokens."""
+        """Whether a worker has this router's model and tokenizer."""
         pool = worker.described.pool
         return pool.model == self._model and pool.tokenizer == self._tokenizer
 
     def switch(self, pool: str) -> None:
-        """Sends new requests to another pool; those that run end where they began.
+        """Has new requests use another pool; running ones stay in theirs.
 
-        Raises BatonError: NOT_FOUND for a pool without workers, CONFLICT for one that this router cannot
-        serve from, or that is not ready.
+        Raises BatonError: NOT_FOUND for a pool without workers, CONFLICT for one that this router cannot use
+        or that is not ready.
         """
         members = [worker for worker in self._workers() if worker.pool == pool]
         if not members:
@@ -118,7 +118,7 @@ class Pools:
         self.review()
 
     def status(self) -> list[PoolStatus]:
-        """Every pool that has workers, and the current one, in the order in which they were found."""
+        """The status of the current pool and of every pool with workers."""
         found: dict[str, PoolStatus] = {}
         if self.current is not None:
             found[self.current] = PoolStatus(id=self.current, current=True)
@@ -133,13 +133,13 @@ class Pools:
         return list(found.values())
 
     def _make_current(self, pool: str) -> None:
-        _log.info("pool_current", pool=pool, before=self.current)
+        _log.info("pool_selected", pool=pool, before=self.current)
         self.current = pool
         self._formats.clear()
         self._seen = None
 
-    def _keep_formats(self, members: Sequence[Worker]) -> None:
-        """The first live worker of a role decides its weight format, until none with it is left."""
+    def _update_formats(self, members: Sequence[Worker]) -> None:
+        """The first live worker of a role decides the format, which stays until no live worker has it."""
         for decodes in (False, True):
             live = [worker.weight_format for worker in members if worker.alive and worker.decodes == decodes]
             if live and self._formats.get(decodes) not in live:

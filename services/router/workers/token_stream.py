@@ -1,8 +1,8 @@
-"""Holds open the stream on which a decode worker sends its tokens: one task a worker.
+"""The stream on which a decode worker sends its tokens: one task for each worker.
 
-When it breaks it is opened again, and the request names the next number of each sequence, so that no token
-comes twice. A worker that reports the end of this start of it is lost at once. One that is silent is given up
-by `Worker.judge`, whether its stream is open or not.
+When it breaks it is opened again. The request contains the next token number of each sequence, so that no
+token comes twice. A worker that reports the end of its incarnation is lost at once; one that is silent is
+lost by `Worker.check_liveness`, whether its stream is open or not.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ from services.router.workers.worker_error import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from baton.v1.decode_pb2 import FollowResponse
-    from services.router.request.output_state import Sequence
-    from services.router.workers.worker import Worker
+    from baton.v1.decode_pb2 import FollowResponse, SequenceOutput
+    from services.router.workers.worker import AttemptOutput, Worker
 
 _OPEN_S = 2.0
 _ATTACH_S = 2.0
-# Sequences; a client's message takes about 30 µs.
-AT_ONCE = 16
+# Sequences delivered at once; writing a client's message takes about 30 µs.
+BATCH = 16
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
 
-# The status by which a worker reports that this start of it ends, or has ended.
+# The status with which a worker reports that this incarnation ends or has ended.
 _OVER = grpc.StatusCode.FAILED_PRECONDITION
 
 _log = get_log("follow")
 
 
 async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
-    """Delivers the worker's tokens until it is lost; cancel it to stop. `on_break`: an open stream ended."""
+    """Delivers the worker's tokens until it is lost. `on_break` is called when an open stream has ended."""
     pause = _FIRST_PAUSE_S
     while not worker.lost:
         try:
@@ -50,7 +49,7 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
         except (grpc.RpcError, TimeoutError) as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() is _OVER:
                 worker.lose(error.details() or "it was started again")
-            _log.warning("follow_broke", worker=worker.name, error=type(error).__name__)
+            _log.warning("token_stream_broken", worker=worker.name, error=type(error).__name__)
         finally:
             if worker.following:
                 pause = _FIRST_PAUSE_S
@@ -61,7 +60,7 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
 
 
 async def _follow_once(worker: Worker) -> None:
-    """One stream, from its opening to its end. Its initial metadata says that it is open."""
+    """Runs one stream until it ends. It is open once its initial metadata has come."""
     request = FollowRequest(
         router_id=worker.router_id,
         incarnation=worker.identity.incarnation,
@@ -75,7 +74,7 @@ async def _follow_once(worker: Worker) -> None:
                 await call.wait_for_connection()
             worker.set_following(True)
             async for response in call:
-                worker.tokens.heard()
+                worker.tokens.reset()
                 _lose_unknown(worker, response.unknown)
                 await _deliver(worker, response)
     finally:
@@ -83,46 +82,56 @@ async def _follow_once(worker: Worker) -> None:
 
 
 def _positions(worker: Worker) -> list[Position]:
-    """Where the sequences stand that the worker has promised a slot; of one whose Reserve is on its way it
-    may not know yet."""
+    """The next numbers of the sequences with a reservation. The worker may not know the others yet."""
     return [
         Position(
-            attempt=Attempt(request_id=request_id, number=sequence.attempt),
-            next_number=len(sequence.emitted),
+            attempt=Attempt(request_id=request_id, number=output.attempt),
+            next_number=len(output.emitted),
         )
-        for request_id, sequence in worker.sequences.items()
-        if sequence.reserved
+        for request_id, output in worker.outputs.items()
+        if output.reserved
     ]
 
 
 def _lose_unknown(worker: Worker, unknown: Iterable[Attempt]) -> None:
     for attempt in unknown:
-        sequence = worker.sequences.get(attempt.request_id)
-        if sequence is not None and sequence.attempt == attempt.number:
-            sequence.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it lost the sequence"))
+        output = worker.outputs.get(attempt.request_id)
+        if output is not None and output.attempt == attempt.number:
+            output.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it lost the sequence"))
 
 
 async def _deliver(worker: Worker, response: FollowResponse) -> None:
-    """Hands over one step's tokens, a few sequences at a time: between them the loop writes to those
-    clients, and takes in what else has come."""
-    for start in range(0, len(response.outputs), AT_ONCE):
+    """Delivers the tokens of one step in batches; between them the loop writes to those clients and reads
+    what else has arrived."""
+    for start in range(0, len(response.outputs), BATCH):
         if start:
             await asyncio.sleep(0)
-        worker.deliver(response.outputs[start : start + AT_ONCE])
+        deliver(worker, response.outputs[start : start + BATCH])
 
 
-async def attach(worker: Worker, request_id: bytes, sequence: Sequence) -> bool:
-    """Asks for a sequence's output from its next number on; False where it does not come.
+def deliver(worker: Worker, outputs: Iterable[SequenceOutput]) -> None:
+    """Reports tokens to their outputs. An attempt that no output waits for is reported as an orphan."""
+    for output in outputs:
+        attempt = output.attempt
+        waiting = worker.outputs.get(attempt.request_id)
+        if waiting is not None and waiting.attempt == attempt.number:
+            waiting.accept_decoded(output)
+        elif not output.finish_reason:
+            worker.on_orphan(worker, attempt)
 
-    NOT_FOUND loses the attempt. Anything else leaves it as it is: decode may not have come to that
-    number yet, or the stream breaks again and this is repeated.
+
+async def attach(worker: Worker, request_id: bytes, output: AttemptOutput) -> bool:
+    """Requests a sequence's output from its next number on. False if that failed.
+
+    NOT_FOUND fails the attempt. Other errors do not: decode may not have reached that number yet, or the
+    stream breaks again and this call is repeated.
     """
-    attempt = Attempt(request_id=request_id, number=sequence.attempt)
-    request = AttachRequest(router_id=worker.router_id, attempt=attempt, next_number=len(sequence.emitted))
+    attempt = Attempt(request_id=request_id, number=output.attempt)
+    request = AttachRequest(router_id=worker.router_id, attempt=attempt, next_number=len(output.emitted))
     try:
         await worker.peer.decode.Attach(request, timeout=_ATTACH_S)
     except grpc.aio.AioRpcError as error:
-        if error.code() == grpc.StatusCode.NOT_FOUND and sequence.attempt == attempt.number:
-            sequence.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it has lost the sequence"))
+        if error.code() == grpc.StatusCode.NOT_FOUND and output.attempt == attempt.number:
+            output.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it has lost the sequence"))
         return False
     return True

@@ -1,12 +1,12 @@
 """The bounded, fair queue of requests that wait for a pair of workers with room.
 
-The order is start-time fair queueing with the cost of one for each request: the requests of one client call
-have successive turns, beginning at the turn that was served last, so that a call of a thousand choices and
-a call of one that comes after it take turns. Within a turn, first come, first placed. A request that comes
-back (refused by a worker, or on its next attempt) takes its old place, and the bound does not apply to it.
+The order is start-time fair queueing with a cost of one for each request. The requests of one client call get
+successive turns, from the turn that was served last, so that a call with a thousand choices and a later call
+with one take turns. Within a turn, first come, first served. A request that returns (refused by a worker, or
+for its next attempt) keeps its position, and the queue's bound does not apply to it.
 
-Of one client call at most `share` of the queue's places are taken at a time; its other requests wait until
-one of these is placed.
+One client call may have at most `share` of the queue's places at a time; its other requests wait outside
+until one of these is placed.
 """
 
 from __future__ import annotations
@@ -25,135 +25,135 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from services.router.request.client_call import ClientCall
-    from services.router.workers.block_wait import Place
+    from services.router.workers.block_wait import QueuePosition
     from services.router.workers.placement import Cached, Claim, Placement, PrefillClaim
     from services.router.workers.worker import Worker
 
 ClaimT = TypeVar("ClaimT", bound="PrefillClaim")
 
-# Requests that may wait for a place in the queue, for each of its places.
-_HELD_BACK_A_PLACE = 4
+# Requests that may wait outside, for each place of the queue.
+_OUTSIDE_PER_PLACE = 4
+
+
+@dataclass
+class QueueEntry:
+    """A request's position in the queue, which it keeps from attempt to attempt."""
+
+    call: ClientCall
+    position: QueuePosition
+    # Whether it has waited before. The queue's bound applies to its first wait only.
+    returning: bool = False
 
 
 @dataclass(order=True)
 class _Waiter(Generic[ClaimT]):
-    place: Place
+    position: QueuePosition
     call: ClientCall = field(compare=False)
     pick: Callable[[], ClaimT | None] = field(compare=False)
     claim: asyncio.Future[ClaimT] = field(compare=False)
 
     def try_place(self) -> bool:
-        """Claims what it waits for, if there is room."""
+        """Claims what the request waits for, if there is room."""
         claim = self.pick()
         if claim is not None:
             self.claim.set_result(claim)
         return claim is not None
 
 
-class WaitingRoom:
-    """At most `max_waiting` requests wait, each at most `timeout_s`; of one client call at most the part
-    `share` of them."""
+class WaitingQueue:
+    """At most `max_waiting` requests wait, each at most `timeout_s`."""
 
     def __init__(self, placement: Placement, max_waiting: int, timeout_s: float, share: float = 1.0) -> None:
+        """`share`: the part of the queue that one client call may use."""
         self._placement = placement
         self._max_waiting = max_waiting
-        self._of_one_call = max(1, int(max_waiting * share))
+        self._max_per_call = max(1, int(max_waiting * share))
         self.timeout_s = timeout_s
         self._waiting: list[_Waiter[Any]] = []
         self._blocks = BlockWait()
-        # The turn of the request that was placed last, and how many have come.
+        # The turn of the request that was placed last, and the number of arrivals.
         self._turn = 0
         self._arrivals = 0
-        self._held_back = 0
+        self._outside = 0
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
-        return len(self._waiting) + self._held_back
+        """Requests that wait, including those outside."""
+        return len(self._waiting) + self._outside
 
-    def next_place(self, call: ClientCall) -> Place:
-        """The place in the queue of a request that arrives now."""
+    def enter(self, call: ClientCall) -> QueueEntry:
+        """The entry of a request that arrives now."""
         turn = max(self._turn, call.next_turn)
         call.next_turn = turn + 1
         self._arrivals += 1
-        return turn, self._arrivals
+        return QueueEntry(call, (turn, self._arrivals))
 
     async def claim(
         self,
-        place: Place,
-        call: ClientCall,
+        entry: QueueEntry,
         tokens: int,
         max_tokens: int,
         until: float,
-        *,
-        fresh: bool,
         cached: Cached = nothing_cached,
     ) -> Claim:
-        """Waits for a pair with room for prompt and output until the loop's clock says `until`.
+        """Waits for a pair with room for prompt and output, until `until` on the event loop's clock.
 
-        The caller owns the claim and must release it, and must call `ended` once it has room at its decode
-        worker or does not want any. Raises BatonError: OVERLOADED where the queue is full (`fresh` requests
-        only) or every pair stayed so, UNAVAILABLE where there is none.
+        `tokens`: to prefill. `max_tokens`: to generate. `cached`: see `Placement.pick`. The caller must
+        release the claim, and call `ended` once decode has reserved its slot or the request is over. Raises
+        BatonError: OVERLOADED if the queue is full (for the request's first claim) or no pair had room in
+        time, UNAVAILABLE if there is no pair.
         """
-        may_use = partial(self._blocks.may_use, place, tokens=tokens)
-        pick = partial(self._placement.pick, tokens, max_tokens, cached, call.binding, may_use)
-        return await self._wait(place, call, pick, until, fresh=fresh)
+        may_use = partial(self._blocks.may_use, entry.position, tokens=tokens)
+        binding = entry.call.binding
+        pick = partial(self._placement.pick, tokens, max_tokens, cached, binding, may_use)
+        return await self._wait(entry, pick, until)
 
-    async def claim_prefill(
-        self, place: Place, call: ClientCall, tokens: int, until: float, *, fresh: bool
-    ) -> PrefillClaim:
-        """The same for a prompt that nothing follows: it needs no decode worker."""
-        pick = partial(self._placement.pick_prefill, tokens, call.binding)
-        return await self._wait(place, call, pick, until, fresh=fresh)
+    async def claim_prefill(self, entry: QueueEntry, tokens: int, until: float) -> PrefillClaim:
+        """Waits for a prefill worker alone, for a prompt without output."""
+        pick = partial(self._placement.pick_prefill, tokens, entry.call.binding)
+        return await self._wait(entry, pick, until)
 
-    def refused(self, place: Place, worker: Worker) -> None:
-        """A decode worker had no room: if no older request waits for one, it is kept for this one."""
-        self._blocks.refused(place, worker)
+    def refused(self, entry: QueueEntry, worker: Worker) -> None:
+        """A decode worker had no blocks: reserves it for this request, unless an older one waits for some."""
+        self._blocks.refused(entry.position, worker)
 
-    def ended(self, place: Place) -> None:
-        """The request at this place has its room, or does not want any more."""
-        if self._blocks.holds(place):
-            self._blocks.ended(place)
+    def ended(self, entry: QueueEntry) -> None:
+        """The request has its slot, or is over."""
+        if self._blocks.holds(entry.position):
+            self._blocks.ended(entry.position)
             self.place_waiting()
 
-    async def _wait(
-        self,
-        place: Place,
-        call: ClientCall,
-        pick: Callable[[], ClaimT | None],
-        until: float,
-        *,
-        fresh: bool,
-    ) -> ClaimT:
+    async def _wait(self, entry: QueueEntry, pick: Callable[[], ClaimT | None], until: float) -> ClaimT:
         claimed: asyncio.Future[ClaimT] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter(place, call, pick, claimed)
-        if not fresh:
+        waiter = _Waiter(entry.position, entry.call, pick, claimed)
+        if entry.returning:
             return await self._in_queue(waiter, until)
-        turnstile = await self._pass_turnstile(call, until)
+        entry.returning = True
+        in_queue = await self._take_place(entry.call, until)
         try:
             if len(self._waiting) >= self._max_waiting:
                 raise BatonError(ErrorKind.OVERLOADED, f"{self._max_waiting} requests wait already")
             return await self._in_queue(waiter, until)
         finally:
-            turnstile.release()
+            in_queue.release()
 
-    async def _pass_turnstile(self, call: ClientCall, until: float) -> asyncio.Semaphore:
-        """Waits until fewer of the call's requests are in the queue than its share."""
-        turnstile = call.turnstile = call.turnstile or asyncio.Semaphore(self._of_one_call)
-        if turnstile.locked():
-            if self._held_back >= _HELD_BACK_A_PLACE * self._max_waiting:
+    async def _take_place(self, call: ClientCall, until: float) -> asyncio.Semaphore:
+        """Waits until the call has less than its share of the queue. The caller releases the semaphore."""
+        in_queue = call.in_queue = call.in_queue or asyncio.Semaphore(self._max_per_call)
+        if in_queue.locked():
+            if self._outside >= _OUTSIDE_PER_PLACE * self._max_waiting:
                 raise BatonError(ErrorKind.OVERLOADED, f"{self.waiting} requests wait already")
-            self._held_back += 1
+            self._outside += 1
             try:
                 async with asyncio.timeout_at(until):
-                    await turnstile.acquire()
+                    await in_queue.acquire()
             except TimeoutError as error:
-                raise self._too_long(call) from error
+                raise self._timed_out(call) from error
             finally:
-                self._held_back -= 1
+                self._outside -= 1
         else:
-            await turnstile.acquire()
-        return turnstile
+            await in_queue.acquire()
+        return in_queue
 
     async def _in_queue(self, waiter: _Waiter[ClaimT], until: float) -> ClaimT:
         bisect.insort(self._waiting, waiter)
@@ -166,43 +166,43 @@ class WaitingRoom:
                 return await asyncio.shield(claimed)
         except TimeoutError as error:
             self._leave(waiter)
-            raise self._too_long(waiter.call) from error
+            raise self._timed_out(waiter.call) from error
         except asyncio.CancelledError:
             self._leave(waiter)
             raise
 
     def place_waiting(self) -> None:
-        """Places requests in their order; called whenever a worker may take more.
+        """Places requests in order; call it whenever a worker may take more.
 
-        One that cannot be placed holds up those behind it that need the same pool, unless it waits for the
-        blocks of a worker that is kept for it.
+        A request that cannot be placed blocks those behind it that need the same pool, unless a worker is
+        reserved for it.
         """
-        held_up: set[str | None] = set()
+        blocked: set[str | None] = set()
         index = 0
         while index < len(self._waiting):
             waiter = self._waiting[index]
             pool = waiter.call.binding.pool or self._placement.current_pool
-            if pool in held_up:
+            if pool in blocked:
                 if not self._placement.several_pools:
-                    return  # all of the rest would be held up too
+                    return  # all others need the same pool
                 index += 1
             elif waiter.try_place():
-                self._turn = max(self._turn, waiter.place[0])
+                self._turn = max(self._turn, waiter.position[0])
                 del self._waiting[index]
             else:
-                if not self._blocks.holds(waiter.place):
-                    held_up.add(pool)
+                if not self._blocks.holds(waiter.position):
+                    blocked.add(pool)
                 index += 1
 
     def _leave(self, waiter: _Waiter[Any]) -> None:
-        """A request that stops waiting gives back what it was given meanwhile."""
+        """Removes a request that stops waiting, or releases what it has claimed meanwhile."""
         if waiter.claim.done():
             waiter.claim.result().release()
         else:
             self._waiting.remove(waiter)
             waiter.claim.cancel()
 
-    def _too_long(self, call: ClientCall) -> BatonError:
+    def _timed_out(self, call: ClientCall) -> BatonError:
         if self._placement.usable(call.binding):
             return BatonError(ErrorKind.OVERLOADED, f"no slot became free within {self.timeout_s:g} s")
         if call.binding.pool is None:

@@ -1,6 +1,6 @@
-"""What went wrong at a worker or in the router, in two texts: one for logs, and one for clients.
+"""Errors of workers and of the router, each with a text for logs and one for clients.
 
-Clients are not told names, addresses or incarnations of workers: they cannot use them, and others could.
+Clients do not get names, addresses or incarnations of workers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _log = get_log("dispatch")
 
-# Failures that another attempt may not meet again.
-WORTH_ANOTHER = frozenset(
+# Kinds of errors after which another attempt may succeed.
+RETRIED_KINDS = frozenset(
     {
         ErrorKind.UNAVAILABLE,
         ErrorKind.OVERLOADED,
@@ -27,8 +27,8 @@ WORTH_ANOTHER = frozenset(
     }
 )
 
-# How a worker refuses a router is no answer to the client: it may have been right to ask another worker.
-_MEANT: dict[ErrorKind, ErrorKind] = {
+# A worker's refusal of the router's call is not the client's error: another worker may accept the request.
+_CLIENT_KINDS: dict[ErrorKind, ErrorKind] = {
     ErrorKind.NOT_FOUND: ErrorKind.UNAVAILABLE,
     ErrorKind.UNAUTHENTICATED: ErrorKind.UNAVAILABLE,
     ErrorKind.FORBIDDEN: ErrorKind.UNAVAILABLE,
@@ -46,34 +46,34 @@ _PUBLIC: dict[ErrorKind, str] = {
 
 
 class WorkerError(BatonError):
-    """A failure of one worker. `message` names it, for logs; `public` is what a client may read."""
+    """An error of one worker. `message` names it and is for logs; `public` is for clients."""
 
     def __init__(self, kind: ErrorKind, worker: str, reason: str) -> None:
-        kind = _MEANT.get(kind, kind)
+        kind = _CLIENT_KINDS.get(kind, kind)
         super().__init__(kind, f"{worker}: {reason}")
-        # What a worker calls invalid is the request, of which the reason tells; it names no worker.
+        # The reason of INVALID is about the request and names no worker.
         self.public = _PUBLIC.get(kind, reason)
 
 
-def failed_call(error: grpc.RpcError, worker: str) -> WorkerError:
-    """What a failed call to a worker means."""
-    meant = from_grpc(error, "")
-    return WorkerError(meant.kind, worker, meant.message.removeprefix(": "))
+def from_rpc_error(error: grpc.RpcError, worker: str) -> WorkerError:
+    """Converts the error of a call to a worker."""
+    known = from_grpc(error, "")
+    return WorkerError(known.kind, worker, known.message.removeprefix(": "))
 
 
 def public_text(error: BatonError) -> str:
-    """What a client may read of an error."""
+    """The text of an error for clients."""
     return error.public if isinstance(error, WorkerError) else error.message
 
 
-def router_fault(request_id: bytes, error: Exception) -> BatonError:
-    """Logs an exception that is a defect of the router; what its client is told of it."""
-    _log.error("life_failed", request=request_id.hex(), exc_info=error)
+def internal_error(request_id: bytes, error: Exception) -> BatonError:
+    """Logs an unexpected exception of the router; returns the error for the client."""
+    _log.error("request_internal_error", request=request_id.hex(), exc_info=error)
     return BatonError(ErrorKind.INTERNAL, f"the router failed: {type(error).__name__}")
 
 
-def for_client(error: BatonError) -> BatonError:
-    """An error as a client is given it."""
+def client_error(error: BatonError) -> BatonError:
+    """The error to send to the client."""
     if isinstance(error, WorkerError):
         return BatonError(error.kind, error.public, tokens_sent=error.tokens_sent)
     return error

@@ -1,4 +1,4 @@
-"""How a worker stands with this router, in one word for metrics and status."""
+"""The state of a worker as metrics and status report it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def state_of(worker: Worker | None) -> WorkerState.ValueType:
-    """The state of the worker found at an address; None: none has been found there yet."""
+    """The state of the worker at an address; None: no worker has answered there yet."""
     if worker is None:
         return WorkerState.WORKER_STATE_STARTING
     if worker.lost:
