@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
+from baton.device.cuda_nccl import MAX_CTAS
 from baton.device.nccl import Nccl
-from baton.device.nccl_on_cuda import MAX_CTAS
 from bench.cluster.asked_process import AskedProcess
 
 _SENDER, _RECEIVER = 0, 1

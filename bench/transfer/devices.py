@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.device.cuda_link_device import CudaLinkDevice
 from baton.device.cuda_runtime import call, cuda_driver
 from baton.device.cuda_stream import CudaStream
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.mover import warm
 
@@ -85,7 +85,7 @@ class HeldStep:
         self._seen = self._word.numpy()
         self._count = 0
 
-    def begin(self) -> Moment:
+    def begin(self) -> Event:
         """Its end."""
         self._count += 1
         torch.cuda._sleep(_AWAKE_CYCLES)  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ class HeldStep:
             cuda_driver(), "cuStreamWaitValue64_v2", ctypes.c_void_p(self._step.handle),
             ctypes.c_uint64(self._word.data_ptr()), ctypes.c_uint64(self._count), _AT_LEAST,
         )  # fmt: skip
-        return self._step.moment()
+        return self._step.record_event()
 
     def end(self) -> float:
         """When, on the monotonic clock: just before."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from baton.device.link_device import Kernel, Line
+from baton.device.link_device import Kernel, LinkStream
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import ROW_WORDS, SUM_PARTS, WORD_BYTES, Act
 from kvtransfer.device.piece_sums import PieceSums, SumPlaces
@@ -62,7 +62,7 @@ class RowMover:
         self._heads = act is Act.SCATTER and staging is not None and staging.head > 0
         most = min(MOST_BLOCKS, max(1, piece_bytes // min(blocks.block_bytes)))
         shape = pieces, -(-most * ROW_WORDS // 2) * 2  # each index begins at a multiple of 16 bytes
-        self._rows = blocks.device.on_host(*shape)
+        self._rows = blocks.device.host_zeros(*shape)
         self._index_bytes = self._rows[0].nbytes
         self._bytes = self._rows.numpy().data.cast("B")
         self._rows_at = self._rows.data_ptr()
@@ -91,7 +91,7 @@ class RowMover:
         """A move that begins after this moves nothing; one that runs moves what it did, or less of it."""
         self._rows[prepared.staging, _LENGTH_AT : prepared.rows * ROW_WORDS : ROW_WORDS] = 0
 
-    def move(self, line: Line, prepared: Prepared, *, beside_steps: bool = False) -> None:
+    def move(self, stream: LinkStream, prepared: Prepared, *, beside_steps: bool = False) -> None:
         """Says on a line that it is to be moved; `sums` has its sum then."""
         group, index, count, longest = prepared
         if self._kernel is not None:
@@ -99,12 +99,12 @@ class RowMover:
             ends = (staging, pool) if self._act is Act.SCATTER else (pool, staging)
             grid = count, self._programs(count, longest, beside_steps=beside_steps)
             addresses = *ends, self._rows_at + index * self._index_bytes, self._sums.place(index)
-            line.launch(self._kernel, grid, addresses)
+            stream.launch(self._kernel, grid, addresses)
         else:
             rows = self._rows[index, : count * ROW_WORDS].view(count, ROW_WORDS)
-            self._run(line, group, rows, longest, index)
+            self._run(stream, group, rows, longest, index)
 
-    def _run(self, line: Line, group: int, rows: Tensor, longest: int, index: int) -> None:
+    def _run(self, stream: LinkStream, group: int, rows: Tensor, longest: int, index: int) -> None:
         from kvtransfer.device.reference import move_rows
 
         pool, staging = self._blocks.words[group], self._staging
@@ -119,12 +119,12 @@ class RowMover:
                 assert self._memory is not None
                 self._sums.said_parts(index).copy_(self._memory.parts(index), non_blocking=True)
 
-        line.run(run)
+        stream.run(run)
 
 
 def sums_of(device: LinkDevice, pieces: int, *, heads: bool = False) -> PieceSums:
     """In memory of this process's own; `heads`: of pieces before which their sender's travel."""
-    parts = device.on_host(pieces, 2 * SUM_PARTS if heads else SUM_PARTS)
+    parts = device.host_zeros(pieces, 2 * SUM_PARTS if heads else SUM_PARTS)
     return PieceSums(parts.numpy().view(np.uint64), parts.data_ptr())
 
 

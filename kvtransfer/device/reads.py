@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from collections import deque
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 
 
 class BlockReads:
     """Owned by the loop. `put`, and when the device was told of the piece `read_by`."""
 
     def __init__(self) -> None:
-        self._moments: deque[Moment] = deque()
+        self._events: deque[Event] = deque()
         self._put = self._read = 0
 
     def put(self) -> None:
         """One piece more. Should the device refuse it, it counts as read when all are."""
         self._put += 1
 
-    def read_by(self, moment: Moment) -> None:
+    def read_by(self, event: Event) -> None:
         """The piece that was put last has been read then."""
-        self._moments.append(moment)
+        self._events.append(event)
 
     @property
     def under_way(self) -> bool:
-        return bool(self._moments)
+        return bool(self._events)
 
     def count(self) -> int:
         """Of the pieces that have been read since the beginning."""
-        while self._moments and self._moments[0].ended():
-            self._moments.popleft()
+        while self._events and self._events[0].query():
+            self._events.popleft()
             self._read += 1
         return self._read
 
     def end(self) -> None:
         """The device reads none any more."""
         self._read = self._put
-        self._moments.clear()
+        self._events.clear()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar, NamedTuple
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.device.kernels.move_plan import Act
 from kvtransfer.device.mover import NOTHING, Prepared, RowMover, sums_of
@@ -59,8 +59,8 @@ class _Announced:
     whole_blocks: int = 0
     rows: Prepared | None = None
     outcome: Outcome | None = None
-    there: Moment | None = None
-    end: Moment | None = None
+    there: Event | None = None
+    end: Event | None = None
 
 
 class DeviceScatter:
@@ -77,7 +77,7 @@ class DeviceScatter:
         self._heads = window.head > 0
         self._sums = sums_of(device, pieces, heads=self._heads)
         self._mover = RowMover(sink.blocks, pieces, piece_bytes, Act.SCATTER, sums=self._sums, staging=window)
-        self._line = device.line()
+        self._stream = device.stream()
         nowhere = sums_of(device, 1, heads=self._heads)
         self._nothing = RowMover(sink.blocks, 1, piece_bytes, Act.SCATTER, sums=nowhere, staging=window)
         self._awake_until = 0.0
@@ -96,9 +96,9 @@ class DeviceScatter:
         if now < self._awake_until or self.under_way or self._sink.steps_run():
             return
         self._awake_until = now + _AWAKE_S
-        self._nothing.move(self._line, NOTHING)
+        self._nothing.move(self._stream, NOTHING)
 
-    def begin(self, piece: Piece, blocks: int, whole_blocks: int, there: Moment | None = None) -> None:
+    def begin(self, piece: Piece, blocks: int, whole_blocks: int, there: Event | None = None) -> None:
         """Will be moved: into so many blocks, whose places are expected, and no other piece has them.
         `there`: when its bytes are, where the device knows."""
         transfer, group, ordinal = piece.transfer, piece.group, piece.ordinal
@@ -110,12 +110,12 @@ class DeviceScatter:
         announced = _Announced(piece, whole_blocks, rows, there=there)
         self._announced.append(announced)
         if there is not None:
-            self._line.after(there)
+            self._stream.wait_event(there)
             self._move(announced, rows)
 
     def _move(self, announced: _Announced, rows: Prepared) -> None:
-        self._mover.move(self._line, rows, beside_steps=self._sink.steps_run())
-        announced.end = self._line.moment()
+        self._mover.move(self._stream, rows, beside_steps=self._sink.steps_run())
+        announced.end = self._stream.record_event()
 
     def hold(self, piece: Piece) -> None:
         """Stays where it lands, for somebody to look at."""
@@ -138,7 +138,7 @@ class DeviceScatter:
         """What has ended since the last call, in its order. `said`: the checksum that its sender's device
         found in a piece that has landed, where it does not stand before the piece itself."""
         done: list[Ended] = []
-        while self._landed and ((end := self._landed[0].end) is None or end.ended()):
+        while self._landed and ((end := self._landed[0].end) is None or end.query()):
             announced = self._landed.popleft()
             piece, outcome = announced.piece, announced.outcome
             if outcome is None:
@@ -162,9 +162,9 @@ class DeviceScatter:
             return
         if announced.there is not None and announced.rows is not None:
             self._mover.empty(announced.rows)
-            if not announced.there.ended():  # asked afterwards: it will begin with no rows
+            if not announced.there.query():  # asked afterwards: it will begin with no rows
                 return
-        self._line.wait_for(announced.end)
+        announced.end.synchronize()
 
     def break_off(self) -> list[Piece]:
         """No more will land: waits until what has landed has been moved. The pieces that have not."""
@@ -172,7 +172,7 @@ class DeviceScatter:
             self._stop(announced)
         for announced in self._landed:
             if announced.end is not None:
-                self._line.wait_for(announced.end)
+                announced.end.synchronize()
         lost = [announced.piece for announced in self._announced]
         if any(announced.there is not None for announced in self._announced):
             self._broken_off.add(self)
@@ -182,6 +182,6 @@ class DeviceScatter:
     def release(self) -> None:
         """The link is fenced, so that no kernel waits for bytes any more: the window goes back to the
         device."""
-        self._line.finish()
+        self._stream.synchronize()
         self._broken_off.discard(self)
         self._window.free()

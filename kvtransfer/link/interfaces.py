@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.device.link_device import LinkDevice, Moment
+from baton.device.link_device import LinkDevice
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.staging import Staging, Window
@@ -65,7 +66,7 @@ class LandingWire(ReceiverWire, Protocol):
     def landed(self) -> int:
         """How many of the pieces that were heard, or are about to be, are there; they land in their order."""
 
-    def arrival(self, piece: Piece) -> Moment | None:
+    def arrival(self, piece: Piece) -> Event | None:
         """When the bytes of the piece that was heard last are there, where the receiver's device knows."""
 
     def checksum(self, piece: Piece) -> int:
@@ -98,7 +99,7 @@ class SenderWire(Protocol):
 class GatheringWire(SenderWire, Protocol):
     """The sender's end of a link between devices: it reads the blocks itself, later."""
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         """Announces a piece of these blocks of its group, which are final at that moment of their device's;
         `gather` is to follow. Its checksum is of its place alone: that of its words is added on the way."""
 

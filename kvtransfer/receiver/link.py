@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import cast
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
@@ -87,7 +87,7 @@ class ReceivingLink:
         self.land()
         return self.scatter.ended(self._landing.checksum)
 
-    def arrival(self, piece: Piece) -> Moment | None:
+    def arrival(self, piece: Piece) -> Event | None:
         """When the bytes of the piece that was heard last are there, where a device knows."""
         return self._landing.arrival(piece)
 

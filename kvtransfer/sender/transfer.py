@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -49,7 +49,7 @@ class _Pushed:
     group: int
     ordinal: int
     block: int
-    after: Moment | None = None
+    after: Event | None = None
     offset: int = 0
     # Pieces of it that are being read, and whether no more will be.
     reading: int = 0
@@ -72,7 +72,7 @@ class PieceSource(NamedTuple):
         return tuple(pushed.block for pushed in self.pushed)
 
     @property
-    def after(self) -> Moment | None:
+    def after(self) -> Event | None:
         return self.pushed[0].after
 
 
@@ -123,7 +123,7 @@ class Transfer:
         """Blocks still pinned for this transfer."""
         return len(self._queue)
 
-    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
         """Hands over pinned blocks as the receiver's `first` and following of this group. They are final, or
         will be at that moment of their device's: the receiver may hear of them before, their bytes are read
         then.
@@ -192,7 +192,7 @@ class Transfer:
     def is_final(self) -> bool:
         """Whether the next piece's bytes are what they will be."""
         after = self._queue[0].after
-        return after is None or after.ended()
+        return after is None or after.query()
 
     def next_group(self) -> int:
         """Of the next piece."""

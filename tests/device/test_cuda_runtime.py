@@ -91,8 +91,8 @@ def test_copies_are_said_together_where_the_driver_takes_them(answer: int, batch
     played, runtime = PlayedCopies(answer), CudaRuntime.__new__(CudaRuntime)
     runtime.__dict__ |= {"_runtime": played, "_driver": played, "_batch": _Batch()}
     for _ in range(2):
-        runtime.copy_together(1000, [7, 5, 6], 10, 3, 9)
-    runtime.copy_together(2000, [8], 10, 3, 9)
+        runtime.copy_batch(1000, [7, 5, 6], 10, 3, 9)
+    runtime.copy_batch(2000, [8], 10, 3, 9)
     three = [(1000, 7, 10), (1010, 5, 10), (1020, 6, 10)]
     assert played.copies == [*three, *three, (2000, 8, 10)]
     assert played.batches == batches

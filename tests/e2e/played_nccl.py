@@ -1,5 +1,5 @@
 """Engines with played devices, whose links go by the double of NCCL. In the one whose process id names a file
-of the folder HANGS, every line is aborted and no abort returns."""
+of the folder HANGS, every channel is aborted and no abort returns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from baton.device import nccl_line
+from baton.device import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclLinks
 from services.common.config import TransferConfig, WorkerConfig
@@ -44,7 +44,7 @@ def _watch(made: WatchedLinks) -> None:
     named = Path(os.environ[HANGS]) / str(os.getpid())
     while not named.exists():
         time.sleep(_LOOK_S)
-    nccl_line.OVERDUE_S = 0.3
+    nccl_channel.ABORT_TIMEOUT_S = 0.3
     made.double.hangs.set()
-    for line in made.lines:
-        line.abort("played")
+    for channel in made.channels:
+        channel.abort("played")

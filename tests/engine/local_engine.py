@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import TorchDecodeLoop
@@ -126,7 +126,7 @@ class LocalEngine:
         self.cache = cache = KVCache(layout, blocks, device)
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
-        self.prefill = PrefillLoop(PlainPass(decoder, cache), self.scheduler, lane_of(decoder.device))
+        self.prefill = PrefillLoop(PlainPass(decoder, cache), self.scheduler, compute_stream(decoder.device))
         rings = SharedRings(ring_slots or slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)
         self.reader = rings.reader(memory)

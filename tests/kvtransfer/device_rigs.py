@@ -74,7 +74,7 @@ class CudaRig:
         return np.frombuffer(pages, np.uint8, size).reshape(shape)
 
     def tensor(self, array: NDArray[np.uint8], device: LinkDevice) -> Tensor:
-        from baton.device.cuda_link_device import span_tensor
+        from baton.device.cuda_link_device import tensor_at
         from baton.device.cuda_runtime import cuda_runtime
 
         array[:] = array  # its pages are there
@@ -83,12 +83,12 @@ class CudaRig:
         address = runtime.register(int(array.ctypes.data), array.nbytes)
         # Registered until the process ends: its pages must not go before.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
-        return span_tensor(address, array.nbytes, device.tensors_on).view(array.shape)
+        return tensor_at(address, array.nbytes, device.tensors_on).view(array.shape)
 
     def flip(self, address: int, bit: int) -> None:
-        from baton.device.cuda_link_device import span_tensor
+        from baton.device.cuda_link_device import tensor_at
 
-        span_tensor(address, 1, self.receiver.tensors_on).bitwise_xor_(1 << bit)
+        tensor_at(address, 1, self.receiver.tensors_on).bitwise_xor_(1 << bit)
 
     def advance(self) -> float:
         return 0.0002

@@ -1,7 +1,7 @@
-"""A `LinkDevice` whose memory is a file's and whose lines do their work when they are pumped.
+"""A `LinkDevice` whose memory is a file's and whose streams do their work when they are pumped.
 
-In one process, lines of all devices are pumped together, some work at a time, by whoever asks whether a
-moment has ended, and by the test: what is said is done late and in pieces, as on a GPU, but by seed. With
+In one process, streams of all devices are pumped together, some work at a time, by whoever asks whether a
+event has ended, and by the test: what is said is done late and in pieces, as on a GPU, but by seed. With
 `Pump(None)` it is done when it is said, for ends in different processes.
 """
 
@@ -20,65 +20,73 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.device.link_device import Kernel, Line, Memory, Moment, Opened, Registered
+from baton.device.link_device import Kernel, LinkStream, Memory, Opened, Registered
 from baton.device.shared_memory import SharedMemory
+from baton.device.stream import Event
 
 _HANDLE = struct.Struct("<II")
 _FREED = 0xDD
 
 
 class Pump:
-    """Does what lines were told, in the order of each line."""
+    """Does what streams were told, in the order of each stream."""
 
     def __init__(self, seed: int | None) -> None:
         self.at_once = seed is None
         self.stands = False  # while set, nothing is done but what somebody waits for
         self._dice = random.Random(seed)
-        self._lines: list[_FakeLine] = []
+        self._streams: list[_FakeStream] = []
         self.steps = 0
 
-    def add(self, line: _FakeLine) -> None:
-        self._lines.append(line)
+    def add(self, stream: _FakeStream) -> None:
+        self._streams.append(stream)
 
     def some(self) -> None:
-        """A little work, of any lines."""
+        """A little work, of any streams."""
         if self.stands:
             return
         for _ in range(self._dice.choice([0, 0, 1, 2, 5])):
-            able = [line for line in self._lines if line.able()]
+            able = [stream for stream in self._streams if stream.able()]
             if not able:
                 return
             self._dice.choice(able).step()
             self.steps += 1
 
     def idle(self) -> bool:
-        return not any(line.left for line in self._lines)
+        return not any(stream.left for stream in self._streams)
 
 
-class _FakeMoment:
-    def __init__(self, line: _FakeLine, place: int) -> None:
-        self.line, self.place = line, place
+class _FakeEvent:
+    handle = 0
+
+    def __init__(self, stream: _FakeStream, place: int) -> None:
+        self.stream, self.place = stream, place
 
     def passed(self) -> bool:
-        return self.line.done >= self.place
+        return self.stream.done >= self.place
 
-    def ended(self) -> bool:
+    def query(self) -> bool:
         if not self.passed():
-            self.line.pump.some()
+            self.stream.pump.some()
         return self.passed()
+
+    def synchronize(self) -> None:
+        self.stream.do_until(self.passed)
 
 
 class _Elsewhere:
-    """A moment that no line of ours comes to."""
+    """An event of a stream of another kind."""
 
-    def __init__(self, moment: Moment) -> None:
-        self.passed = moment.ended
+    def __init__(self, event: Event) -> None:
+        self.passed = event.query
 
 
-class _FakeLine:
+class _FakeStream:
+    handle = 0
+
     def __init__(self, pump: Pump) -> None:
         self.pump = pump
-        self.left: deque[Callable[[], None] | _FakeMoment | _Elsewhere] = deque()
+        self.left: deque[Callable[[], None] | _FakeEvent | _Elsewhere] = deque()
         self.done = 0
         self._said = 0
         pump.add(self)
@@ -89,7 +97,7 @@ class _FakeLine:
 
         self._say(move)
 
-    def copy_together(self, destination: int, sources: Sequence[int], size: int) -> None:
+    def copy_batch(self, destination: int, sources: Sequence[int], size: int) -> None:
         for n, source in enumerate(sources):
             self.copy(destination + n * size, source, size)
 
@@ -105,25 +113,23 @@ class _FakeLine:
 
         self._say(store)
 
-    def moment(self) -> Moment:
-        return _FakeMoment(self, self._said)
+    def record_event(self) -> Event:
+        return _FakeEvent(self, self._said)
 
-    def after(self, moment: Moment) -> None:
-        self._say(moment if isinstance(moment, _FakeMoment) else _Elsewhere(moment))
+    def wait_event(self, event: Event) -> None:
+        self._say(event if isinstance(event, _FakeEvent) else _Elsewhere(event))
 
-    def wait_for(self, moment: Moment) -> None:
-        assert isinstance(moment, _FakeMoment)
-        assert moment.line is self
-        self._do_until(moment.passed)
+    def synchronize(self) -> None:
+        self.do_until(lambda: not self.left)
 
-    def finish(self) -> None:
-        self._do_until(lambda: not self.left)
+    def close(self) -> None:
+        """Nothing was made."""
 
-    def _do_until(self, holds: Callable[[], bool]) -> None:
+    def do_until(self, holds: Callable[[], bool]) -> None:
         while not holds():
             first = self.left[0]
-            if isinstance(first, _FakeMoment) and not first.passed():
-                first.line.finish()
+            if isinstance(first, _FakeEvent) and not first.passed():
+                first.stream.synchronize()
             if isinstance(first, _Elsewhere):
                 while not first.passed():
                     time.sleep(1e-4)
@@ -138,14 +144,14 @@ class _FakeLine:
             work()
         self.done += 1
 
-    def _say(self, work: Callable[[], None] | _FakeMoment | _Elsewhere) -> None:
+    def _say(self, work: Callable[[], None] | _FakeEvent | _Elsewhere) -> None:
         self.left.append(work)
         self._said += 1
         while self.pump.at_once and self.able():
             self.step()
 
 
-_Waits = (_FakeMoment, _Elsewhere)
+_Waits = (_FakeEvent, _Elsewhere)
 
 
 class _FakeMemory:
@@ -223,8 +229,8 @@ class FakeDevice:
     def register(self, memory: SharedMemory) -> Registered:
         return _FakeRegistered(memory)
 
-    def line(self, *, first: bool = False) -> Line:
-        return _FakeLine(self._pump)
+    def stream(self, *, high_priority: bool = False) -> LinkStream:
+        return _FakeStream(self._pump)
 
-    def on_host(self, rows: int, columns: int) -> Tensor:
+    def host_zeros(self, rows: int, columns: int) -> Tensor:
         return torch.zeros((rows, columns), dtype=torch.int64)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError
 from kvtransfer.link.interfaces import Connector, GatheringWire, SenderWire
 from kvtransfer.protocol.frames import (
@@ -196,7 +196,7 @@ class CountingWire:
     def restless(self) -> bool:
         return self._wire.restless()
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         trial = self._trials(piece.transfer)
         if trial is not None:
             trial.pieces += len(blocks)

@@ -31,15 +31,15 @@ class _WrongedLine(WrongedWire):
         super().__init__(wire, fabric.dice, fabric.weights, fabric.struck)
         self._link = link
         # The receiver's end was opened just before the sender's.
-        self._far = fabric.nccl.receiving.lines[-1], fabric.nccl.receiving.stagings[-1]
+        self._far = fabric.nccl.receiving.channels[-1], fabric.nccl.receiving.stagings[-1]
 
     def _strike(self, kind: str, piece: Piece | None) -> None:
         dice = self._dice
         match kind:
             case "cut":
                 self._wire.close()
-            case "line":  # one end's kernels end, and nobody is told
-                dice.choice((self._link._line, self._far[0])).abort("wronged")
+            case "channel":  # one end's kernels end, and nobody is told
+                dice.choice((self._link._channel, self._far[0])).abort("wronged")
             case _ if piece is not None and piece.staging < self._link._pieces:
                 staging = dice.choice((self._link._staging, self._far[1]))
                 at = piece.staging * staging.stride + dice.randrange(staging.head + piece.length)
@@ -52,7 +52,7 @@ class NcclFabric:
     transport = "nccl"
 
     def __init__(self, seed: int, rig: DeviceRig) -> None:
-        self.weights = {"none": 2, "cut": 2, "line": 3, "window": 3}
+        self.weights = {"none": 2, "cut": 2, "channel": 3, "window": 3}
         self.woken = threading.Event()
         self.dice = random.Random(seed)
         self.struck: Counter[str] = Counter()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.device.link_device import LinkDevice
-from baton.device.nccl_line import NcclLine
+from baton.device.nccl_channel import NcclChannel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import Connector, Listener
@@ -25,19 +25,19 @@ class WatchedLines:
 
     def __init__(self, device: LinkDevice) -> None:
         self.double = NcclDouble()
-        self._lines: Lines = self.double
+        self._channels: Lines = self.double
         if device.tensors_on.type == "cuda":
-            from baton.device.nccl_on_cuda import CudaNccl
+            from baton.device.cuda_nccl import CudaNccl
 
-            self._lines = CudaNccl(device.tensors_on)
-        self.lines: list[NcclLine] = []
+            self._channels = CudaNccl(device.tensors_on)
+        self.channels: list[NcclChannel] = []
 
     def unique_id(self) -> bytes:
-        return self._lines.unique_id()
+        return self._channels.unique_id()
 
-    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine:
-        self.lines.append(self._lines.line(unique_id, rank, wake))
-        return self.lines[-1]
+    def channel(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclChannel:
+        self.channels.append(self._channels.channel(unique_id, rank, wake))
+        return self.channels[-1]
 
 
 class WatchedLinks(NcclLinks):
@@ -49,8 +49,8 @@ class WatchedLinks(NcclLinks):
         self.stagings: list[PieceMemory] = []
 
     @property
-    def lines(self) -> list[NcclLine]:
-        return self.watched.lines
+    def channels(self) -> list[NcclChannel]:
+        return self.watched.channels
 
     @property
     def double(self) -> NcclDouble:

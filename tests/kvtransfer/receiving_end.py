@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
@@ -36,7 +36,7 @@ class FakeWire:
     def __init__(self) -> None:
         self.told: list[ReceiverFrame] = []
         self.checksums: dict[Piece, int] = {}
-        self.arrivals: dict[Piece, Moment] = {}
+        self.arrivals: dict[Piece, Event] = {}
 
     def hear(self) -> SenderFrame | None:
         return None
@@ -62,7 +62,7 @@ class FakeWire:
     def landed(self) -> int:
         return 7
 
-    def arrival(self, piece: Piece) -> Moment | None:
+    def arrival(self, piece: Piece) -> Event | None:
         return self.arrivals.get(piece)
 
     def checksum(self, piece: Piece) -> int:
@@ -79,7 +79,7 @@ class FakeScatter:
         self.ends: list[Ended] = []
         self.lost: list[Piece] = []
 
-    def begin(self, piece: Piece, blocks: int, whole_blocks: int, there: Moment | None = None) -> None:
+    def begin(self, piece: Piece, blocks: int, whole_blocks: int, there: Event | None = None) -> None:
         self.calls.append(("begin", piece, blocks, whole_blocks, there))
 
     def hold(self, piece: Piece) -> None:

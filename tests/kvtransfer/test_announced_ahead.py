@@ -17,6 +17,7 @@ from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.device_ends import SHAPE, Ends, device_wire, link_of, sent, windows
 from tests.kvtransfer.fake_device import Pump
 from tests.kvtransfer.peers import Peers
+from tests.support.events import PlayedEvent
 
 
 def announced(peers: Peers, ends: Ends) -> None:
@@ -147,16 +148,7 @@ def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends
     assert (peers.sink.groups[0] == before).all()
 
 
-class Later:
-    """The end of a step that is under way."""
-
-    come = False
-
-    def ended(self) -> bool:
-        return self.come
-
-
-def begun_before_its_step_ends(peers: Peers, later: Later) -> Transfer:
+def begun_before_its_step_ends(peers: Peers, later: PlayedEvent) -> Transfer:
     """Blocks 5 and 6 of the second group, which are not computed yet."""
     peers.expect(1, [[], [3, 4]])
     transfer = peers.begin(1, [0, 2])
@@ -171,12 +163,12 @@ def begun_before_its_step_ends(peers: Peers, later: Later) -> Transfer:
 
 @pytest.mark.parametrize("on_device", [True, False])
 def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) -> None:
-    peers, later = ends(sender=on_device), Later()
+    peers, later = ends(sender=on_device), PlayedEvent()
     transfer = begun_before_its_step_ends(peers, later)
     assert any(isinstance(event, Arrived) for event in peers.received) is on_device, "announced before"
     assert peers.receiver.counters.bytes_received == 0
     peers.source.groups[1][5:7] = 77  # only now
-    later.come = True
+    later.complete = True
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: peers.acknowledged() == [1])
     assert (peers.sink.groups[1][3:5] == 77).all()
@@ -186,13 +178,13 @@ def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) 
 def test_given_up_before_its_step_ends(ends: Ends) -> None:
     """Its blocks may be computed all the same: nothing of them is written there, and all credits come
     home."""
-    peers, later = ends(), Later()
+    peers, later = ends(), PlayedEvent()
     before = peers.sink.groups[1].copy()
     transfer = begun_before_its_step_ends(peers, later)
     transfer.withdraw(WithdrawReason.ABORTED)
     peers.run_until(lambda: peers.receiver.expected_transfers == 0)
     assert peers.source.pins, "the device has not read them"
-    later.come = True
+    later.complete = True
     peers.run_until(lambda: not peers.source.pins and link_of(peers).audit().credited_pieces == 0)
     assert (peers.sink.groups[1] == before).all()
     peers.check_ledger()
@@ -201,10 +193,10 @@ def test_given_up_before_its_step_ends(ends: Ends) -> None:
 def test_a_link_that_breaks_before_its_step_ends(ends: Ends) -> None:
     """Its sender's device cannot be stopped, so whoever breaks it waits for the step, and the receiver for
     the sender."""
-    peers, later = ends(), Later()
+    peers, later = ends(), PlayedEvent()
     begun_before_its_step_ends(peers, later)
     device_wire(peers)._break(BatonError(ErrorKind.UNAVAILABLE, "cut"))
-    ending = threading.Timer(0.05, setattr, (later, "come", True))
+    ending = threading.Timer(0.05, setattr, (later, "complete", True))
     ending.start()
     peers.run_until(lambda: 1 in peers.failures() and 1 in peers.withdrawn())
     ending.join()

@@ -11,6 +11,7 @@ from kvtransfer.protocol.frames import Commit, Credit, FrameError, Piece, Refuse
 from kvtransfer.protocol.frames import WithdrawReason as Reason
 from kvtransfer.receiver.events import Announced, Arrived, Committed, Withdrawn
 from tests.kvtransfer.receiving_end import WINDOW, LinkRig, ReceivingEnd
+from tests.support.events import PlayedEvent
 
 
 @pytest.fixture
@@ -21,13 +22,6 @@ def end() -> ReceivingEnd:
 @pytest.fixture
 def rig() -> LinkRig:
     return LinkRig("prefill-0", on_device=True)
-
-
-class Never:
-    """A moment that has not come."""
-
-    def ended(self) -> bool:
-        return False
 
 
 def finish(end: ReceivingEnd, rig: LinkRig, *ends: Ended) -> None:
@@ -46,7 +40,7 @@ def expect_two_blocks(end: ReceivingEnd, rig: LinkRig) -> tuple[Piece, Piece]:
 
 def test_a_piece_is_moved_as_soon_as_it_is_announced(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 3])
-    never = Never()
+    never = PlayedEvent()
     two = end.piece(rig, (1, 1, 1, 0), b"ccccdddd", 5)
     rig.wire.arrivals[two] = never
     assert end.send(rig, (1, 1, 1, 0), b"ccccdddd", 5) == two

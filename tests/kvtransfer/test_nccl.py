@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 import torch
 
-from baton.device import nccl_line
-from baton.device.link_device import Moment
+from baton.device import nccl_channel
 from baton.device.nccl import Result
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError, Piece, Quiet, encode, encode_piece_header
 from kvtransfer.sender.events import Acknowledged
@@ -26,6 +26,7 @@ from tests.device.nccl_double import DoubleStream
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.nccl_transport import NcclTransport
 from tests.kvtransfer.peers import Peers, Shape, make_peers
+from tests.support.events import PlayedEvent
 
 SHAPE = Shape(block_bytes=(8192,), window_pieces=8)
 
@@ -93,21 +94,21 @@ def test_a_receive_without_a_sender_is_ended_by_ourselves(linked: Linked) -> Non
     less."""
     assert linked.send(1) == "nccl"
     peers, links = linked.peers, linked.nccl.receiving
-    line, window = links.lines[0], links.stagings[0]
-    assert line.receive(window.address(0), 4096)  # what nobody sends
+    channel, window = links.channels[0], links.stagings[0]
+    assert channel.receive(window.address(0), 4096)  # what nobody sends
     links.double.hangs.set()
-    linked.nccl.sending.lines[0].abort("killed")
+    linked.nccl.sending.channels[0].abort("killed")
     peers.run_until(lambda: peers.receiver.counters.links_broken == 1)
     for _ in range(20):
         peers.receiver.poll(10)
         time.sleep(0.005)
     (audit,) = peers.receiver.links
     assert audit.quarantined_pieces == audit.window_pieces
-    assert not line.over
+    assert not channel.terminated
     links.double.hangs.clear()
     peers.run_until(lambda: peers.receiver.links == [])
     assert peers.receiver.counters.links_fenced == 1
-    assert line.over
+    assert channel.terminated
 
 
 def test_a_link_that_broke_is_followed_by_one_over_grpc(linked: Linked) -> None:
@@ -128,7 +129,7 @@ def test_ends_that_do_not_meet_leave_grpc(linked: Linked, monkeypatch: pytest.Mo
 
 def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     """For good, though the abort comes back at last."""
-    monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
     assert linked.send(1) == "nccl"
     links, double = linked.nccl.sending, linked.nccl.sending.double
     double.hangs.set()
@@ -143,7 +144,7 @@ def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: 
     linked.peers.run_until(lambda: links.ending == 0)
     assert links.hung
     with pytest.raises(BatonError, match="did not end a link"):
-        links.line(links.unique_id(), SENDER_RANK, lambda: None)
+        links.channel(links.unique_id(), SENDER_RANK, lambda: None)
 
 
 def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
@@ -163,19 +164,19 @@ def test_blocks_are_gathered_when_their_step_has_ended(
 ) -> None:
     """And announced before, whatever the host does then."""
     assert linked.send(1) == "nccl"
-    line, ended, said = wires(linked)[0]._gathering, Ended(), list[object]()
-    after, run = line.after, line.run
+    stream, ended, said = wires(linked)[0]._gathering, PlayedEvent(complete=True), list[object]()
+    after, run = stream.wait_event, stream.run
 
-    def noted_after(moment: Moment) -> None:
-        said.append(moment)
-        after(moment)
+    def noted_after(event: Event) -> None:
+        said.append(event)
+        after(event)
 
     def noted_run(work: Callable[[], None]) -> None:
         said.append("gather")
         run(work)
 
-    monkeypatch.setattr(line, "after", noted_after)
-    monkeypatch.setattr(line, "run", noted_run)
+    monkeypatch.setattr(stream, "wait_event", noted_after)
+    monkeypatch.setattr(stream, "run", noted_run)
     peers = linked.peers
     peers.expect(2, [[3]])
     transfer = peers.begin(2, [1])
@@ -188,23 +189,16 @@ def test_blocks_are_gathered_when_their_step_has_ended(
     peers.check_ledger()
 
 
-class Ended:
-    """The end of a step."""
-
-    def ended(self) -> bool:
-        return True
-
-
 def test_a_line_whose_peer_is_gone_ends_though_its_loop_stands_still(linked: Linked) -> None:
-    """Which may be since a line waits that only this loop would end."""
+    """Which may be since a channel waits that only this loop would end."""
     assert linked.send(1) == "nccl"
     sending, receiving = wires(linked)
     time.sleep(0.7)
-    assert not sending._line.ending, "its peer is there"
-    assert not receiving._line.ending
+    assert not sending._channel.aborting, "its peer is there"
+    assert not receiving._channel.aborting
     sending._lifeline.close()  # and neither loop looks
     until_s = time.monotonic() + 5.0
-    while not (sending._line.over and receiving._line.over):
+    while not (sending._channel.terminated and receiving._channel.terminated):
         assert time.monotonic() < until_s
         time.sleep(0.01)
     linked.peers.run_until(lambda: not linked.peers.sender.links and not linked.peers.receiver.links)
@@ -244,7 +238,7 @@ def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
     linked.send(1)
     _, receiving = wires(linked)
     before = receiving.landed()
-    stopped = linked.nccl.sending.lines[0]._stream
+    stopped = linked.nccl.sending.channels[0]._stream
     assert isinstance(stopped, DoubleStream)
     goes_on = threading.Event()
     stopped.add(lambda: _wait(goes_on))

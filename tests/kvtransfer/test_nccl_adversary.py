@@ -25,7 +25,7 @@ def test_over_nccl(over: str, transfers: int, monkeypatch: pytest.MonkeyPatch) -
     fabric, timeout_s = NcclFabric(6, rig), TIMEOUT_S
     if over == "nccl-peer":  # a link takes NCCL a tenth of a second to make, and half a second to end
         nccl_has_begun()
-        fabric.weights, timeout_s = {"none": 30, "cut": 1, "line": 2, "window": 3}, 5.0
+        fabric.weights, timeout_s = {"none": 30, "cut": 1, "channel": 2, "window": 3}, 5.0
         # Here one loop has both ends. What is freed waits for all receives on the device, and a launch with
         # it: so for one whose send that same loop has yet to say. Two processes have two loops.
         monkeypatch.setattr(Communicator, "abort", Communicator.revoke)

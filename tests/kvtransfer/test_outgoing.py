@@ -13,22 +13,13 @@ from baton.v1.types_pb2 import Attempt
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason
 from kvtransfer.protocol.piece_geometry import Geometry
 from kvtransfer.sender.transfer import PieceSource, Transfer, TransferState
+from tests.support.events import PlayedEvent
 
 BLOCK_BYTES = (10, 4)
 GEOMETRY = Geometry(BLOCK_BYTES, 4)
 SPANNING = Geometry(BLOCK_BYTES, 40, spans=True)
 ATTEMPT = Attempt(request_id=b"r" * 16, number=2)
 TICKET = Ticket(body=b"the body", signature=b"the signature")
-
-
-class Step:
-    """The end of a step, once it has `come`."""
-
-    def __init__(self, *, come: bool = False) -> None:
-        self.come = come
-
-    def ended(self) -> bool:
-        return self.come
 
 
 class Outgoing:
@@ -195,7 +186,7 @@ def test_blocks_that_are_read_when_the_transfer_ends_are_unpinned_after_it(outgo
 
 def test_blocks_that_follow_each_other_are_one_piece(outgoing: Outgoing) -> None:
     """Where they differ in group or step, or leave out an ordinal, another piece begins."""
-    step, later = Step(), Step()
+    step, later = PlayedEvent(), PlayedEvent()
     outgoing.transfer.push(0, 0, [50, 51], step)
     outgoing.transfer.push(0, 2, [52], step)
     outgoing.transfer.push(0, 3, [53], later)
@@ -239,11 +230,11 @@ def test_of_a_block_that_has_begun_the_next_piece_is_of_it_alone(outgoing: Outgo
 
 
 def test_a_piece_is_final_when_the_step_of_its_block_has_ended(outgoing: Outgoing) -> None:
-    transfer, step = outgoing.transfer, Step()
+    transfer, step = outgoing.transfer, PlayedEvent()
     transfer.push(0, 0, [50], step)
     transfer.push(0, 1, [51])
     assert not transfer.is_final()
-    step.come = True
+    step.complete = True
     assert transfer.is_final()
     transfer.shipped(transfer.next_piece(SPANNING))
     assert transfer.is_final(), "a block that was final when it was pushed"

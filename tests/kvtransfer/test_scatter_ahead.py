@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.kernels.move_plan import ROW_WORDS
 from kvtransfer.device.piece_memory import PieceMemory
@@ -18,6 +18,7 @@ from kvtransfer.device.scatter import DeviceScatter, Ended, Outcome
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece
 from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.support.events import PlayedEvent
 
 BLOCKS, BLOCK_BYTES, WINDOW = 8, 256, 2
 PLACES = [5, 2]
@@ -27,16 +28,16 @@ PIECE = Piece(
 UNTOUCHED, SENT = 0x11, 0x42
 
 
-class There:
-    """A moment of somebody else's."""
+class There(PlayedEvent):
+    """An event of another stream."""
 
     def __init__(self) -> None:
-        self.come = False
+        super().__init__()
         self.look: Callable[[], None] = lambda: None
 
-    def ended(self) -> bool:
+    def query(self) -> bool:
         self.look()
-        return self.come
+        return self.complete
 
 
 class Scatter:
@@ -65,7 +66,7 @@ class Scatter:
     def arrive(self) -> None:
         begins = PIECE.staging * PIECE.length
         self.window.tensor[begins : begins + PIECE.length] = SENT
-        self.there.come = True
+        self.there.complete = True
 
     def ended(self) -> list[Ended]:
         data = np.full(PIECE.length, SENT, dtype=np.uint8).data
@@ -104,7 +105,7 @@ def test_given_up_before_they_came_it_writes_nothing(scatter: Scatter) -> None:
     assert scatter.written() == []
 
 
-def end_of(scatter: DeviceScatter) -> Moment:
+def end_of(scatter: DeviceScatter) -> Event:
     """Of the kernel of the piece that is announced."""
     (announced,) = scatter._announced
     assert announced.end is not None
@@ -116,9 +117,9 @@ def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
     end = end_of(scatter.scatter)
     scatter.pump.stands = True
     scatter.arrive()
-    assert not end.ended()
+    assert not end.query()
     scatter.scatter.give_up(PIECE.transfer)
-    assert end.ended()
+    assert end.query()
     written = scatter.written()
     scatter.pool[:] = UNTOUCHED  # another's
     scatter.pump.stands = False
@@ -156,7 +157,7 @@ def test_whoever_forgets_it_its_rows_stay_until_nothing_waits_for_them(scatter: 
     gc.collect()
     assert rows() is not None
     for one in [one for one in DeviceScatter._broken_off if one._window is window]:
-        scatter.there.come = True
+        scatter.there.complete = True
         one.release()
     del one
     gc.collect()

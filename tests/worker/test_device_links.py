@@ -22,7 +22,7 @@ from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.worker.paired import Pair
-from tests.worker.test_prefill_ahead import LateLane
+from tests.worker.test_prefill_ahead import LateStream
 from tests.worker.test_prefix_cache import ask
 from tests.worker.turned import Turned
 
@@ -125,7 +125,9 @@ def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(
 def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     tmp_path: Path, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
+    monkeypatch.setattr(
+        "services.worker.engine.startup.prefill_setup.compute_stream", lambda device: LateStream()
+    )
     pair = Pair(tmp_path)
     pair.meanwhile = pump.some
     parts = pair.source.engine._parts

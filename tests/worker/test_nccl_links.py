@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.device import nccl_line
+from baton.device import nccl_channel
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclLinks
@@ -42,7 +42,7 @@ def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
 
     monkeypatch.setattr("services.worker.engine.process.device_blocks", device)
     monkeypatch.setattr("services.worker.engine.process.nccl_links", links)
-    monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
     return made
 
 
@@ -76,7 +76,7 @@ def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made
         assert pair.say(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
     assert transports(pair) == ["nccl"]
-    assert sum(len(links.lines) for links in made) == 2
+    assert sum(len(links.channels) for links in made) == 2
     assert pair.audit().bytes_received == pair.source.engine._parts.sender.counters.bytes_shipped > 0
     assert unfit(pair.source) == unfit(pair.target) == []
     pair.close()
@@ -91,7 +91,7 @@ def test_an_engine_whose_nccl_hangs_says_so_once_and_goes_on(
     assert transports(ways) == ["nccl"]
     engine, links = getattr(ways, end), made[0 if end == "source" else 1]
     links.double.hangs.set()
-    links.lines[0].abort("played")
+    links.channels[0].abort("played")
     # Whoever asks before the sender knows loses an attempt.
     ways.play(lambda: bool(unfit(engine)) and not transports(ways))
     for seed in (2, 3):

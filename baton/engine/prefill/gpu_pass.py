@@ -17,7 +17,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from baton.device.lane import Lane, lane_of
+from baton.device.cuda_stream import compute_stream
+from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
 from baton.engine.forward.gemm import EPILOGUES, Library, Scratch, run_product
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
@@ -114,8 +115,8 @@ class PrefillPass:
 
     def take_paces(self) -> None:
         """Of a small pass and of the largest, once all is there that they will run by."""
-        lane = lane_of(self._decoder.device)
-        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
+        stream = compute_stream(self._decoder.device)
+        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), stream), self._pace(self.most_rows, stream)
 
     def _scratch_chunk(self, start: int, rows: int) -> Chunk:
         """All of it is written to the block that is nobody's."""
@@ -125,15 +126,15 @@ class PrefillPass:
         )
         return Chunk(sequence, start, rows)
 
-    def _pace(self, rows: int, lane: Lane) -> Pace:
+    def _pace(self, rows: int, stream: ComputeStream) -> Pace:
         """The middle one of a few passes, each said when the one before has ended, as to an idle device."""
         chunk, took = self._scratch_chunk(0, rows), []
         for _ in range(_TRIES):
-            with lane.work():
-                begun = lane.moment()
+            with stream.activate():
+                begun = stream.record_event()
                 self.forward([chunk])
-                end = lane.moment()
-            while not end.ended():
+                end = stream.record_event()
+            while not end.query():
                 time.sleep(_POLL_S)
             took.append(end.seconds_since(begun))
         return Pace(rows, median(took))

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.kernels.move_plan import Act
 from kvtransfer.device.mover import RowMover
@@ -50,7 +50,7 @@ class DeviceGather:
             undo.callback(self._sums.let_go)
             self._mover = RowMover(blocks, window_pieces, piece_bytes, Act.READ, sums=self._sums)
             # The next chunk's kernels would else go before what somebody waits for.
-            self._wire, self._telling, self._waking = (device.line(first=True) for _ in range(3))
+            self._wire, self._telling, self._waking = (device.stream(high_priority=True) for _ in range(3))
             touched = min(_TOUCHED_BYTES, window_pieces * piece_bytes)
             self._nowhere = torch.empty(touched, dtype=torch.uint8, device=device.tensors_on)
             self._let_go = undo.pop_all()
@@ -58,7 +58,7 @@ class DeviceGather:
         self._reads = BlockReads()
         self._sent = 0
         self._awake_until = 0.0
-        self._waited_for: Moment | None = None
+        self._waited_for: Event | None = None
 
     def keep_awake(self) -> None:
         """Reads a little of the window. A link that has been idle while its GPU computed for 25 ms lets the
@@ -71,9 +71,9 @@ class DeviceGather:
 
     def _waits(self) -> bool:
         """Whether what was said last has not begun."""
-        return self._waited_for is not None and not self._waited_for.ended()
+        return self._waited_for is not None and not self._waited_for.query()
 
-    def gather(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def gather(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         """Says to the device what is to be done with the next piece that is announced, whose checksum is its
         place's alone, and whose blocks are final at that moment. RuntimeError where it refuses: then nobody
         reads the piece."""
@@ -81,21 +81,21 @@ class DeviceGather:
         self._sent += 1
         if after is not None and after is not self._waited_for:
             self._waited_for = after
-            for line in (self._wire, self._telling):
-                line.after(after)
+            for stream in (self._wire, self._telling):
+                stream.wait_event(after)
         if piece.staging < self._pieces:  # what the window does not have is written nowhere
             self._copy(piece, blocks)
             self._mover.move(self._telling, self._mover.prepare(piece, blocks, piece.checksum))
-        self._telling.after(self._wire.moment())
+        self._telling.wait_event(self._wire.record_event())
         self._telling.publish(self._landed, self._sent)
-        self._reads.read_by(self._telling.moment())
+        self._reads.read_by(self._telling.record_event())
 
     def _copy(self, piece: Piece, blocks: Sequence[int]) -> None:
         size = self._block_bytes[piece.group]
         source = self._pools[piece.group] + piece.offset
         there = self._window.address + piece.staging * self._piece_bytes
         each = min(size, piece.length)
-        self._wire.copy_together(there, [source + block * size for block in blocks], each)
+        self._wire.copy_batch(there, [source + block * size for block in blocks], each)
 
     @property
     def busy(self) -> bool:
@@ -109,8 +109,8 @@ class DeviceGather:
         """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
         where that cannot be said: then nothing is read any more either."""
         try:
-            for line in (self._waking, self._wire, self._telling):
-                line.finish()
+            for stream in (self._waking, self._wire, self._telling):
+                stream.synchronize()
             self._let_go.close()
         finally:
             self._reads.end()

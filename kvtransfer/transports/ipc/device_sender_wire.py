@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.protocol.frames import Piece, encode_piece_header
@@ -29,7 +29,7 @@ class IpcDeviceWire(IpcSenderWire):
     ) -> None:
         super().__init__(sock, memory, response, wake, between_devices=True)
         self._gather = gather
-        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
+        self._put: deque[tuple[Piece, Sequence[int], Event | None]] = deque()
 
     @property
     def gathers(self) -> bool:
@@ -38,7 +38,7 @@ class IpcDeviceWire(IpcSenderWire):
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         if self._closed:
             return
         self._add(self.header(piece))  # the other end makes ready while we speak to the device

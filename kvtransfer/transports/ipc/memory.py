@@ -15,7 +15,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.link_device import HANDLE_ROOM
+from baton.device.link_device import MAX_HANDLE_BYTES
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
 from kvtransfer.device.piece_sums import ROW_BYTES, PieceSums
@@ -26,8 +26,8 @@ _TO_RECEIVER = 0
 _TO_SENDER = RING_BYTES
 # A page's multiple for every page size in use.
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
-LANDED = _WINDOW + HANDLE_ROOM
-SUMS = LANDED + HANDLE_ROOM  # a line of the cache of its own
+LANDED = _WINDOW + MAX_HANDLE_BYTES
+SUMS = LANDED + MAX_HANDLE_BYTES  # a line of the cache of its own
 
 
 class LinkMemory:
@@ -83,7 +83,7 @@ class LinkMemory:
     @property
     def handle(self) -> bytes:
         """Of the window that lies elsewhere."""
-        return self.window[:HANDLE_ROOM].tobytes()
+        return self.window[:MAX_HANDLE_BYTES].tobytes()
 
     def landed(self) -> NDArray[np.uint64]:
         """[1]."""

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import SignedOpenLinkResponse
 from kvtransfer.link.staging import Staging
@@ -61,7 +61,7 @@ class IpcReceiverWire(IpcWire):
         assert self._landed is not None, "on the host a piece that is heard is there"
         return int(self._landed[0])
 
-    def arrival(self, piece: Piece) -> Moment | None:
+    def arrival(self, piece: Piece) -> Event | None:
         """The sender's device brings them, and tells the host."""
         return None
 

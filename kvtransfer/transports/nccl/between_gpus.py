@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from baton.device.cuda_nccl import CudaNccl
 from baton.device.link_device import LinkDevice
-from baton.device.nccl_on_cuda import CudaNccl
 from kvtransfer.transports.nccl.endpoint import NcclLinks
 
 CONNECT_S = 5.0

@@ -75,13 +75,13 @@ class NcclConnector:
         sock = bring(host, response.frames_port, self._auth.frames_secret(response.nccl_id), left_s)
         frames = FrameSocket(sock, pieces + CONTROL_FRAMES, self._wake, "receiver")
         undo.callback(frames.close)
-        line = self._links.line(response.nccl_id, SENDER_RANK, self._wake)
-        undo.callback(lambda: self._links.end(line, "no link came of it"))
+        channel = self._links.channel(response.nccl_id, SENDER_RANK, self._wake)
+        undo.callback(lambda: self._links.end(channel, "no link came of it"))
         staging = self._links.staging(pieces, response.piece_bytes)
-        undo.callback(lambda: self._links.end(line, "no link came of it", staging.free))
+        undo.callback(lambda: self._links.end(channel, "no link came of it", staging.free))
         until = min(deadline, time.monotonic() + self._links.connect_s)
-        while not line.whole:
-            if line.broken is not None or lifeline.broken() is not None or time.monotonic() > until:
-                raise OutOfReachError(line.broken or "the two ends did not meet in time")
+        while not channel.connected:
+            if channel.failure is not None or lifeline.broken() is not None or time.monotonic() > until:
+                raise OutOfReachError(channel.failure or "the two ends did not meet in time")
             time.sleep(_LOOK_S)
-        return NcclSenderWire(self._links, line, staging, lifeline, frames, response, self._blocks)
+        return NcclSenderWire(self._links, channel, staging, lifeline, frames, response, self._blocks)

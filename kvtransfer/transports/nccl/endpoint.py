@@ -15,7 +15,7 @@ is posted per credit. NCCL's kernels write nothing but what a receive of this pr
 is the receiver's alone again as soon as its own line is over, whatever the sender does. How far that is
 known, and what NCCL does otherwise: docs/decisions/0015.
 
-A loop that finds its peer gone ends the line. But NCCL's end of another line frees memory, which waits for
+A loop that finds its peer gone ends the channel. But NCCL's end of another line frees memory, which waits for
 all that runs on the device, this line's kernel too, and a loop that launches something waits with it. So a
 thread that asks nothing of the device looks as well, and ends what a loop has not ended in time (`watch`)."""
 
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.device.link_device import LinkDevice
-from baton.device.nccl_line import NcclLine
+from baton.device.nccl_channel import NcclChannel
 from baton.errors import BatonError
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import OutOfReachError
@@ -43,17 +43,17 @@ _LOOK_S = 0.1
 _LATE_S = 0.4
 
 
-class Lines(Protocol):
-    """`baton.device.nccl_on_cuda.CudaNccl`, or a double of it."""
+class Channels(Protocol):
+    """`baton.device.cuda_nccl.CudaNccl`, or a double of it."""
 
     def unique_id(self) -> bytes: ...
 
-    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine: ...
+    def channel(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclChannel: ...
 
 
 @dataclass(slots=True)
 class _Watched:
-    line: NcclLine
+    channel: NcclChannel
     gone: Callable[[], BatonError | None]
     since: float | None = None
 
@@ -61,34 +61,34 @@ class _Watched:
 class NcclLinks:
     """Opens lines for links, and keeps what they move until they are over. Any thread may call it."""
 
-    def __init__(self, device: LinkDevice, lines: Lines, connect_s: float) -> None:
+    def __init__(self, device: LinkDevice, channels: Channels, connect_s: float) -> None:
         """`connect_s`: until both ends have met, or a link goes over another way."""
         self.device = device
         self.connect_s = connect_s
-        self._lines = lines
+        self._channels = channels
         self._lock = threading.Lock()
-        self._ending: list[NcclLine] = []
+        self._ending: list[NcclChannel] = []
         self._hung = False
         self._watched: list[_Watched] = []
 
     def unique_id(self) -> bytes:
-        return self._lines.unique_id()
+        return self._channels.unique_id()
 
     def staging(self, pieces: int, piece_bytes: int) -> PieceMemory:
         """OSError where there is no room."""
         return PieceMemory(self.device, pieces, piece_bytes, heads=True)
 
-    def line(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclLine:
+    def channel(self, unique_id: bytes, rank: int, wake: Callable[[], None]) -> NcclChannel:
         """`OutOfReachError` once NCCL has hung: no further line of this process is to be believed in."""
         if self.hung:
             raise OutOfReachError("NCCL did not end a link of this process in time")
-        return self._lines.line(unique_id, rank, wake)
+        return self._channels.channel(unique_id, rank, wake)
 
-    def watch(self, line: NcclLine, gone: Callable[[], BatonError | None]) -> None:
+    def watch(self, channel: NcclChannel, gone: Callable[[], BatonError | None]) -> None:
         """Aborts the line should its peer have been `gone` for a while, and nobody has. `gone` is asked by a
         thread that serves all lines, while there are any."""
         with self._lock:
-            self._watched.append(_Watched(line, gone))
+            self._watched.append(_Watched(channel, gone))
             if len(self._watched) == 1:
                 threading.Thread(target=self._watching, name="nccl-watch", daemon=True).start()
 
@@ -97,7 +97,7 @@ class NcclLinks:
             time.sleep(_LOOK_S)
             now = time.monotonic()
             with self._lock:
-                self._watched = [one for one in self._watched if not one.line.ending]
+                self._watched = [one for one in self._watched if not one.channel.aborting]
                 watched = list(self._watched)
                 if not watched:
                     return
@@ -106,27 +106,27 @@ class NcclLinks:
                     if (gone := one.gone()) is not None:
                         one.since = one.since or now
                         if now > one.since + _LATE_S:
-                            one.line.abort(gone.message)
+                            one.channel.abort(gone.message)
                 except Exception:  # of whoever is woken by it: the others are looked after all the same
                     _LOG.exception("nccl_line_abort_failed")
 
-    def end(self, line: NcclLine, why: str, then: Callable[[], None] | None = None) -> None:
+    def end(self, channel: NcclChannel, why: str, then: Callable[[], None] | None = None) -> None:
         """Aborts it; `then` is called when it is over, by a thread of its own. Idempotent."""
         with self._lock:
-            if line not in self._ending:
-                self._ending.append(line)
-        line.abort(why, then)
+            if channel not in self._ending:
+                self._ending.append(channel)
+        channel.abort(why, then)
 
     @property
     def hung(self) -> bool:
         """Whether an abort ever took too long. It stays so: a worker that sees it drains and restarts."""
         with self._lock:
-            self._hung = self._hung or any(line.overdue for line in self._ending)
-            self._ending = [line for line in self._ending if not line.over]
+            self._hung = self._hung or any(channel.hung for channel in self._ending)
+            self._ending = [channel for channel in self._ending if not channel.terminated]
             return self._hung
 
     @property
     def ending(self) -> int:
         """Lines that are not over yet."""
         with self._lock:
-            return sum(not line.over for line in self._ending)
+            return sum(not channel.terminated for channel in self._ending)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from baton.device.link_device import LinkDevice
-from baton.device.nccl_line import Moment, NcclLine
+from baton.device.nccl_channel import NcclChannel
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.piece_memory import PieceMemory
@@ -55,7 +56,7 @@ class NcclReceiverWire:
     def __init__(
         self,
         links: NcclLinks,
-        line: NcclLine,
+        channel: NcclChannel,
         window: PieceMemory,
         staging: Staging,
         lifeline: GrpcReceiverWire,
@@ -64,7 +65,7 @@ class NcclReceiverWire:
     ) -> None:
         """`brought`: what comes through the door from who knows the secret, its frames' socket."""
         self._links = links
-        self._line = line
+        self._channel = channel
         self._window = window
         self._staging = staging
         self._lifeline = lifeline
@@ -77,11 +78,11 @@ class NcclReceiverWire:
         self._broken_at: float | None = None
         self._heard: deque[SenderFrame] = deque()
         # Receives that have not ended, in their order, as they do; how many have.
-        self._landing: deque[Moment] = deque()
+        self._landing: deque[Event] = deque()
         self._landed = 0
         # By staging index, of the piece that has it; nothing where the line broke before.
-        self._there: dict[int, Moment | None] = {}
-        links.watch(line, lifeline.broken)
+        self._there: dict[int, Event | None] = {}
+        links.watch(channel, lifeline.broken)
 
     def hear(self) -> SenderFrame | None:
         if not self._heard and self._broken is None and not self._closed and self.attached():
@@ -103,19 +104,19 @@ class NcclReceiverWire:
     def _receive(self, piece: Piece) -> None:
         """`FrameError` for a place that is not the sender's."""
         self._staging.take(piece)
-        there = self._line.receive(self._window.address(piece.staging), self._window.head + piece.length)
+        there = self._channel.receive(self._window.address(piece.staging), self._window.head + piece.length)
         self._there[piece.staging] = there
         if there is not None:  # else the line is broken, and nothing lands any more
             self._landing.append(there)
 
     def landed(self) -> int:
         # Asked in this order: what an abort has ended is not there, and the line was broken before.
-        while self._landing and self._landing[0].ended() and self._line.whole:
+        while self._landing and self._landing[0].query() and self._channel.connected:
             self._landing.popleft()
             self._landed += 1
         return self._landed
 
-    def arrival(self, piece: Piece) -> Moment | None:
+    def arrival(self, piece: Piece) -> Event | None:
         return self._there[piece.staging]
 
     def checksum(self, piece: Piece) -> int:
@@ -128,14 +129,14 @@ class NcclReceiverWire:
     def attached(self) -> bool:
         if self._frames is None and self._brought.done():
             self._frames = FrameSocket(self._brought.result(), self._bound, self._wake, "sender")
-        return self._frames is not None and self._line.whole and self._lifeline.attached()
+        return self._frames is not None and self._channel.connected and self._lifeline.attached()
 
     def restless(self) -> bool:
         return bool(self._landing) or (self._frames is not None and self._frames.restless())
 
     def broken(self) -> BatonError | None:
         error = self._broken or self._lifeline.broken()
-        if (why := self._line.broken) is not None:
+        if (why := self._channel.failure) is not None:
             return error or BatonError(ErrorKind.UNAVAILABLE, why)
         if error is None and self._frames is not None:
             error = self._frames.broken()
@@ -148,7 +149,7 @@ class NcclReceiverWire:
 
     def fenced(self) -> bool:
         """Nothing writes the window but our own receives: none is posted any more, and none runs."""
-        return self._closed and self._lifeline.fenced() and self._line.over
+        return self._closed and self._lifeline.fenced() and self._channel.terminated
 
     def close(self, error: BatonError) -> None:
         if self._closed:
@@ -159,7 +160,7 @@ class NcclReceiverWire:
             self._frames.close()
         elif not self._brought.cancel():
             self._brought.add_done_callback(lambda brought: brought.result().close())
-        self._links.end(self._line, error.message)
+        self._links.end(self._channel, error.message)
 
 
 class _NcclCall:
@@ -196,10 +197,10 @@ class _NcclCall:
         assert self._window is not None, "staging lies in the window of its call"
         response.nccl_id = self._links.unique_id()
         response.frames_port = self._door.port
-        line = self._links.line(response.nccl_id, RECEIVER_RANK, self._wake)
+        channel = self._links.channel(response.nccl_id, RECEIVER_RANK, self._wake)
         brought = self._door.expect(self._auth.frames_secret(response.nccl_id))
         lifeline = self._call.grant(response, staging, _Lifeline(self._wake))
-        return NcclReceiverWire(self._links, line, self._window, staging, lifeline, brought, self._wake)
+        return NcclReceiverWire(self._links, channel, self._window, staging, lifeline, brought, self._wake)
 
     def refuse(self, error: BatonError) -> None:
         self._call.refuse(error)

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from baton.device.link_device import Moment
-from baton.device.nccl_line import NcclLine
+from baton.device.nccl_channel import NcclChannel
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
@@ -40,7 +40,7 @@ class NcclSenderWire:
     def __init__(
         self,
         links: NcclLinks,
-        line: NcclLine,
+        channel: NcclChannel,
         staging: PieceMemory,
         lifeline: GrpcSenderWire,
         frames: FrameSocket,
@@ -50,7 +50,7 @@ class NcclSenderWire:
         """OSError, RuntimeError where the device refuses."""
         pieces = response.window_pieces
         self._links = links
-        self._line = line
+        self._channel = channel
         self._staging = staging
         self._lifeline = lifeline
         self._frames = frames
@@ -58,13 +58,13 @@ class NcclSenderWire:
         self._mover = RowMover(
             blocks, pieces, response.piece_bytes, Act.GATHER, sums=staging, staging=staging
         )
-        self._gathering = blocks.device.line(first=True)
+        self._gathering = blocks.device.stream(high_priority=True)
         self._reads = BlockReads()
-        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
+        self._put: deque[tuple[Piece, Sequence[int], Event | None]] = deque()
         self._closed = False
         self._malformed: FrameError | None = None
         self._broken_at: float | None = None
-        links.watch(line, lifeline.broken)
+        links.watch(channel, lifeline.broken)
 
     @property
     def gathers(self) -> bool:
@@ -73,7 +73,7 @@ class NcclSenderWire:
     def put(self, piece: Piece, payload: memoryview) -> None:
         raise AssertionError("blocks on a device are put by their numbers")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         if self._closed:
             return
         self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
@@ -85,20 +85,20 @@ class NcclSenderWire:
             self._reads.put()
             try:
                 if after is not None:
-                    self._gathering.after(after)
+                    self._gathering.wait_event(after)
                 if piece.staging < self._pieces:  # what the window does not have is written nowhere
                     self._gather(piece, blocks)
                 else:
-                    self._reads.read_by(self._gathering.moment())
+                    self._reads.read_by(self._gathering.record_event())
             except RuntimeError as error:  # CUDA's, torch's
-                self._line.abort(f"the device refuses: {error}")
+                self._channel.abort(f"the device refuses: {error}")
 
     def _gather(self, piece: Piece, blocks: Sequence[int]) -> None:
         prepared = self._mover.prepare(piece, blocks, piece.checksum)
         self._mover.move(self._gathering, prepared)
-        there = self._gathering.moment()
+        there = self._gathering.record_event()
         self._reads.read_by(there)
-        self._line.send(self._staging.address(piece.staging), self._staging.head + piece.length, there)
+        self._channel.send(self._staging.address(piece.staging), self._staging.head + piece.length, there)
 
     def header(self, piece: Piece) -> bytes:
         """What announces a piece."""
@@ -121,7 +121,7 @@ class NcclSenderWire:
     def broken(self) -> BatonError | None:
         if (error := self._malformed or self._lifeline.broken()) is not None:
             return error
-        if (why := self._line.broken) is not None:
+        if (why := self._channel.failure) is not None:
             return BatonError(ErrorKind.UNAVAILABLE, why)
         if (error := self._frames.broken()) is None:
             return None
@@ -145,10 +145,10 @@ class NcclSenderWire:
             return
         self._closed = True
         try:
-            self._gathering.finish()
+            self._gathering.synchronize()
         except RuntimeError:
             _LOG.exception("link_device_failed")
         self._reads.end()
         self._frames.close()
         self._lifeline.close()
-        self._links.end(self._line, "the sender closed the link", self._staging.free)
+        self._links.end(self._channel, "the sender closed the link", self._staging.free)

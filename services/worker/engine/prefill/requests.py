@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.device.lane import Moment
+from baton.device.stream import Event
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -103,8 +103,8 @@ class PrefillSide:
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
         # The end of the step whose blocks were pushed last before it; the same, until it has come.
-        self._announced: Moment | None = None
-        self._awaited: Moment | None = None
+        self._announced: Event | None = None
+        self._awaited: Event | None = None
 
     @property
     def loop(self) -> PrefillLoop:
@@ -219,7 +219,7 @@ class PrefillSide:
         """What the step that is about to end completes is pushed before it has: links' devices wait for that
         moment themselves, and nothing that hosts have to say of it is left for then."""
         ending = self._loop.ending(_ANNOUNCED_S)
-        if ending is None or ending[1] is self._announced or ending[1].ended():
+        if ending is None or ending[1] is self._announced or ending[1].query():
             return
         chunks, self._announced = ending
         for chunk in chunks:
@@ -234,7 +234,7 @@ class PrefillSide:
         its first tokens go with the commits."""
         until = time.monotonic() + _AWAITED_S
         while self._awaited is not None and time.monotonic() < until:
-            if self._awaited.ended() or self._loop.await_end(_AWAKE_S):
+            if self._awaited.query() or self._loop.await_end(_AWAKE_S):
                 self._awaited = None
             else:
                 self.poll(self._ships_first)  # which keeps the links awake
@@ -300,7 +300,7 @@ class PrefillSide:
             job.prompt_told += len(part)
             self._tell(job, PrefillResponse(prompt_logprobs=told))
 
-    def _push(self, job: Job, handoff: Handoff, computed: int, after: Moment | None = None) -> None:
+    def _push(self, job: Job, handoff: Handoff, computed: int, after: Event | None = None) -> None:
         """Hands over the blocks that are complete once so many tokens are computed, now or at that moment;
         after the last chunk, the partly filled one too."""
         sequence = job.sequence

@@ -1,4 +1,4 @@
-"""A line between two ends of one process, over the double of NCCL."""
+"""A channel between two ends of one process, over the double of NCCL."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from baton.device import nccl_line
+from baton.device import nccl_channel
 from baton.device.nccl import Result
-from baton.device.nccl_line import Ends, Moment, NcclLine, Stream
+from baton.device.nccl_channel import NcclChannel, PairCommunicator
+from baton.device.stream import Event, Stream
 from tests.device.nccl_double import RECEIVER, SENDER, DoubleEnds, DoubleStream, NcclDouble
+from tests.support.events import PlayedEvent
 
-Pair = tuple[NcclDouble, NcclLine, NcclLine]
-
-
-class Now:
-    """A moment that is over."""
-
-    def ended(self) -> bool:
-        return True
+Pair = tuple[NcclDouble, NcclChannel, NcclChannel]
 
 
 def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
@@ -35,58 +30,52 @@ def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     library, name = NcclDouble(), NcclDouble().unique_id()
-    lines = [library.line(name, rank, lambda: None) for rank in (SENDER, RECEIVER)]
-    until(lambda: all(line.whole for line in lines))
-    yield library, lines[0], lines[1]
+    channels = [library.channel(name, rank, lambda: None) for rank in (SENDER, RECEIVER)]
+    until(lambda: all(channel.connected for channel in channels))
+    yield library, channels[0], channels[1]
     library.hangs.clear()
-    for line in lines:
-        line.abort()
-    until(lambda: all(line.over for line in lines))
+    for channel in channels:
+        channel.abort()
+    until(lambda: all(channel.terminated for channel in channels))
 
 
-def send(line: NcclLine, array: NDArray[np.uint8], after: Moment | None = None) -> None:
-    line.send(array.ctypes.data, array.size, after or Now())
+def send(channel: NcclChannel, array: NDArray[np.uint8], after: Event | None = None) -> None:
+    channel.send(array.ctypes.data, array.size, after or PlayedEvent(complete=True))
 
 
-def receive(line: NcclLine, array: NDArray[np.uint8]) -> Moment:
-    there = line.receive(array.ctypes.data, array.size)
+def receive(channel: NcclChannel, array: NDArray[np.uint8]) -> Event:
+    there = channel.receive(array.ctypes.data, array.size)
     assert there is not None
     return there
 
 
-def test_bytes_arrive_in_their_order_before_it_is_said(pair: Pair) -> None:
+def test_bytes_arrive_in_order_before_the_event_completes(pair: Pair) -> None:
     _, sender, receiver = pair
     rng = np.random.default_rng(3)
     sent = [rng.integers(0, 256, size, dtype=np.uint8) for size in (10, 70_000, 333)]
     got = [np.zeros_like(each) for each in sent]
-    moments = [receive(receiver, array) for array in got]
-    assert not any(moment.ended() for moment in moments)
+    events = [receive(receiver, array) for array in got]
+    assert not any(event.query() for event in events)
     for array in sent:
         send(sender, array)
-    for number, moment in enumerate(moments):
-        until(moment.ended)
+    for number, event in enumerate(events):
+        until(event.query)
         assert np.array_equal(got[number], sent[number])
 
 
-def test_a_send_waits_for_its_moment_and_nobody_for_the_send(pair: Pair) -> None:
-    class Late:
-        there = False
-
-        def ended(self) -> bool:
-            return self.there
-
+def test_a_send_waits_for_its_event_and_its_caller_for_nothing(pair: Pair) -> None:
     _, sender, receiver = pair
-    late, arrays = Late(), [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
+    late, arrays = PlayedEvent(), [np.full(100, n, dtype=np.uint8) for n in (1, 2)]
     got = [np.zeros_like(array) for array in arrays]
     begun = time.monotonic()
     send(sender, arrays[0], late)
     send(sender, arrays[1])
-    moments = [receive(receiver, array) for array in got]
+    events = [receive(receiver, array) for array in got]
     assert time.monotonic() - begun < 1.0
     time.sleep(0.05)
-    assert not any(moment.ended() for moment in moments)
-    late.there = True
-    until(moments[1].ended)
+    assert not any(event.query() for event in events)
+    late.complete = True
+    until(events[1].query)
     assert [int(array[0]) for array in got] == [1, 2]
 
 
@@ -94,36 +83,36 @@ def test_a_receive_without_a_sender_ends_with_the_abort(pair: Pair) -> None:
     _, sender, receiver = pair
     there = receive(receiver, np.zeros(64, dtype=np.uint8))
     sender.abort()
-    until(lambda: sender.over)
+    until(lambda: sender.terminated)
     time.sleep(0.05)
-    assert receiver.broken is None  # NCCL does not say so
-    assert not there.ended()
+    assert receiver.failure is None  # NCCL does not say so
+    assert not there.query()
     freed = threading.Event()
     receiver.abort("its peer has gone", then=freed.set)
-    until(lambda: receiver.over)
+    until(lambda: receiver.terminated)
     assert freed.is_set()
-    assert receiver.broken == "its peer has gone"
-    assert not receiver.whole
-    assert not receiver.overdue
+    assert receiver.failure == "its peer has gone"
+    assert not receiver.connected
+    assert not receiver.hung
     assert receiver.receive(0, 64) is None  # nothing is asked for any more
 
 
-def test_an_abort_that_hangs_is_overdue_and_not_over(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
+def test_an_abort_that_hangs_is_hung_and_not_terminated(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
     library, _, receiver = pair
     receive(receiver, np.zeros(64, dtype=np.uint8))
     library.hangs.set()
     begun = time.monotonic()
     receiver.abort()
     assert time.monotonic() - begun < 0.1  # nobody waits for it
-    until(lambda: receiver.overdue)
-    assert not receiver.over
+    until(lambda: receiver.hung)
+    assert not receiver.terminated
     library.hangs.clear()
-    until(lambda: receiver.over)
-    assert not receiver.overdue
+    until(lambda: receiver.terminated)
+    assert not receiver.hung
 
 
-def test_it_is_over_when_the_stream_has_come_to_its_end(pair: Pair) -> None:
+def test_it_has_terminated_when_the_stream_has_finished(pair: Pair) -> None:
     """An abort that has returned is not enough: kernels may still be on their way out."""
     _, _, receiver = pair
     works, freed = threading.Event(), threading.Event()
@@ -132,10 +121,10 @@ def test_it_is_over_when_the_stream_has_come_to_its_end(pair: Pair) -> None:
     stream.add(lambda: _wait(works))
     receiver.abort(then=freed.set)
     time.sleep(0.2)  # the double's abort takes a quarter of it
-    assert not receiver.over
+    assert not receiver.terminated
     assert not freed.is_set()
     works.set()
-    until(lambda: receiver.over)
+    until(lambda: receiver.terminated)
     assert freed.is_set()
 
 
@@ -143,68 +132,68 @@ def _wait(event: threading.Event) -> None:
     event.wait(5)
 
 
-def test_a_communicator_that_fails_breaks_the_line(pair: Pair) -> None:
+def test_a_communicator_that_fails_fails_the_channel(pair: Pair) -> None:
     library, sender, _ = pair
     library.fails = Result.REMOTE_ERROR
-    until(lambda: sender.broken is not None)
-    assert "remote_error" in str(sender.broken)
-    assert not sender.over  # broken, and still to be ended
+    until(lambda: sender.failure is not None)
+    assert "remote_error" in str(sender.failure)
+    assert not sender.terminated  # broken, and still to be ended
 
 
 def test_who_is_not_met_is_given_up_at_once() -> None:
     """It has touched nobody's memory. The thread that waits for the peer goes when it is told."""
     library, freed = NcclDouble(), threading.Event()
-    line = library.line(library.unique_id(), RECEIVER, lambda: None)
+    channel = library.channel(library.unique_id(), RECEIVER, lambda: None)
     time.sleep(0.05)
-    assert not line.whole
-    assert line.broken is None
-    line.abort("it takes too long", then=freed.set)
-    until(lambda: line.over)
+    assert not channel.connected
+    assert channel.failure is None
+    channel.abort("it takes too long", then=freed.set)
+    until(lambda: channel.terminated)
     assert freed.is_set()
-    assert line.broken == "it takes too long"
+    assert channel.failure == "it takes too long"
     until(lambda: not library.meeting)
 
 
 def test_who_comes_too_late_is_sent_away() -> None:
     library, wait = NcclDouble(), threading.Event()
     name = library.unique_id()
-    made: list[Ends] = []
+    made: list[PairCommunicator] = []
 
-    def meet(stream: Stream, given_up: Callable[[], bool]) -> Ends:
+    def connect(stream: Stream, given_up: Callable[[], bool]) -> PairCommunicator:
         made.append(library.meet(name, RECEIVER, lambda: False))
         wait.wait(5)
         return made[0]
 
-    line = NcclLine(meet, DoubleStream(), SENDER, lambda: None)
-    other = library.line(name, SENDER, lambda: None)
+    channel = NcclChannel(connect, DoubleStream(), SENDER, lambda: None)
+    other = library.channel(name, SENDER, lambda: None)
     until(lambda: bool(made))
-    line.abort()
-    until(lambda: line.over)  # though NCCL has not come back
+    channel.abort()
+    until(lambda: channel.terminated)  # though NCCL has not come back
     wait.set()
     until(lambda: made[0].aborted)  # type: ignore[attr-defined]
-    assert not line.whole
+    assert not channel.connected
     other.abort()
-    until(lambda: other.over)
+    until(lambda: other.terminated)
 
 
 def test_a_library_that_refuses_at_once() -> None:
     woken = threading.Event()
 
-    def refuse(stream: Stream, given_up: Callable[[], bool]) -> Ends:
+    def refuse(stream: Stream, given_up: Callable[[], bool]) -> PairCommunicator:
         raise RuntimeError("no such device")
 
-    line = NcclLine(refuse, DoubleStream(), 0, woken.set)
-    until(lambda: line.broken is not None)
-    assert "no such device" in str(line.broken)
+    channel = NcclChannel(refuse, DoubleStream(), 0, woken.set)
+    until(lambda: channel.failure is not None)
+    assert "no such device" in str(channel.failure)
     assert woken.is_set()
-    line.abort()
-    until(lambda: line.over)
+    channel.abort()
+    until(lambda: channel.terminated)
 
 
 def test_an_abort_waits_for_no_call_that_is_stuck(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's calls wait where the device does, for what the abort ends: whoever aborts must not wait too."""
     _, _, receiver = pair
-    ends = receiver._ends
+    ends = receiver._communicator
     assert isinstance(ends, DoubleEnds)
     under_way = threading.Event()
 
@@ -220,16 +209,16 @@ def test_an_abort_waits_for_no_call_that_is_stuck(pair: Pair, monkeypatch: pytes
     begun = time.monotonic()
     receiver.abort("its peer has gone")
     assert time.monotonic() - begun < 0.1
-    until(lambda: receiver.over)
+    until(lambda: receiver.terminated)
     loop.join(5)
     assert not loop.is_alive()
 
 
-def test_who_asks_when_it_is_over_is_told_at_once(pair: Pair) -> None:
+def test_a_late_abort_calls_back_at_once(pair: Pair) -> None:
     _, _, receiver = pair
     first, second = threading.Event(), threading.Event()
     receiver.abort(then=first.set)
-    until(lambda: receiver.over)
+    until(lambda: receiver.terminated)
     assert first.is_set()
     receiver.abort(then=second.set)
     assert second.wait(5)
