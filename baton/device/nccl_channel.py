@@ -6,8 +6,8 @@
 A channel has its own communicator and its own stream. A thread connects the two ends and has them exchange a
 few bytes, which makes NCCL set up its transport: up to then its calls wait for the peer, afterwards none
 does. So the engine can call `send` and `receive` in its loop, which costs microseconds. Enqueued work runs
-on the device even while this process is stopped. The kernel of a receive occupies multiprocessors until its bytes
-have come: post one only when they are on their way.
+on the device even while this process is stopped. The kernel of a receive occupies multiprocessors until its
+bytes have come: post one only when they are on their way.
 
 `abort` ends work that waits for a lost peer. It runs in a thread, since NCCL's own abort may not return; a
 channel that has not terminated `ABORT_TIMEOUT_S` later is `hung`, and the process should use no further ones.

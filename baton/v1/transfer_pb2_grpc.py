@@ -54,7 +54,7 @@ class TransferServiceServicer:
     """
 
     def GetChallenge(self, request, context):
-        """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds.
+        """A challenge for the next SignedOpenLink: valid once, for seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,7 +62,7 @@ class TransferServiceServicer:
 
     def SignedOpenLink(self, request, context):
         """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
-        is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
+        is wrong; FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -143,9 +143,9 @@ class DecodingEnd:
             self._wait(self._patience())
 
     def _patience(self) -> float:
-        if self.receiver.restless:
+        if self.receiver.busy_poll:
             return 0.0
-        if self.receiver.expectant:
+        if self.receiver.poll_soon:
             return _EXPECTANT_S
         return _RING_FULL_S if self.engine.loop.has_work else _IDLE_S
 
@@ -192,7 +192,7 @@ class DecodingEnd:
             "seconds": time.monotonic() - at,
             "transfers": counters.transfers_committed - transfers,
             "bytes": counters.bytes_received - received,
-            "on_device": self.receiver.expectant,
+            "on_device": self.receiver.poll_soon,
             "clock": self._lines.clock,
         }
         engine.empty()

@@ -43,7 +43,7 @@ from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.receiver.transfers import BlockSink
 from kvtransfer.transports.grpc.stream import channel_options
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def main() -> None:
     raw: RawEnd | None = None
     verified_at = 0.0
     while True:
-        patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else WAIT_S
+        patience = 0.0 if receiver.busy_poll else _EXPECTANT_S if receiver.poll_soon else WAIT_S
         ready = [key.fileobj for key, _ in selector.select(patience)]
         wakeup.clear()
         if sys.stdin in ready:
@@ -269,7 +269,7 @@ def receiver_of(
     )  # fmt: skip
 
 
-def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclLinks | None:
+def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclEndpoint | None:
     """What links by NCCL have in common, where the measurement is of them."""
     if transport != "nccl" or blocks is None:
         return None

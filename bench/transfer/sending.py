@@ -28,7 +28,7 @@ from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.registry import make_connectors
 
 if TYPE_CHECKING:
     from bench.transfer.devices import GpuBlocks, HeldStep
@@ -59,7 +59,7 @@ class SendingEnd:
         self._patience = WAIT_S
         self._block_bytes = block_bytes or block_bytes_on(device)
         auth = LinkAuth(secret)
-        connectors = connectors_of("auto", self._woken.set, auth=auth)
+        connectors = make_connectors("auto", self._woken.set, auth=auth)
         if device == "cpu":
             source: Blocks | GpuBlocks = Blocks(blocks, self._block_bytes)
         else:
@@ -68,7 +68,7 @@ class SendingEnd:
             source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
             nccl = nccl_links_for(transport, source.blocks)
             which = transport if nccl is not None else "auto"
-            connectors = connectors_of(which, self._woken.set, source.blocks, nccl, auth)
+            connectors = make_connectors(which, self._woken.set, source.blocks, nccl, auth)
         self.blocks = source
         self._count = blocks
         self._sender = Sender(

@@ -71,16 +71,16 @@ class Asked:
         self._questions: queue.Queue[dict[str, Any]] = queue.Queue()
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
 
-    def tell(self, word: dict[str, Any]) -> None:
+    def send(self, word: dict[str, Any]) -> None:
         self._questions.put(word)
         self._end.wakeup.set()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         return self._answers.get(timeout=60)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.tell(question)
-        return self.hear()
+        self.send(question)
+        return self.receive()
 
     def has_said(self, within_s: float) -> bool:
         if self._answers.empty():

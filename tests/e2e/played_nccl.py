@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baton.device import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import TransferConfig, WorkerConfig
 from services.worker.engine import process as engine_process
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -28,7 +28,7 @@ def install() -> None:
     def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
         return DeviceBlocks(device, model.cache.groups)
 
-    def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks | None:
+    def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
         return made if transport == "nccl" else None
 
     def let_start(config: WorkerConfig) -> None:

@@ -107,7 +107,7 @@ class Adversary:
 
     def _at_rest(self) -> bool:
         """Every transfer ended, every credit, pin and block at home."""
-        if self._trials or self.source.pins or self._receiver.expected_transfers:
+        if self._trials or self.source.pins or len(self._receiver.transfers):
             return False
         for sender in (*self._senders, self._stranger):
             for link in sender.links:
@@ -153,7 +153,7 @@ class Adversary:
         try:
             trial.transfer = sender.begin(ticket, body)
             if self._dice.random() < 0.5:
-                trial.transfer.describe(self._record(trial))
+                trial.transfer.send_metadata(self._record(trial))
         except BatonError as error:
             if fault is not Fault.REPLAYED_TICKET:
                 self.books.forbidden.append(f"no transfer could be begun: {error}")
@@ -168,7 +168,7 @@ class Adversary:
             trial.number, trial.counts = body.transfer_id, (body.block_counts[0], body.block_counts[1])
         if trial.fault in AT_ONCE:
             trial.struck()
-        left_out = trial.transfer.held_counts
+        left_out = trial.transfer.resident_counts
         trial.unpushed = [(group, n) for group in (0, 1) for n in range(left_out[group], trial.counts[group])]
         dice.shuffle(trial.unpushed)
         self._trials[trial.number] = trial
@@ -260,7 +260,7 @@ class Adversary:
                 break
             owner = trial.number if trial.received != "never" else trial.number + (1 << 24)
             transfer.push(group, ordinal, [self.source.write(owner, group, ordinal)])
-        if not trial.unpushed and transfer.live and transfer.record is None:
+        if not trial.unpushed and transfer.active and transfer.record is None:
             transfer.commit(self._record(trial))
 
     def _strike(self, trial: Trial) -> None:

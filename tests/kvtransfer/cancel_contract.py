@@ -33,7 +33,7 @@ class CancelContract:
         assert peers.failures()[1].kind in (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE)
         assert peers.equal([[30]], [[30]])
         peers.check_ledger()
-        assert peers.receiver.expected_transfers == 0
+        assert len(peers.receiver.transfers) == 0
         assert 1 not in peers.withdrawn()
 
     @pytest.mark.parametrize("steps", [0, 1, 2, 3, 5, 8, 13])
@@ -71,14 +71,14 @@ class CancelContract:
         peers.answers = False
         peers.send(1, [[1]], [[1]])
         peers.run_until(lambda: any(isinstance(event, Committed) for event in peers.received))
-        peers.receiver.refuse(1, BatonError(ErrorKind.FORBIDDEN, "spent already"))
+        peers.receiver.transfers.refuse(1, BatonError(ErrorKind.FORBIDDEN, "spent already"))
         peers.run_until(lambda: 1 in peers.failures())
         assert (peers.failures()[1].kind, peers.failures()[1].message) == (
             ErrorKind.FORBIDDEN,
             "spent already",
         )
         with pytest.raises(BatonError):
-            peers.receiver.acknowledge(1)
+            peers.receiver.transfers.acknowledge(1)
         peers.check_ledger()
 
     def test_pushed_after_the_end_is_unpinned_at_once(self, link_peers: LinkPeers) -> None:

@@ -9,8 +9,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Logprobs
-from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, Record, WithdrawReason
-from kvtransfer.receiver.events import Arrived, Committed, Described, Withdrawn
+from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, Metadata, WithdrawReason
+from kvtransfer.receiver.events import Committed, MetadataReceived, TransferStarted, Withdrawn
 from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import Peers
@@ -20,7 +20,7 @@ def described(peers: Peers, transfer_id: int = 1) -> Transfer:
     """A transfer of one block that the receiver has heard of, and nothing else."""
     peers.expect(transfer_id, [[4]])
     transfer = peers.begin(transfer_id, [1])
-    transfer.describe(CommitRecord(attempt=transfer.body.attempt, token_ids=[1, 2, 3], prompt_length=3))
+    transfer.send_metadata(CommitRecord(attempt=transfer.body.attempt, token_ids=[1, 2, 3], prompt_length=3))
     peers.run_until(lambda: any(event.transfer_id == transfer_id for event in peers.received))
     return transfer
 
@@ -41,13 +41,13 @@ class DescribedContract:
         peers = link_peers()
         transfer = described(peers)
         (told,) = peers.received
-        assert isinstance(told, Described)
+        assert isinstance(told, MetadataReceived)
         assert list(told.record.token_ids) == [1, 2, 3]
         assert not peers.sink.scattered
         peers.push_all(transfer, [[2]])
         transfer.commit(CommitRecord(first_token_id=7, first_number=5, first_logprobs=Logprobs(logprob=-1.5)))
         peers.run_until(lambda: peers.acknowledged() == [1])
-        assert [type(event) for event in peers.received] == [Described, Arrived, Committed]
+        assert [type(event) for event in peers.received] == [MetadataReceived, TransferStarted, Committed]
         record = committed(peers)
         assert (list(record.token_ids), record.prompt_length) == ([1, 2, 3], 3)
         assert (record.first_token_id, record.first_number, record.first_logprobs.logprob) == (7, 5, -1.5)
@@ -73,7 +73,7 @@ class DescribedContract:
         peers.expect(1, [[1]])
         ticket, body = peers.ticket(1, [1])
         transfer = peers.sender.begin(Ticket(body=ticket.body, signature=b"\0" * 32), body)
-        transfer.describe(peers.record(transfer))
+        transfer.send_metadata(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
         assert peers.failures()[1].kind is ErrorKind.FORBIDDEN
         assert not peers.received
@@ -86,7 +86,7 @@ class DescribedContract:
     def test_one_of_an_unknown_transfer_is_refused(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [1])
-        transfer.describe(peers.record(transfer))
+        transfer.send_metadata(peers.record(transfer))
         peers.run_until(lambda: 1 in peers.failures())
         assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
         peers.check_ledger()
@@ -99,7 +99,7 @@ class DescribedContract:
             attempt=transfer.body.attempt, token_ids=[9], prompt_length=1,
             ticket_body=signed.body, ticket_signature=signed.signature,
         )  # fmt: skip
-        link_peers.connector.wires[0].tell(Record(1, second.SerializeToString()))
+        link_peers.connector.wires[0].send(Metadata(1, second.SerializeToString()))
         peers.run_until(lambda: peers.receiver.counters.dropped_unknown == 1)
         peers.push_all(transfer, [[2]])
         transfer.commit(CommitRecord(first_token_id=7))
@@ -138,5 +138,5 @@ class DescribedContract:
         peers = link_peers()
         transfer = peers.begin(1, [1])
         with pytest.raises(BatonError, match="cannot travel"):
-            transfer.describe(CommitRecord(token_ids=[1 << 30] * (MAX_COMMIT_BYTES // 5 + 1)))
+            transfer.send_metadata(CommitRecord(token_ids=[1 << 30] * (MAX_COMMIT_BYTES // 5 + 1)))
         transfer.withdraw(WithdrawReason.ABORTED)

@@ -7,8 +7,8 @@ import time
 
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.sender.link import SendingLink
-from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
+from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.fake_device import FakeDevice
 from tests.kvtransfer.peers import Peers, Shape, Store, make_receiver, make_sender
@@ -33,15 +33,17 @@ class Ends:
             window_pieces=SHAPE.window_pieces, piece_bytes=SHAPE.piece_bytes,
         )  # fmt: skip
         receiving = make_receiver(SHAPE, sink, woken.set, self._clock, device=device if receiver else None)
-        address = receiving.listen("127.0.0.1", transport=transport)
+        endpoints = receiving.listen("127.0.0.1", transport=transport)
         blocks = DeviceBlocks(self.rig.sender, ours) if sender else None
-        sending = make_sender(SHAPE, source, woken.set, self._clock, connectors_of("auto", woken.set, blocks))
+        sending = make_sender(
+            SHAPE, source, woken.set, self._clock, make_connectors("auto", woken.set, blocks)
+        )
 
         def advance() -> None:
             woken.wait(self.rig.advance())
             woken.clear()
 
-        self.made.append(Peers(SHAPE, receiving, sending, address, source, sink, advance, on_device=True))
+        self.made.append(Peers(SHAPE, receiving, sending, endpoints, source, sink, advance, on_device=True))
         return self.made[-1]
 
     @staticmethod
@@ -54,10 +56,10 @@ def link_of(peers: Peers) -> SendingLink:
     return link
 
 
-def device_wire(peers: Peers) -> IpcDeviceWire:
+def device_wire(peers: Peers) -> IpcDeviceSenderWire:
     window = link_of(peers)._window
     assert window is not None
-    assert isinstance(window.wire, IpcDeviceWire)
+    assert isinstance(window.wire, IpcDeviceSenderWire)
     return window.wire
 
 

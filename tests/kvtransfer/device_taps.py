@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.protocol.checksum import multipliers
 from kvtransfer.protocol.frames import Piece, encode_piece_header
-from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.wrapped import WrappedConnector, WrappedWire
@@ -37,13 +36,13 @@ def words_sum(data: bytes) -> int:
 
 
 class Bottom(WrappedWire):
-    """`put` with bytes, onto a wire that gathers."""
+    """`put` with bytes, onto a wire between devices."""
 
-    gathers = False
+    on_device = False
 
     def __init__(
         self,
-        wire: IpcDeviceWire | NcclSenderWire,
+        wire: IpcDeviceSenderWire | NcclSenderWire,
         scratch: NDArray[np.uint8],
         first: int,
         pieces: int,
@@ -54,8 +53,6 @@ class Bottom(WrappedWire):
         self._scratch = scratch
         self._first, self._pieces = first, pieces
         self._group = group
-        self._said: defaultdict[int, deque[Piece]] = defaultdict(deque)
-        wire.header = self._header  # type: ignore[method-assign]
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         data = bytes(payload)
@@ -63,19 +60,26 @@ class Bottom(WrappedWire):
         if piece.staging < self._pieces:
             self._scratch[index, : len(data)] = np.frombuffer(data, dtype=np.uint8)
         begins = (piece.checksum - words_sum(data)) & _MASK
-        self._said[piece.staging].append(piece)
         gathered = Piece(piece.transfer, self._group, 0, 0, len(data), piece.staging, begins)
-        self.wire.put_blocks(gathered, (index,))
+        self._put(piece, gathered, index)
         self.wire.gather()
 
-    def _header(self, piece: Piece) -> bytes:
-        return encode_piece_header(self._said[piece.staging].popleft())
+    def _put(self, announced: Piece, gathered: Piece, index: int) -> None:
+        """As `put_blocks`, of a piece that is announced as another."""
+        if self.wire._closed:
+            return
+        if isinstance(self.wire, IpcDeviceSenderWire):
+            self.wire._add(encode_piece_header(announced))
+            self.wire._gather.reads.put(gathered, (index,), None)
+        else:
+            self.wire._frames.add(encode_piece_header(announced))
+            self.wire._reads.put(gathered, (index,), None)
 
 
 class Top(WrappedWire):
     """`put_blocks`, onto a wire of bytes."""
 
-    gathers = True
+    on_device = True
 
     def __init__(self, wire: SenderWire, bottom: Bottom, groups: Sequence[NDArray[np.uint8]]) -> None:
         super().__init__(wire)
@@ -98,16 +102,16 @@ class Top(WrappedWire):
         self._wire.put(said, memoryview(data))
 
     def gather(self) -> None:
-        """It was."""
+        """The bytes were read."""
 
-    def keep_awake(self) -> None:
-        self._bottom.wire.keep_awake()
+    def keep_warm(self) -> None:
+        self._bottom.wire.keep_warm()
 
-    def restless(self) -> bool:
-        return self._bottom.wire.restless()
+    def busy_poll(self) -> bool:
+        return self._bottom.wire.busy_poll()
 
-    def gathered(self) -> int:
-        self._bottom.wire.gathered()
+    def gathered_count(self) -> int:
+        self._bottom.wire.gathered_count()
         return self._read
 
 
@@ -135,7 +139,7 @@ class Taps:
 
     def lower(self, wire: SenderWire) -> SenderWire:
         self._opening.bottom = None
-        if not isinstance(wire, IpcDeviceWire | NcclSenderWire):
+        if not isinstance(wire, IpcDeviceSenderWire | NcclSenderWire):
             return wire
         first = next(self._links) % _LINKS * self._pieces
         bottom = Bottom(wire, self.scratch, first, self._pieces, len(self._groups))

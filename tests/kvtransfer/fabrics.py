@@ -13,12 +13,13 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.addresses import GRPC, Endpoint
 from kvtransfer.protocol.frames import Piece
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.ipc.byte_ring import RING_BYTES
 from kvtransfer.transports.ipc.connector import IpcConnector
-from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
 from tests.kvtransfer.byte_proxy import ByteProxy
 from tests.kvtransfer.device_rigs import DeviceRig
@@ -49,8 +50,8 @@ class Fabric(Protocol):
 
     def clock(self) -> float: ...
 
-    def attach(self, receiver: Receiver) -> str:
-        """Makes this receiver the one that is reached; the address for its tickets."""
+    def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
+        """Makes this receiver the one that is reached; the endpoints for its tickets."""
 
     def rest(self, idle: bool) -> None:
         """Between two steps; `idle` where the last one changed nothing."""
@@ -80,15 +81,15 @@ class _Latest:
     def __init__(self) -> None:
         self.target: MemoryTransport | None = None
 
-    def takes(self, address: str) -> bool:
-        return address == MemoryTransport.address
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return endpoint == MemoryTransport.endpoint
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         if self.target is None:
-            raise BatonError(ErrorKind.UNAVAILABLE, "nobody listens")
-        return self.target.open(address, request, timeout_s)
+            raise BatonError(ErrorKind.UNAVAILABLE, "no listener")
+        return self.target.open(endpoint, request, timeout_s)
 
 
 class MemoryFabric(_OnHost):
@@ -102,11 +103,11 @@ class MemoryFabric(_OnHost):
     def clock(self) -> float:
         return self._clock.now
 
-    def attach(self, receiver: Receiver) -> str:
+    def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
         memory = MemoryTransport(self.woken.set)
         self._latest.target = memory
         receiver.attach(memory)
-        return MemoryTransport.address
+        return (MemoryTransport.endpoint,)
 
     def rest(self, idle: bool) -> None:
         if idle:
@@ -129,10 +130,10 @@ class GrpcFabric(_OnHost):
     def clock(self) -> float:
         return time.monotonic()
 
-    def attach(self, receiver: Receiver) -> str:
-        address = receiver.listen("127.0.0.1")
-        self._proxy.target_port = int(address.rsplit(":", 1)[1])
-        return f"127.0.0.1:{self._proxy.port}"
+    def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
+        (endpoint,) = receiver.listen("127.0.0.1")
+        self._proxy.target_port = int(endpoint.address.rsplit(":", 1)[1])
+        return (Endpoint(GRPC, f"127.0.0.1:{self._proxy.port}"),)
 
     def rest(self, idle: bool) -> None:
         if idle:
@@ -164,7 +165,7 @@ class _WrongedWire(WrongedWire):
                 self._link._memory.shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
 
     def _flip(self, at: int, bit: int) -> None:
-        if isinstance(self._link, IpcDeviceWire):
+        if isinstance(self._link, IpcDeviceSenderWire):
             assert self._fabric.rig is not None
             self._fabric.rig.flip(self._link._gather._window.address + at, bit)
         else:
@@ -184,19 +185,19 @@ class IpcFabric(_OnHost):
         self._inner = IpcConnector(self.woken.set)
         self.connector = self
 
-    def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return self._inner.reaches(endpoint)
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
+        response, wire = self._inner.open(endpoint, request, timeout_s)
         return response, _WrongedWire(wire, wire, self)
 
     def clock(self) -> float:
         return time.monotonic()
 
-    def attach(self, receiver: Receiver) -> str:
+    def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
         return receiver.listen("127.0.0.1", transport="ipc")
 
     def rest(self, idle: bool) -> None:
@@ -226,10 +227,10 @@ class DeviceFabric(IpcFabric):
         return self._taps.top(tampering(self))
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
-        assert isinstance(wire, IpcDeviceWire)
+        response, wire = self._inner.open(endpoint, request, timeout_s)
+        assert isinstance(wire, IpcDeviceSenderWire)
         return response, _WrongedWire(self._taps.lower(wire), wire, self)
 
     def rest(self, idle: bool) -> None:
@@ -247,6 +248,6 @@ class PlainDeviceFabric(DeviceFabric):
         return tampering(self)
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        return self._inner.open(address, request, timeout_s)
+        return self._inner.open(endpoint, request, timeout_s)

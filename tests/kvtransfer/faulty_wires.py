@@ -14,17 +14,17 @@ from typing import cast
 
 from baton.device.stream import Event
 from baton.errors import BatonError
-from kvtransfer.link.interfaces import Connector, GatheringWire, SenderWire
+from kvtransfer.link.interfaces import Connector, DeviceSenderWire, SenderWire
 from kvtransfer.protocol.frames import (
     Commit,
     Credit,
+    Metadata,
     Piece,
-    Quiet,
     ReceiverFrame,
-    Record,
+    SenderControl,
+    StopAck,
     Withdraw,
     WithdrawReason,
-    Words,
 )
 from tests.kvtransfer.trials import Fault, Trial
 from tests.kvtransfer.wrapped import WrappedConnector
@@ -33,7 +33,8 @@ from tests.kvtransfer.wrapped import WrappedConnector
 class FaultyWire:
     """Passes frames on, but for what a trial says of its transfer."""
 
-    gathers = False
+    on_device = False
+    shares_clock = False
 
     def __init__(self, wire: SenderWire, trials: Callable[[int], Trial | None], dice: random.Random) -> None:
         self._wire = wire
@@ -85,25 +86,29 @@ class FaultyWire:
             case _:
                 self._pass(piece, data)
 
-    def tell(self, frame: Words) -> None:
+    def send(self, frame: SenderControl) -> None:
         trial = self._trials(frame.transfer)
         self._let_go()
-        self._wire.tell(frame)
-        if trial is not None and trial.fault is Fault.REPEATED_COMMIT and isinstance(frame, Record | Commit):
+        self._wire.send(frame)
+        if (
+            trial is not None
+            and trial.fault is Fault.REPEATED_COMMIT
+            and isinstance(frame, Metadata | Commit)
+        ):
             trial.struck()
-            self._wire.tell(frame)
+            self._wire.send(frame)
         if (kept := self._kept.pop(frame.transfer, None)) is not None:
             if trial is not None and isinstance(frame, Commit):
                 trial.struck()
             self._wire.put(kept[0], memoryview(kept[1]))
 
-    def hear(self) -> ReceiverFrame | None:
+    def receive(self) -> ReceiverFrame | None:
         self._hears += 1
         if self._again:
             return self._again.popleft()
         if self._late and self._late[0][0] <= self._hears:
             return self._late.popleft()[1]
-        while (frame := self._wire.hear()) is not None:
+        while (frame := self._wire.receive()) is not None:
             trial = self._about(frame)
             if trial is None:
                 return frame
@@ -116,8 +121,8 @@ class FaultyWire:
         self._let_go()  # whoever was held back comes by itself when nothing overtakes it
         return None
 
-    def broken(self) -> BatonError | None:
-        return None if self._late or self._again else self._wire.broken()
+    def failure(self) -> BatonError | None:
+        return None if self._late or self._again else self._wire.failure()
 
     def close(self) -> None:
         self._wire.close()
@@ -137,9 +142,9 @@ class FaultyWire:
 
     def _stray(self, transfer: int) -> None:
         unknown = transfer + (1 << 40)
-        self._wire.tell(Quiet(unknown))
-        self._wire.tell(Withdraw(unknown, WithdrawReason.ABORTED))
-        self._wire.tell(Commit(unknown, b"\xff" * 9))
+        self._wire.send(StopAck(unknown))
+        self._wire.send(Withdraw(unknown, WithdrawReason.ABORTED))
+        self._wire.send(Commit(unknown, b"\xff" * 9))
 
     def _pass(self, piece: Piece, data: bytes) -> None:
         self._wire.put(piece, memoryview(data))
@@ -165,7 +170,7 @@ class FaultyConnector(WrappedConnector):
         dice = random.Random(seed)
 
         def faulty(wire: SenderWire) -> SenderWire:
-            return CountingWire(wire, trials) if wire.gathers else FaultyWire(wire, trials, dice)
+            return CountingWire(wire, trials) if wire.on_device else FaultyWire(wire, trials, dice)
 
         super().__init__(inner, faulty)
 
@@ -181,20 +186,21 @@ def _misplaced(piece: Piece, dice: random.Random) -> Piece:
 
 
 class CountingWire:
-    """A wire that gathers blocks itself, between devices: only how far each transfer is, is noted."""
+    """A wire between devices: only how far each transfer is, is noted."""
 
-    gathers = True
+    on_device = True
+    shares_clock = False
 
     def __init__(self, wire: SenderWire, trials: Callable[[int], Trial | None]) -> None:
-        self._wire = cast(GatheringWire, wire)
+        self._wire = cast(DeviceSenderWire, wire)
         self._trials = trials
-        self.put, self.tell, self.hear = self._wire.put, self._wire.tell, self._wire.hear
-        self.broken, self.close = self._wire.broken, self._wire.close
-        self.gather, self.gathered = self._wire.gather, self._wire.gathered
-        self.keep_awake = self._wire.keep_awake
+        self.put, self.send, self.receive = self._wire.put, self._wire.send, self._wire.receive
+        self.failure, self.close = self._wire.failure, self._wire.close
+        self.gather, self.gathered_count = self._wire.gather, self._wire.gathered_count
+        self.keep_warm = self._wire.keep_warm
 
-    def restless(self) -> bool:
-        return self._wire.restless()
+    def busy_poll(self) -> bool:
+        return self._wire.busy_poll()
 
     def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         trial = self._trials(piece.transfer)

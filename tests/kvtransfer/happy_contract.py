@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 
-from kvtransfer.protocol.piece_geometry import share_of
-from kvtransfer.receiver.events import Arrived, Committed
+from kvtransfer.protocol.piece_geometry import max_pieces_per_transfer
+from kvtransfer.receiver.events import Committed, TransferStarted
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.peers import ODD, Shape
 
@@ -23,13 +23,13 @@ class HappyContract:
         peers.send(5, blocks, places)
         peers.run_until(lambda: peers.acknowledged() == [5])
         assert peers.equal(blocks, places)
-        assert [type(event) for event in peers.received] == [Arrived, Committed]
+        assert [type(event) for event in peers.received] == [TransferStarted, Committed]
         peers.check_ledger()
         assert peers.sender.counters.blocks_shipped == [3, 2, 1]
         assert peers.receiver.counters.blocks_received == [3, 2, 1]
         sizes = peers.shape.block_bytes
         assert peers.receiver.counters.bytes_received == 3 * sizes[0] + 2 * sizes[1] + sizes[2]
-        assert peers.receiver.expected_transfers == 0
+        assert len(peers.receiver.transfers) == 0
 
     def test_the_record_arrives_as_it_was_given(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
@@ -115,7 +115,7 @@ class HappyContract:
         peers.check_ledger()
 
     def test_no_transfer_holds_more_than_its_share_of_the_window(self, link_peers: LinkPeers) -> None:
-        share = share_of(8, between_devices=link_peers.rig is not None)
+        share = max_pieces_per_transfer(8, between_devices=link_peers.rig is not None)
         assert share < 8
         peers = link_peers(Shape(window_pieces=8))
         peers.pieces_a_poll = 64

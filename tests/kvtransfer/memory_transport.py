@@ -1,6 +1,6 @@
-"""A transport without threads or sockets: messages cross when they are heard. Its faults are the tests'.
+"""A transport without threads or sockets: messages cross when they are received. Its faults are the tests'.
 
-Every message passes through the same encoding, decoding and landing as on grpc.
+Every message is encoded, decoded and stored as over grpc.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.link.frame_queue import ReceiverInbox, SenderInbox
-from kvtransfer.link.interfaces import OpenCall
+from kvtransfer.link.frame_queue import receiver_queue, sender_queue
+from kvtransfer.link.interfaces import LinkRequest
 from kvtransfer.link.staging import Staging
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import (
     FrameError,
     Piece,
     ReceiverFrame,
+    SenderControl,
     SenderFrame,
-    Words,
     encode,
     encode_piece_header,
 )
@@ -44,31 +45,31 @@ class Pipe:
 class MemoryReceiverWire:
     def __init__(self, pipe: Pipe, staging: Staging, wake: Callable[[], None]) -> None:
         self.pipe = pipe
-        self._inbox = ReceiverInbox(staging, wake)
+        self._frames = receiver_queue(staging, wake)
         self._closed = False
 
-    def hear(self) -> SenderFrame | None:
+    def receive(self) -> SenderFrame | None:
         if self._closed:
             return None
         if self.pipe.to_receiver:
             try:
-                self._inbox.accept(self.pipe.to_receiver.popleft())
+                self._frames.accept(self.pipe.to_receiver.popleft())
             except FrameError as error:
                 self.pipe.to_receiver.clear()
                 self.pipe.break_off(error)
-        return self._inbox.take()
+        return self._frames.take()
 
-    def tell(self, frame: ReceiverFrame) -> None:
+    def send(self, frame: ReceiverFrame) -> None:
         if self.pipe.error is None:
             self.pipe.to_sender.append(encode(frame))
 
     def attached(self) -> bool:
         return self.pipe.sender_came
 
-    def broken(self) -> BatonError | None:
+    def failure(self) -> BatonError | None:
         return None if self.pipe.to_receiver else self.pipe.error
 
-    def restless(self) -> bool:
+    def busy_poll(self) -> bool:
         return False
 
     def fenced(self) -> bool:
@@ -80,28 +81,29 @@ class MemoryReceiverWire:
 
 
 class MemorySenderWire:
-    gathers = False
+    on_device = False
+    shares_clock = False
 
     def __init__(self, pipe: Pipe, window_pieces: int, wake: Callable[[], None]) -> None:
         self.pipe = pipe
-        self._inbox = SenderInbox(window_pieces, wake)
+        self._frames = sender_queue(window_pieces, wake)
         pipe.sender_came = True
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         self._say(encode_piece_header(piece) + bytes(payload))
 
-    def tell(self, frame: Words) -> None:
+    def send(self, frame: SenderControl) -> None:
         self._say(encode(frame))
 
-    def hear(self) -> ReceiverFrame | None:
+    def receive(self) -> ReceiverFrame | None:
         while self.pipe.to_sender:
             try:
-                self._inbox.accept(self.pipe.to_sender.popleft())
+                self._frames.accept(self.pipe.to_sender.popleft())
             except FrameError as error:
                 self.pipe.break_off(error)
-        return self._inbox.take()
+        return self._frames.take()
 
-    def broken(self) -> BatonError | None:
+    def failure(self) -> BatonError | None:
         return None if self.pipe.to_sender else self.pipe.error
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class MemorySenderWire:
             self.pipe.to_receiver.append(message)
 
 
-class _MemoryCall:
+class _MemoryRequest:
     device = None
 
     def __init__(self, request: OpenLinkRequest, wake: Callable[[], None]) -> None:
@@ -138,29 +140,29 @@ class MemoryTransport:
     """Listener and connector in one: the one address there is."""
 
     transport = "memory"
-    address = "memory:1"
+    endpoint = Endpoint("memory", "1")
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._calls: deque[_MemoryCall] = deque()
+        self._requests: deque[_MemoryRequest] = deque()
         self.pipes: list[Pipe] = []
 
-    def next_call(self) -> OpenCall | None:
-        return self._calls.popleft() if self._calls else None
+    def next_request(self) -> LinkRequest | None:
+        return self._requests.popleft() if self._requests else None
 
     def close(self) -> None:
         for pipe in self.pipes:
             pipe.break_off(BatonError(ErrorKind.UNAVAILABLE, "the receiver closes"))
 
-    def takes(self, address: str) -> bool:
-        return address == self.address
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return endpoint == self.endpoint
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
         # Runs in the sender's opening thread; the loop answers from its own.
-        call = _MemoryCall(request, self._wake)
-        self._calls.append(call)
+        call = _MemoryRequest(request, self._wake)
+        self._requests.append(call)
         self._wake()
         for _ in range(int(timeout_s * 1000)):
             if call.refusal is not None:
@@ -169,4 +171,4 @@ class MemoryTransport:
                 self.pipes.append(call.pipe)
                 return call.response, MemorySenderWire(call.pipe, call.response.window_pieces, self._wake)
             time.sleep(0.001)
-        raise BatonError(ErrorKind.DEADLINE, "nobody answered")
+        raise BatonError(ErrorKind.DEADLINE, "no answer")

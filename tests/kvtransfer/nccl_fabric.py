@@ -12,6 +12,7 @@ from collections.abc import Callable
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Piece
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
@@ -23,7 +24,7 @@ from tests.kvtransfer.owned_blocks import Sink, Source
 from tests.kvtransfer.wrapped import WrongedWire
 
 
-class _WrongedLine(WrongedWire):
+class _WrongedChannelWire(WrongedWire):
     """An end of it is cut or ended, or its memory overwritten."""
 
     def __init__(self, wire: SenderWire, link: NcclSenderWire, fabric: NcclFabric) -> None:
@@ -71,23 +72,23 @@ class NcclFabric:
     def tap(self, tampering: Callable[[Connector], Connector]) -> Connector:
         return self._taps.top(tampering(self))
 
-    def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return self._inner.reaches(endpoint)
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
+        response, wire = self._inner.open(endpoint, request, timeout_s)
         assert isinstance(wire, NcclSenderWire)
-        return response, _WrongedLine(self._taps.lower(wire), wire, self)
+        return response, _WrongedChannelWire(self._taps.lower(wire), wire, self)
 
     def clock(self) -> float:
         return time.monotonic()
 
-    def attach(self, receiver: Receiver) -> str:
+    def attach(self, receiver: Receiver) -> tuple[Endpoint, ...]:
         listener = self.nccl.listener()
         receiver.attach(listener)
-        return listener.address
+        return (listener.endpoint,)
 
     def rest(self, idle: bool) -> None:
         if idle:

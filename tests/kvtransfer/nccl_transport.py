@@ -10,22 +10,23 @@ from baton.device.nccl_channel import NcclChannel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.protocol.addresses import NCCL
 from kvtransfer.transports.nccl.connector import NcclConnector
-from kvtransfer.transports.nccl.endpoint import TRANSPORT, Lines, NcclLinks
-from kvtransfer.transports.nccl.receiver_wire import NcclListener
+from kvtransfer.transports.nccl.endpoint import Channels, NcclEndpoint
+from kvtransfer.transports.nccl.listener import NcclListener
 from tests.device.nccl_double import NcclDouble
 from tests.kvtransfer.device_rigs import DeviceRig, FakeRig
 
 # NCCL itself takes as long, with the rest of what a process does at first.
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 
 
-class WatchedLines:
-    """What `NcclLinks` takes, and what it gave; the double's faults are the tests'."""
+class WatchedChannels:
+    """What `NcclEndpoint` takes, and what it gave; the double's faults are the tests'."""
 
     def __init__(self, device: LinkDevice) -> None:
         self.double = NcclDouble()
-        self._channels: Lines = self.double
+        self._channels: Channels = self.double
         if device.tensors_on.type == "cuda":
             from baton.device.cuda_nccl import CudaNccl
 
@@ -40,12 +41,12 @@ class WatchedLines:
         return self.channels[-1]
 
 
-class WatchedLinks(NcclLinks):
+class WatchedEndpoint(NcclEndpoint):
     """And the staging that links were given."""
 
     def __init__(self, device: LinkDevice) -> None:
-        self.watched = WatchedLines(device)
-        super().__init__(device, self.watched, CONNECT_S)
+        self.watched = WatchedChannels(device)
+        super().__init__(device, self.watched, CONNECT_TIMEOUT_S)
         self.stagings: list[PieceMemory] = []
 
     @property
@@ -68,7 +69,7 @@ class NcclTransport:
         self, wake: Callable[[], None], rig: DeviceRig | None = None, peer_timeout_s: float = 1.0
     ) -> None:
         rig = rig if rig is not None else FakeRig(None)
-        self.receiving, self.sending = WatchedLinks(rig.receiver), WatchedLinks(rig.sender)
+        self.receiving, self.sending = WatchedEndpoint(rig.receiver), WatchedEndpoint(rig.sender)
         self._wake = wake
         self._timeout = peer_timeout_s
 
@@ -77,7 +78,7 @@ class NcclTransport:
 
     def listener(self) -> NcclListener:
         return NcclListener(
-            "127.0.0.1", 0, peer_timeout_s=self._timeout, max_links=8, wake=self._wake, links=self.receiving
+            "127.0.0.1", 0, peer_timeout_s=self._timeout, max_links=8, wake=self._wake, nccl=self.receiving
         )
 
 
@@ -89,7 +90,7 @@ def connector_for(
     timeout_s: float,
 ) -> Connector | None:
     """Of an end in a process of its own; None where `transport` is another."""
-    if transport.partition("-")[0] != TRANSPORT:
+    if transport.partition("-")[0] != NCCL:
         return None
     assert blocks is not None, "links by NCCL are between devices"
     return NcclTransport(wake, rig, timeout_s).connect(wake, blocks)
@@ -99,6 +100,6 @@ def listener_for(
     transport: str, wake: Callable[[], None], rig: DeviceRig | None, timeout_s: float
 ) -> Listener | None:
     """As `connector_for`."""
-    if transport.partition("-")[0] != TRANSPORT:
+    if transport.partition("-")[0] != NCCL:
         return None
     return NcclTransport(wake, rig, timeout_s).listener()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -13,17 +14,20 @@ from baton.errors import BatonError
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
+from baton.v1.types_pb2 import Endpoint as Message
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import Announced, Arrived, Committed, ReceiverEvent, Withdrawn
+from kvtransfer.receiver.events import CommitPending, Committed, ReceiverEvent, TransferStarted, Withdrawn
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.ipc.connector import IpcConnector
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.device_rigs import DeviceRig
 from tests.kvtransfer.device_taps import Taps
 from tests.kvtransfer.owned_blocks import NewArray
@@ -112,7 +116,7 @@ class Peers:
     shape: Shape
     receiver: Receiver
     sender: Sender
-    address: str
+    endpoints: tuple[Endpoint, ...]
     source: Store
     sink: Store
     advance: Callable[[], None]
@@ -130,7 +134,7 @@ class Peers:
         body = TicketBody(
             attempt=Attempt(request_id=transfer_id.to_bytes(16, "little"), number=1),
             issuer=identity("receiver"),
-            transfer_address=self.address,
+            endpoints=[endpoint.message() for endpoint in self.endpoints],
             transfer_id=transfer_id,
             block_counts=list(counts),
             held_counts=list(held),
@@ -140,16 +144,25 @@ class Peers:
         for name, value in changes.items():
             if isinstance(value, WorkerIdentity):
                 body.issuer.CopyFrom(value)
+            elif name == "endpoints":
+                body.ClearField("endpoints")
+                body.endpoints.extend(cast(Sequence[Message], value))
             else:
                 setattr(body, name, value)
         return self.signer.sign(body), body
 
     def expect(self, transfer_id: int, places: Sequence[Sequence[int]], held: Sequence[int] = ()) -> None:
         self.sink.places[transfer_id] = places
-        self.receiver.expect(transfer_id, [len(blocks) for blocks in places], held)
+        self.receiver.transfers.expect(transfer_id, [len(blocks) for blocks in places], held)
+
+    @property
+    def address(self) -> str:
+        """Of the receiver's only endpoint."""
+        (endpoint,) = self.endpoints
+        return endpoint.address
 
     def forget(self, transfer_id: int) -> None:
-        self.receiver.forget(transfer_id)
+        self.receiver.transfers.forget(transfer_id)
         self.sink.places.pop(transfer_id, None)
 
     def begin(self, transfer_id: int, counts: Sequence[int], held: Sequence[int] = ()) -> Transfer:
@@ -183,10 +196,10 @@ class Peers:
     def step(self) -> None:
         self.sent += self.sender.poll(self.pieces_a_poll)
         for event in self.receiver.poll(self.pieces_a_poll):
-            if not isinstance(event, Announced):
+            if not isinstance(event, CommitPending):
                 self.received.append(event)
             if isinstance(event, Committed) and self.answers:
-                self.receiver.acknowledge(event.transfer_id)
+                self.receiver.transfers.acknowledge(event.transfer_id)
             if isinstance(event, Withdrawn):
                 self.sink.places.pop(event.transfer_id, None)
         self.advance()
@@ -231,7 +244,7 @@ class Peers:
         return {event.transfer_id: event for event in self.received if isinstance(event, Withdrawn)}
 
     def arrived(self) -> list[int]:
-        return [event.transfer_id for event in self.received if isinstance(event, Arrived)]
+        return [event.transfer_id for event in self.received if isinstance(event, TransferStarted)]
 
     def equal(self, blocks: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> bool:
         """Whether the receiver's blocks hold what the sender's do."""
@@ -275,7 +288,7 @@ def make_receiver(
 
 def make_sender(
     shape: Shape, source: Store, wake: Callable[[], None], clock: Callable[[], float],
-    connectors: Sequence[Connector] | None, fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
+    connectors: Sequence[Connector], fingerprint: bytes = FINGERPRINT, incarnation: int = 1,
 ) -> Sender:  # fmt: skip
     return Sender(
         identity=identity("sender", incarnation),
@@ -294,7 +307,7 @@ def make_peers(
     *,
     listener: Listener | None = None,
     transport: str = "grpc",
-    connectors: Sequence[Connector] | None = None,
+    connectors: Sequence[Connector] = (),
     clock: Callable[[], float] = time.monotonic,
     woken: threading.Event | None = None,
     fingerprint: bytes = FINGERPRINT,
@@ -302,7 +315,7 @@ def make_peers(
     tap: Callable[[Taps, Connector], Connector] = lambda taps, plain: plain,
     connect: Callable[[Callable[[], None], DeviceBlocks], Connector] = IpcConnector,
     ways: Callable[[Callable[[], None], DeviceBlocks], Sequence[Connector]] | None = None,
-    nccl: NcclLinks | None = None,
+    nccl: NcclEndpoint | None = None,
     auth: LinkAuth | None = None,
 ) -> Peers:
     """Over the transport named, or over the listener and connectors given; or between a rig's devices, over
@@ -322,14 +335,16 @@ def make_peers(
         connectors = ways(event.set, taps.blocks) if ways else [tap(taps, connect(event.set, taps.blocks))]
     receiver = make_receiver(shape, sink, event.set, clock, device=device)
     if listener is None:
-        address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl, auth=auth)
+        endpoints = receiver.listen("127.0.0.1", transport=transport, nccl=nccl, auth=auth)
     else:
         receiver.attach(listener)
-        address = listener.address
+        endpoints = (listener.endpoint,)
+    if not connectors:
+        connectors = make_connectors(transport, event.set, auth=auth)
     sender = make_sender(shape, source, event.set, clock, connectors, fingerprint)
 
     def advance() -> None:
         event.wait(0.01 if rig is None else rig.advance())
         event.clear()
 
-    return Peers(shape, receiver, sender, address, source, sink, advance, on_device=rig is not None)
+    return Peers(shape, receiver, sender, endpoints, source, sink, advance, on_device=rig is not None)

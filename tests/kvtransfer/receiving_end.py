@@ -1,4 +1,4 @@
-"""A receiver's arrivals alone: tests hand them frames and read what they tell, scatter and count."""
+"""A receiver's transfers alone: tests hand them frames and read what they send, scatter and count."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from baton.errors import BatonError
 from baton.v1.decode_pb2 import TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
-from kvtransfer.device.scatter import DeviceScatter, Ended
+from kvtransfer.device.scatter import DeviceScatter, MovedPiece
 from kvtransfer.link.staging import Staging
-from kvtransfer.protocol.frames import Commit, Piece, ReceiverFrame, Record, SenderFrame
-from kvtransfer.protocol.piece_geometry import Geometry
+from kvtransfer.protocol.frames import Commit, Metadata, Piece, ReceiverFrame, SenderFrame
+from kvtransfer.protocol.piece_geometry import PieceGeometry
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.counters import ReceiverCounters
+from kvtransfer.receiver.events import ReceiverCounters
 from kvtransfer.receiver.link import Cut, ReceivingLink
-from kvtransfer.receiver.transfers import Arrivals
+from kvtransfer.receiver.transfers import InboundTransfers
 from tests.kvtransfer.peers import SECRET, FakeClock, identity
 
 # A block of the first group is two pieces; one of the second is half a piece, and a device's has two of them.
@@ -38,19 +38,19 @@ class FakeWire:
         self.checksums: dict[Piece, int] = {}
         self.arrivals: dict[Piece, Event] = {}
 
-    def hear(self) -> SenderFrame | None:
+    def receive(self) -> SenderFrame | None:
         return None
 
-    def tell(self, frame: ReceiverFrame) -> None:
+    def send(self, frame: ReceiverFrame) -> None:
         self.told.append(frame)
 
     def attached(self) -> bool:
         return True
 
-    def broken(self) -> BatonError | None:
+    def failure(self) -> BatonError | None:
         return None
 
-    def restless(self) -> bool:
+    def busy_poll(self) -> bool:
         return False
 
     def fenced(self) -> bool:
@@ -59,10 +59,10 @@ class FakeWire:
     def close(self, error: BatonError) -> None:
         """Nothing is behind it."""
 
-    def landed(self) -> int:
+    def arrived_count(self) -> int:
         return 7
 
-    def arrival(self, piece: Piece) -> Event | None:
+    def arrival_event(self, piece: Piece) -> Event | None:
         return self.arrivals.get(piece)
 
     def checksum(self, piece: Piece) -> int:
@@ -72,33 +72,33 @@ class FakeWire:
 class FakeScatter:
     """Keeps what a device is told to do, in order; pieces end when the test says so."""
 
-    under_way = False
+    busy = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
-        self.ends: list[Ended] = []
+        self.ends: list[MovedPiece] = []
         self.lost: list[Piece] = []
 
-    def begin(self, piece: Piece, blocks: int, whole_blocks: int, there: Event | None = None) -> None:
-        self.calls.append(("begin", piece, blocks, whole_blocks, there))
+    def begin(self, piece: Piece, blocks: int, whole_blocks: int, arrival: Event | None = None) -> None:
+        self.calls.append(("begin", piece, blocks, whole_blocks, arrival))
 
-    def hold(self, piece: Piece) -> None:
-        self.calls.append(("hold", piece))
+    def keep_in_staging(self, piece: Piece) -> None:
+        self.calls.append(("keep_in_staging", piece))
 
     def drop(self, piece: Piece) -> None:
         self.calls.append(("drop", piece))
 
-    def land(self, count: int) -> None:
-        self.calls.append(("land", count))
+    def start(self, count: int) -> None:
+        self.calls.append(("start", count))
 
-    def give_up(self, transfer: int) -> None:
-        self.calls.append(("give_up", transfer))
+    def cancel(self, transfer: int) -> None:
+        self.calls.append(("cancel", transfer))
 
     def break_off(self) -> list[Piece]:
         self.calls.append(("break_off",))
         return self.lost
 
-    def ended(self, said: Callable[[Piece], int]) -> list[Ended]:
+    def moved(self, reported: Callable[[Piece], int]) -> list[MovedPiece]:
         ends, self.ends = self.ends, []
         return ends
 
@@ -116,7 +116,7 @@ class LinkRig:
         self.window = np.zeros(WINDOW * PIECE_BYTES, dtype=np.uint8)
         window = self.window if on_device else None
         self.staging = Staging(WINDOW, PIECE_BYTES, window, between_devices=on_device)
-        cut = Cut(Geometry.of(BLOCK_BYTES, PIECE_BYTES, spans=on_device), WINDOW)
+        cut = Cut(PieceGeometry.of(BLOCK_BYTES, PIECE_BYTES, multi_block=on_device), WINDOW)
         scatter = cast(DeviceScatter, self.scatter) if on_device else None
         self.link = ReceivingLink(1, identity(name), "made-up", self.staging, self.wire, 0.0, cut, scatter)
 
@@ -127,7 +127,7 @@ class LinkRig:
 
 
 class ReceivingEnd:
-    """Arrivals whose sink keeps what it is given."""
+    """Transfers whose sink keeps what it is given."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -135,16 +135,16 @@ class ReceivingEnd:
         self.counters = ReceiverCounters([0] * len(BLOCK_BYTES))
         self.scattered: list[tuple[int, int, int, int, bytes]] = []
         incarnation = identity("receiver").incarnation
-        self.arrivals = Arrivals(self.signer, incarnation, self, self.counters, TIMEOUT_S, self.clock)
-        self.take_events = self.arrivals.take_events
+        self.transfers = InboundTransfers(self.signer, incarnation, self, self.counters, TIMEOUT_S, self.clock)
+        self.take_events = self.transfers.take_events
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         self.scattered.append((transfer_id, group, ordinal, offset, bytes(data)))
 
     def bind(self, rig: LinkRig, transfer: int, counts: list[int], held: list[int] | None = None) -> None:
         """Expects a transfer, whose ticket comes over this link."""
-        self.arrivals.expect(transfer, counts, held or [])
-        self.handle(rig, Record(transfer, self.record(transfer, counts, held).SerializeToString()))
+        self.transfers.expect(transfer, counts, held or [])
+        self.handle(rig, Metadata(transfer, self.record(transfer, counts, held).SerializeToString()))
         assert rig.link.transfers >= {transfer}
 
     def ticket(self, transfer: int, counts: list[int], held: list[int] | None = None) -> TicketBody:
@@ -189,13 +189,13 @@ class ReceivingEnd:
         whole = self.piece(rig, place, data, staging)
         piece = Piece(*place, len(data), staging, whole.checksum ^ wrong)
         if rig.link.scatter is None:
-            rig.staging.land(piece, memoryview(data))
+            rig.staging.store(piece, memoryview(data))
         else:
-            rig.staging.take(piece)
+            rig.staging.claim(piece)
             begins = staging * PIECE_BYTES
             rig.window[begins : begins + len(data)] = np.frombuffer(data, dtype=np.uint8)
         self.handle(rig, piece)
         return piece
 
     def handle(self, rig: LinkRig, frame: SenderFrame) -> None:
-        self.arrivals.handle(rig.link, frame)
+        self.transfers.handle(rig.link, frame)

@@ -22,13 +22,14 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.protocol.addresses import from_text, to_text
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.events import Acknowledged, Failed
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.device_rigs import DeviceRig, rig_of
 from tests.kvtransfer.nccl_transport import connector_for, listener_for
 from tests.kvtransfer.owned_blocks import Sink, Source
@@ -48,7 +49,7 @@ def ticket_for(address: str, incarnation: int, transfer: int, blocks: int) -> tu
     body = TicketBody(
         attempt=Attempt(request_id=transfer.to_bytes(16, "little"), number=1),
         issuer=identity("receiver", incarnation),
-        transfer_address=address,
+        endpoints=[endpoint.message() for endpoint in from_text(address)],
         transfer_id=transfer,
         block_counts=[blocks],
         token_count=1,
@@ -83,7 +84,7 @@ def make_sender(
     if rig is not None:
         on_device = DeviceBlocks(rig.sender, [rig.tensor(array, rig.sender) for array in source.bytes])
     over_nccl = connector_for(transport, wake.set, rig, on_device, TIMEOUT_S)
-    connectors = connectors_of("auto", wake.set, on_device) if over_nccl is None else (over_nccl,)
+    connectors = make_connectors("auto", wake.set, on_device) if over_nccl is None else (over_nccl,)
     return Sender(
         identity=identity(name, incarnation), fingerprint=FINGERPRINT, block_bytes=BLOCK_BYTES,
         source=source, peer_timeout_s=TIMEOUT_S, wake=wake.set, connectors=connectors,
@@ -108,9 +109,9 @@ def listen(receiver: Receiver, transport: str, wake: threading.Event, rig: Devic
     """Its address."""
     over_nccl = listener_for(transport, wake.set, rig, TIMEOUT_S)
     if over_nccl is None:
-        return receiver.listen("127.0.0.1", transport=transport.partition("-")[0])
+        return to_text(receiver.listen("127.0.0.1", transport=transport.partition("-")[0]))
     receiver.attach(over_nccl)
-    return over_nccl.address
+    return str(over_nccl.endpoint)
 
 
 def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str, transport: str) -> None:
@@ -143,7 +144,7 @@ def send(name: str, incarnation: int, address: str, transfer_id: int, stage: str
         if not there and stage in ("receiving", "sent") and not source.pins:
             there = True
             _say(stage)
-        woken.wait(0.001 if sender.restless else 0.02)
+        woken.wait(0.001 if sender.busy_poll else 0.02)
         woken.clear()
 
 
@@ -155,7 +156,7 @@ def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -
 
     def expect(number: int) -> None:
         sink.reserve(number, [BLOCKS])
-        receiver.expect(number, [BLOCKS])
+        receiver.transfers.expect(number, [BLOCKS])
 
     expect(transfer_id)
     _say(address)
@@ -165,8 +166,8 @@ def receive(incarnation: int, transfer_id: int, answers: bool, transport: str) -
                 assert sink.check(event.transfer_id, sink.places[event.transfer_id]) == 0
                 sink.release(event.transfer_id)
                 expect(event.transfer_id + 1)
-                receiver.acknowledge(event.transfer_id)
-        woken.wait(0.001 if receiver.restless else 0.02)
+                receiver.transfers.acknowledge(event.transfer_id)
+        woken.wait(0.001 if receiver.busy_poll else 0.02)
         woken.clear()
 
 

@@ -9,9 +9,9 @@ from typing import cast
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.link.interfaces import LandingWire
+from kvtransfer.link.interfaces import DeviceReceiverWire
 from kvtransfer.protocol.frames import WithdrawReason
-from kvtransfer.receiver.events import Announced, Arrived, Committed
+from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.device_ends import SHAPE, Ends, device_wire, link_of, sent, windows
@@ -31,7 +31,7 @@ def announced(peers: Peers, ends: Ends) -> None:
     transfer.commit(peers.record(transfer))
     peers.sender.poll(9)
     events = peers.receiver.poll(9)
-    assert [type(event) for event in events] == [Arrived, Announced]
+    assert [type(event) for event in events] == [TransferStarted, CommitPending]
     assert events[1].transfer_id == 2
 
 
@@ -49,23 +49,23 @@ def test_what_ends_while_frames_are_heard_is_told_at_once_and_before_its_credits
 ) -> None:
     peers = ends()
     announced(peers, ends)
-    take_calls = peers.receiver._links.take_calls
+    take_requests = peers.receiver._links.take_requests
 
     def meanwhile() -> None:
         while one_step(ends.rig.pump):
             pass
-        take_calls()
+        take_requests()
 
     while one_step(ends.rig.pump):  # the bytes come
         pass
     assert peers.receiver.poll(9) == []
 
-    monkeypatch.setattr(peers.receiver._links, "take_calls", meanwhile)
+    monkeypatch.setattr(peers.receiver._links, "take_requests", meanwhile)
     (committed,) = peers.receiver.poll(9)
     assert isinstance(committed, Committed)
     peers.sender.poll(9)
     assert free(peers) == SHAPE.window_pieces - 2
-    peers.receiver.acknowledge(2)
+    peers.receiver.transfers.acknowledge(2)
     assert [type(event) for event in peers.sender.poll(9)] == [Acknowledged]
     peers.sender.poll(9)
     assert free(peers) == SHAPE.window_pieces
@@ -117,7 +117,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
     peers.forget(2)
     before = peers.sink.groups[0].copy()
     (receiving,) = peers.receiver._links
-    there = cast(LandingWire, receiving._wire).landed()
+    there = cast(DeviceReceiverWire, receiving._wire).arrived_count()
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
     assert link.credited_pieces == link.window_pieces - (device_wire(peers)._gather._sent - there)
@@ -165,7 +165,8 @@ def begun_before_its_step_ends(peers: Peers, later: PlayedEvent) -> Transfer:
 def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) -> None:
     peers, later = ends(sender=on_device), PlayedEvent()
     transfer = begun_before_its_step_ends(peers, later)
-    assert any(isinstance(event, Arrived) for event in peers.received) is on_device, "announced before"
+    started = any(isinstance(event, TransferStarted) for event in peers.received)
+    assert started is on_device, "announced before"
     assert peers.receiver.counters.bytes_received == 0
     peers.source.groups[1][5:7] = 77  # only now
     later.complete = True
@@ -182,7 +183,7 @@ def test_given_up_before_its_step_ends(ends: Ends) -> None:
     before = peers.sink.groups[1].copy()
     transfer = begun_before_its_step_ends(peers, later)
     transfer.withdraw(WithdrawReason.ABORTED)
-    peers.run_until(lambda: peers.receiver.expected_transfers == 0)
+    peers.run_until(lambda: len(peers.receiver.transfers) == 0)
     assert peers.source.pins, "the device has not read them"
     later.complete = True
     peers.run_until(lambda: not peers.source.pins and link_of(peers).audit().credited_pieces == 0)

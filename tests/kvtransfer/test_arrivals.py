@@ -12,15 +12,15 @@ from kvtransfer.protocol.frames import (
     Commit,
     Credit,
     FrameError,
-    Quiet,
-    Record,
+    Metadata,
     Refused,
     Stop,
+    StopAck,
     StopReason,
     Withdraw,
     WithdrawReason,
 )
-from kvtransfer.receiver.events import Arrived, Committed, Described, Withdrawn
+from kvtransfer.receiver.events import Committed, MetadataReceived, TransferStarted, Withdrawn
 from tests.kvtransfer.receiving_end import TIMEOUT_S, WINDOW, LinkRig, ReceivingEnd
 
 UNKNOWN = (ErrorKind.UNAVAILABLE, "the receiver does not expect this transfer")
@@ -42,7 +42,7 @@ def complaint(error: pytest.ExceptionInfo[BatonError]) -> tuple[ErrorKind, str]:
 
 def test_a_transfer_whole_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 1])
-    assert (end.take_events(), len(end.arrivals)) == ([], 1)
+    assert (end.take_events(), len(end.transfers)) == ([], 1)
     places = [(0, 0, 0), (0, 0, 8), (1, 0, 0)]
     data = [b"aaaaaaaa", b"bbbbbbbb", b"cccc"]
     for staging, (place, piece) in enumerate(zip(places, data, strict=True)):
@@ -51,27 +51,27 @@ def test_a_transfer_whole_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: 
     assert (end.counters.bytes_received, end.counters.blocks_received) == (20, [1, 1])
     assert rig.take_told() == [Credit((0, 1))], "credits go home in batches"
     assert rig.staging.count(Owner.SENDER) == WINDOW
-    assert not end.arrivals.commits
+    assert not end.transfers.commits
     record = end.commit(rig, 1, [1, 1])
-    assert end.arrivals.commits
-    assert end.take_events() == [Arrived(1), Committed(1, record)]
-    assert not end.arrivals.commits
+    assert end.transfers.commits
+    assert end.take_events() == [TransferStarted(1), Committed(1, record)]
+    assert not end.transfers.commits
     assert rig.link.transfers == set()
     assert rig.take_told() == []
-    answer = frames.Committed(1, 5)
-    end.arrivals.answer(1, answer)
+    answer = frames.CommitAck(1, 5)
+    end.transfers.answer(1, answer)
     assert rig.take_told() == [answer, Credit((2,))]
-    assert (len(end.arrivals), end.counters.dropped_unknown) == (0, 0)
+    assert (len(end.transfers), end.counters.dropped_unknown) == (0, 0)
 
 
 def test_a_record_ahead_is_completed_by_its_commit_and_by_nothing_else_of_it(
     end: ReceivingEnd, rig: LinkRig
 ) -> None:
-    end.arrivals.expect(1, [0, 0], [])
+    end.transfers.expect(1, [0, 0], [])
     ahead = end.record(1, [0, 0])
     ahead.prompt_length = 3
-    end.handle(rig, Record(1, ahead.SerializeToString()))
-    assert end.take_events() == [Described(1, ahead)]
+    end.handle(rig, Metadata(1, ahead.SerializeToString()))
+    assert end.take_events() == [MetadataReceived(1, ahead)]
     found = CommitRecord(first_token_id=7, first_number=5, block_counts=[0, 0], prompt_length=9)
     found.first_logprobs.logprob = -1.5
     end.handle(rig, Commit(1, found.SerializeToString()))
@@ -84,12 +84,12 @@ def test_a_record_ahead_is_completed_by_its_commit_and_by_nothing_else_of_it(
 def test_a_transfer_is_expected_once(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 0])
     with pytest.raises(BatonError) as error:
-        end.arrivals.expect(1, [0, 0], [])
+        end.transfers.expect(1, [0, 0], [])
     assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was given out before")
     end.commit(rig, 1, [0, 0])
-    end.arrivals.answer(1, frames.Committed(1, 5))
+    end.transfers.answer(1, frames.CommitAck(1, 5))
     with pytest.raises(BatonError) as error:
-        end.arrivals.expect(1, [0, 0], [])
+        end.transfers.expect(1, [0, 0], [])
     assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was given out before")
 
 
@@ -100,7 +100,7 @@ def test_every_cache_group_has_a_count(
     end: ReceivingEnd, counts: list[int], held: list[int], told: str
 ) -> None:
     with pytest.raises(ValueError) as error:
-        end.arrivals.expect(1, counts, held)
+        end.transfers.expect(1, counts, held)
     assert str(error.value) == f"{told} block counts for 2 cache groups"
 
 
@@ -108,9 +108,9 @@ def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) 
     end.bind(rig, 1, [0, 0])
     for transfer in (1, 2):
         with pytest.raises(BatonError) as error:
-            end.arrivals.answer(transfer, frames.Committed(transfer, 5))
+            end.transfers.answer(transfer, frames.CommitAck(transfer, 5))
         assert complaint(error) == (ErrorKind.NOT_FOUND, f"transfer {transfer} waits for no answer")
-    assert (rig.take_told(), len(end.arrivals)) == ([], 1)
+    assert (rig.take_told(), len(end.transfers)) == ([], 1)
 
 
 # -- transfers that nobody expects ----------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) 
 
 def test_records_and_commits_of_unknown_transfers_are_refused(end: ReceivingEnd, rig: LinkRig) -> None:
     for count in (1, 2):
-        end.handle(rig, Record(count, b""))
+        end.handle(rig, Metadata(count, b""))
         end.handle(rig, Commit(count, b""))
         assert rig.take_told() == [Refused(count, *UNKNOWN)] * 2
         assert end.counters.dropped_unknown == 2 * count
@@ -128,7 +128,7 @@ def test_records_and_commits_of_unknown_transfers_are_refused(end: ReceivingEnd,
 def test_what_comes_over_another_link_changes_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 1])
     other = LinkRig("prefill-1")
-    end.handle(other, Record(1, end.record(1, [1, 1]).SerializeToString()))
+    end.handle(other, Metadata(1, end.record(1, [1, 1]).SerializeToString()))
     end.commit(other, 1, [1, 1])
     assert other.take_told() == [Refused(1, *UNKNOWN)] * 2
     end.send(other, (1, 1, 0, 0), b"cccc")
@@ -144,40 +144,40 @@ def test_a_commit_that_comes_again_has_the_same_answer(end: ReceivingEnd, rig: L
     end.commit(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])  # not answered yet
     assert (rig.take_told(), end.counters.dropped_unknown) == ([], 1)
-    end.arrivals.answer(1, frames.Committed(1, 5))
+    end.transfers.answer(1, frames.CommitAck(1, 5))
     end.commit(rig, 1, [0, 0])
-    assert rig.take_told() == [frames.Committed(1, 5)] * 2
+    assert rig.take_told() == [frames.CommitAck(1, 5)] * 2
     assert [type(event) for event in end.take_events()] == [Committed]
 
 
 def test_a_sender_is_stopped_once_and_in_time(end: ReceivingEnd, rig: LinkRig) -> None:
     for staging in (0, 1):
         end.send(rig, (1, 1, staging, 0), b"cccc", staging)
-    assert rig.take_told() == [Stop(1, StopReason.FORGOTTEN), Credit((0, 1))]
+    assert rig.take_told() == [Stop(1, StopReason.UNKNOWN), Credit((0, 1))]
     assert end.counters.dropped_unknown == 2
     assert rig.link.overdue(end.clock.now + TIMEOUT_S - 0.1) is None
     assert rig.link.overdue(end.clock.now + TIMEOUT_S) == "the sender did not answer a stop"
-    end.handle(rig, Quiet(1))
+    end.handle(rig, StopAck(1))
     assert (rig.link.overdue(end.clock.now + TIMEOUT_S), end.counters.dropped_unknown) == (None, 2)
-    end.handle(rig, Quiet(1))
+    end.handle(rig, StopAck(1))
     assert end.counters.dropped_unknown == 3
 
 
 def test_bytes_before_their_ticket_are_dropped_and_their_sender_stopped(
     end: ReceivingEnd, rig: LinkRig
 ) -> None:
-    end.arrivals.expect(1, [0, 1], [])
+    end.transfers.expect(1, [0, 1], [])
     end.send(rig, (1, 1, 0, 0), b"cccc")
     assert rig.take_told() == [Stop(1, StopReason.REFUSED)]
     assert (end.take_events(), end.scattered, end.counters.dropped_unknown) == ([], [], 1)
-    assert len(end.arrivals) == 1
+    assert len(end.transfers) == 1
 
 
 def test_bytes_after_the_commit_are_dropped(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])
     end.send(rig, (1, 1, 0, 0), b"cccc")
-    end.arrivals.answer(1, frames.Committed(1, 5))
+    end.transfers.answer(1, frames.CommitAck(1, 5))
     rig.take_told()
     end.send(rig, (1, 1, 0, 0), b"cccc")
     assert (rig.take_told(), end.scattered, end.counters.dropped_unknown) == ([], [], 2)
@@ -188,7 +188,7 @@ def test_a_second_record_changes_nothing(end: ReceivingEnd, rig: LinkRig) -> Non
     for count in (1, 2):
         second = end.record(1, [0, 1])
         second.prompt_length = 3
-        end.handle(rig, Record(1, second.SerializeToString()))
+        end.handle(rig, Metadata(1, second.SerializeToString()))
         assert (end.take_events(), rig.take_told(), end.counters.dropped_unknown) == ([], [], count)
 
 
@@ -202,7 +202,7 @@ def test_every_wrong_byte_is_counted_and_ends_its_transfer_alone(end: ReceivingE
         end.send(rig, (transfer, 1, 0, 0), b"cccc", wrong=True)
         text = f"checksum of a piece of transfer {transfer} differs"
         assert end.take_events() == [
-            Arrived(transfer), Withdrawn(transfer, WithdrawReason.CORRUPTED, text)
+            TransferStarted(transfer), Withdrawn(transfer, WithdrawReason.CORRUPTED, text)
         ]  # fmt: skip
         refused = Refused(transfer, ErrorKind.UNAVAILABLE, text)
         assert rig.take_told()[:2] == [refused, Stop(transfer, StopReason.REFUSED)]
@@ -210,7 +210,7 @@ def test_every_wrong_byte_is_counted_and_ends_its_transfer_alone(end: ReceivingE
         assert rig.staging.count(Owner.SENDER) == WINDOW
         end.commit(rig, transfer, [0, 1])
         assert rig.take_told() == [refused], "its commit has the same answer"
-    assert (rig.link.transfers, len(end.arrivals), end.scattered) == ({3}, 1, [])
+    assert (rig.link.transfers, len(end.transfers), end.scattered) == ({3}, 1, [])
 
 
 def test_pieces_that_are_cut_otherwise_break_the_link(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -230,7 +230,7 @@ def test_a_block_that_is_not_expected_is_refused(
     end.bind(rig, 1, [0, 3], [0, held])
     piece = end.send(rig, (1, 1, ordinal, 0), b"cccc")
     text = f"transfer 1 has no such piece: {piece}"
-    assert end.take_events() == [Arrived(1), Withdrawn(1, WithdrawReason.REFUSED, text)]
+    assert end.take_events() == [TransferStarted(1), Withdrawn(1, WithdrawReason.REFUSED, text)]
     assert rig.take_told() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
     assert end.scattered == []
 
@@ -254,4 +254,4 @@ def test_blocks_behind_those_that_are_held(end: ReceivingEnd, rig: LinkRig) -> N
     end.send(rig, (1, 1, 1, 0), b"cccc")
     assert end.counters.blocks_received == [1, 1]
     record = end.commit(rig, 1, [1, 1])
-    assert end.take_events() == [Arrived(1), Committed(1, record)]
+    assert end.take_events() == [TransferStarted(1), Committed(1, record)]

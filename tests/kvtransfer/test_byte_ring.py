@@ -78,18 +78,18 @@ def test_a_reader_that_never_reads_is_noticed_and_takes_bounded_memory() -> None
 def test_bells_are_due_once_for_each_wait(ring: Ring) -> None:
     assert ring.reader.take() is None
     ring.writer.add(b"one")
-    assert ring.writer.reader_sleeps()
+    assert ring.writer.reader_idle()
     ring.writer.add(b"two")
-    assert not ring.writer.reader_sleeps()
-    assert not ring.reader.writer_waits()
+    assert not ring.writer.reader_idle()
+    assert not ring.reader.writer_blocked()
     for _ in range(5):
         ring.writer.add(bytes(CAPACITY // 4))
     for _ in range(4):
-        assert not ring.reader.writer_waits()
+        assert not ring.reader.writer_blocked()
         ring.reader.take()
-    assert ring.reader.writer_waits()
+    assert ring.reader.writer_blocked()
     ring.writer.flush()
-    assert not ring.reader.writer_waits()
+    assert not ring.reader.writer_blocked()
 
 
 @pytest.mark.parametrize("at", range(16))

@@ -9,7 +9,7 @@ from kvtransfer.device.scatter import Ended, Outcome
 from kvtransfer.link.staging import Owner
 from kvtransfer.protocol.frames import Commit, Credit, FrameError, Piece, Refused, Stop, StopReason, Withdraw
 from kvtransfer.protocol.frames import WithdrawReason as Reason
-from kvtransfer.receiver.events import Announced, Arrived, Committed, Withdrawn
+from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted, Withdrawn
 from tests.kvtransfer.receiving_end import WINDOW, LinkRig, ReceivingEnd
 from tests.support.events import PlayedEvent
 
@@ -26,14 +26,14 @@ def rig() -> LinkRig:
 
 def finish(end: ReceivingEnd, rig: LinkRig, *ends: Ended) -> None:
     rig.scatter.ends += ends
-    end.arrivals.take_ended(rig.link)
+    end.transfers.collect_moved(rig.link)
 
 
 def expect_two_blocks(end: ReceivingEnd, rig: LinkRig) -> tuple[Piece, Piece]:
     """Transfer 1, of two blocks and as many pieces of them; a device moves both."""
     end.bind(rig, 1, [0, 2])
     pieces = tuple(end.send(rig, (1, 1, n, 0), b"cccc", n) for n in range(2))
-    assert end.take_events() == [Arrived(1)]
+    assert end.take_events() == [TransferStarted(1)]
     rig.scatter.take_calls()
     return pieces[0], pieces[1]
 
@@ -52,10 +52,10 @@ def test_a_piece_is_moved_as_soon_as_it_is_announced(end: ReceivingEnd, rig: Lin
     ]
     assert end.counters.bytes_received == 0, "nothing has been moved yet"
     assert rig.take_told() == []
-    finish(end, rig, Ended(two, 2, Outcome.RIGHT), Ended(halves[0], 0, Outcome.RIGHT))
+    finish(end, rig, Ended(two, 2, Outcome.VALID), Ended(halves[0], 0, Outcome.VALID))
     assert (end.counters.bytes_received, end.counters.blocks_received) == (16, [0, 2])
     assert rig.staging.count(Owner.RECEIVER) == 1
-    finish(end, rig, Ended(halves[1], 1, Outcome.RIGHT))
+    finish(end, rig, Ended(halves[1], 1, Outcome.VALID))
     assert (end.counters.bytes_received, end.counters.blocks_received) == (24, [1, 2])
     assert rig.staging.count(Owner.SENDER) == WINDOW
     rig.link.flush()
@@ -66,21 +66,21 @@ def test_a_piece_is_moved_as_soon_as_it_is_announced(end: ReceivingEnd, rig: Lin
 
 def test_a_commit_waits_for_the_last_of_its_pieces(end: ReceivingEnd, rig: LinkRig) -> None:
     first, second = expect_two_blocks(end, rig)
-    assert not end.arrivals.said(rig.link)
+    assert not end.transfers.said(rig.link)
     record = end.commit(rig, 1, [0, 2])
-    assert (end.take_events(), end.arrivals.commits) == ([Announced(1, record)], False)
-    assert end.arrivals.said(rig.link)
+    assert (end.take_events(), end.transfers.commits) == ([CommitPending(1, record)], False)
+    assert end.transfers.said(rig.link)
     end.bind(rig, 2, [0, 0])
-    assert not end.arrivals.said(rig.link)
+    assert not end.transfers.said(rig.link)
     end.commit(rig, 2, [0, 0])
     end.take_events()
-    finish(end, rig, Ended(first, 1, Outcome.RIGHT))
+    finish(end, rig, Ended(first, 1, Outcome.VALID))
     assert end.take_events() == []
-    finish(end, rig, Ended(second, 1, Outcome.RIGHT))
+    finish(end, rig, Ended(second, 1, Outcome.VALID))
     assert end.take_events() == [Committed(1, record)]
     assert rig.link.transfers == set()
     assert (end.counters.bytes_received, end.counters.blocks_received) == (8, [0, 2])
-    assert not end.arrivals.said(rig.link)
+    assert not end.transfers.said(rig.link)
 
 
 def test_frames_after_a_commit_that_waits_are_dropped(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -88,9 +88,9 @@ def test_frames_after_a_commit_that_waits_are_dropped(end: ReceivingEnd, rig: Li
     record = end.commit(rig, 1, [0, 2])
     end.commit(rig, 1, [0, 2])
     late = end.send(rig, (1, 1, 1, 0), b"cccc", 4)
-    assert end.take_events() == [Announced(1, record)]
+    assert end.take_events() == [CommitPending(1, record)]
     assert (rig.scatter.take_calls(), end.counters.dropped_unknown) == ([("drop", late)], 2)
-    ends = (Ended(first, 1, Outcome.RIGHT), Ended(second, 1, Outcome.RIGHT), Ended(late, 0, Outcome.DROPPED))
+    ends = (Ended(first, 1, Outcome.VALID), Ended(second, 1, Outcome.VALID), Ended(late, 0, Outcome.DROPPED))
     finish(end, rig, *ends)
     assert end.take_events() == [Committed(1, record)]
     assert rig.take_told() == []
@@ -104,12 +104,12 @@ def test_what_is_dropped_touches_no_transfer(end: ReceivingEnd, rig: LinkRig) ->
     unknown = end.send(rig, (8, 1, 0, 0), b"cccc", 4)
     assert rig.scatter.take_calls() == [("drop", piece) for piece in (*again, unknown)]
     assert end.counters.dropped_unknown == 3
-    assert rig.take_told() == [Stop(8, StopReason.FORGOTTEN)]
+    assert rig.take_told() == [Stop(8, StopReason.UNKNOWN)]
     record = end.commit(rig, 1, [0, 2])
     finish(end, rig, *(Ended(piece, 0, Outcome.DROPPED) for piece in (*again, unknown)))
-    assert end.take_events() == [Announced(1, record)]
+    assert end.take_events() == [CommitPending(1, record)]
     assert end.counters.bytes_received == 0
-    finish(end, rig, Ended(first, 1, Outcome.RIGHT), Ended(second, 1, Outcome.RIGHT))
+    finish(end, rig, Ended(first, 1, Outcome.VALID), Ended(second, 1, Outcome.VALID))
     assert end.take_events() == [Committed(1, record)]
 
 
@@ -117,23 +117,23 @@ def test_a_piece_that_was_moved_wrong_ends_its_transfer(end: ReceivingEnd, rig: 
     first, second = expect_two_blocks(end, rig)
     end.commit(rig, 1, [0, 2])
     end.take_events()
-    finish(end, rig, Ended(first, 1, Outcome.WRONG))
+    finish(end, rig, Ended(first, 1, Outcome.CORRUPT))
     text = "checksum of a piece of transfer 1 differs"
     assert end.take_events() == [Withdrawn(1, Reason.CORRUPTED, text)]
     assert rig.take_told() == [Refused(1, ErrorKind.UNAVAILABLE, text), Stop(1, StopReason.REFUSED)]
     assert ("give_up", 1) in rig.scatter.take_calls()
     finish(end, rig, Ended(second, 0, Outcome.DROPPED))
     assert (end.counters.checksum_failures, end.counters.bytes_received) == (1, 0)
-    assert (end.take_events(), len(end.arrivals)) == ([], 0)
+    assert (end.take_events(), len(end.transfers)) == ([], 0)
     assert rig.staging.count(Owner.SENDER) == WINDOW
 
 
 def test_a_wrong_piece_of_a_transfer_that_has_ended_says_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
     first, second = expect_two_blocks(end, rig)
-    end.arrivals.forget(1)
+    end.transfers.forget(1)
     assert rig.scatter.take_calls() == [("give_up", 1)]
     rig.take_told()
-    finish(end, rig, Ended(first, 1, Outcome.WRONG), Ended(second, 1, Outcome.WRONG))
+    finish(end, rig, Ended(first, 1, Outcome.CORRUPT), Ended(second, 1, Outcome.CORRUPT))
     assert (end.take_events(), rig.take_told()) == ([], [])
     assert end.counters.checksum_failures == 0
 
@@ -142,13 +142,13 @@ def test_a_piece_over_another_link_does_not_end_a_transfer(end: ReceivingEnd, ri
     first, _ = expect_two_blocks(end, rig)
     other = LinkRig("prefill-1", on_device=True)
     stray = end.send(other, (1, 1, 0, 0), b"cccc", 0)
-    for outcome in (Outcome.WRONG, Outcome.RIGHT, Outcome.HELD):
+    for outcome in (Outcome.CORRUPT, Outcome.VALID, Outcome.IN_STAGING):
         if other.staging.count(Owner.RECEIVER) == 0:
             other.staging.take(stray)
         finish(end, other, Ended(stray, 0, outcome))
     record = end.commit(rig, 1, [0, 2])
-    finish(end, rig, Ended(first, 1, Outcome.RIGHT))
-    assert end.take_events() == [Announced(1, record)], "the other link's pieces are not among its own"
+    finish(end, rig, Ended(first, 1, Outcome.VALID))
+    assert end.take_events() == [CommitPending(1, record)], "the other link's pieces are not among its own"
     assert end.counters.checksum_failures == 0
 
 
@@ -160,10 +160,10 @@ def test_a_piece_of_no_expected_block_is_held_and_refused(end: ReceivingEnd, rig
     piece = end.send(rig, (1, 1, 1, 0), b"cccc", 3)
     assert rig.scatter.take_calls() == [("hold", piece)]
     rig.wire.checksums[piece] = piece.checksum
-    finish(end, rig, Ended(piece, 0, Outcome.HELD))
+    finish(end, rig, Ended(piece, 0, Outcome.IN_STAGING))
     assert rig.scatter.take_calls() == [("land", 7)], "nothing of it is under way, so nothing is given up"
     text = f"transfer 1 has no such piece: {piece}"
-    assert end.take_events() == [Arrived(1), Withdrawn(1, Reason.REFUSED, text)]
+    assert end.take_events() == [TransferStarted(1), Withdrawn(1, Reason.REFUSED, text)]
     assert rig.take_told() == [Refused(1, ErrorKind.INTERNAL, text), Stop(1, StopReason.REFUSED)]
     assert rig.staging.count(Owner.SENDER) == WINDOW
 
@@ -173,9 +173,9 @@ def test_a_held_piece_is_judged_by_what_its_senders_device_found(end: ReceivingE
     end.bind(rig, 1, [0, 1])
     piece = end.send(rig, (1, 1, 1, 0), b"cccc", 3)
     rig.wire.checksums[piece] = piece.checksum ^ 1
-    finish(end, rig, Ended(piece, 0, Outcome.HELD))
+    finish(end, rig, Ended(piece, 0, Outcome.IN_STAGING))
     assert end.counters.checksum_failures == 1
-    assert [type(event) for event in end.take_events()] == [Arrived, Withdrawn]
+    assert [type(event) for event in end.take_events()] == [TransferStarted, Withdrawn]
 
 
 def test_a_commit_waits_for_held_pieces_too(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -184,12 +184,12 @@ def test_a_commit_waits_for_held_pieces_too(end: ReceivingEnd, rig: LinkRig) -> 
     held = [end.send(rig, (1, 1, 2 + n, 0), b"cccc", 2 + n) for n in range(2)]
     assert rig.scatter.take_calls() == [("hold", piece) for piece in held]
     record = end.commit(rig, 1, [0, 2])
-    finish(end, rig, Ended(first, 1, Outcome.RIGHT), Ended(second, 1, Outcome.RIGHT))
-    assert end.take_events() == [Announced(1, record)]
+    finish(end, rig, Ended(first, 1, Outcome.VALID), Ended(second, 1, Outcome.VALID))
+    assert end.take_events() == [CommitPending(1, record)]
     rig.wire.checksums[held[0]] = held[0].checksum
-    finish(end, rig, Ended(held[0], 0, Outcome.HELD))
+    finish(end, rig, Ended(held[0], 0, Outcome.IN_STAGING))
     assert [type(event) for event in end.take_events()] == [Withdrawn]
-    assert len(end.arrivals) == 0
+    assert len(end.transfers) == 0
 
 
 def test_every_piece_that_ended_is_taken_before_a_link_breaks(end: ReceivingEnd, rig: LinkRig) -> None:
@@ -198,7 +198,7 @@ def test_every_piece_that_ended_is_taken_before_a_link_breaks(end: ReceivingEnd,
     good = end.send(rig, (1, 1, 1, 0), b"cccc", 1)
     rig.wire.checksums[bad] = bad.checksum
     with pytest.raises(FrameError) as error:
-        finish(end, rig, Ended(bad, 0, Outcome.HELD), Ended(good, 1, Outcome.RIGHT))
+        finish(end, rig, Ended(bad, 0, Outcome.IN_STAGING), Ended(good, 1, Outcome.VALID))
     assert error.value.message == f"malformed frame: blocks are not cut so: {bad}"
     assert (end.counters.bytes_received, rig.staging.count(Owner.SENDER)) == (4, WINDOW)
 
@@ -215,9 +215,9 @@ def test_a_withdrawn_transfer_is_written_no_more(end: ReceivingEnd, rig: LinkRig
 
 def test_what_has_ended_already_waits_for_no_device(end: ReceivingEnd, rig: LinkRig) -> None:
     pieces = expect_two_blocks(end, rig)
-    finish(end, rig, *(Ended(piece, 1, Outcome.RIGHT) for piece in pieces))
+    finish(end, rig, *(Ended(piece, 1, Outcome.VALID) for piece in pieces))
     rig.scatter.take_calls()
-    end.arrivals.forget(1)
+    end.transfers.forget(1)
     assert rig.scatter.take_calls() == []
 
 
@@ -225,7 +225,7 @@ def test_a_transfer_on_the_host_gives_nothing_up(end: ReceivingEnd) -> None:
     host = LinkRig("prefill-1")
     end.bind(host, 1, [0, 1])
     end.send(host, (1, 1, 0, 0), b"cccc")
-    end.arrivals.forget(1)
+    end.transfers.forget(1)
     assert host.scatter.take_calls() == []
 
 
@@ -239,21 +239,21 @@ def test_what_has_landed_before_a_break_counts_and_the_rest_is_given_up(
     end.take_events()
     rig.scatter.take_calls()
     rig.scatter.lost = [lost]
-    rig.scatter.ends = [Ended(piece, 1, Outcome.RIGHT) for piece in pieces]
-    end.arrivals.lose(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    rig.scatter.ends = [Ended(piece, 1, Outcome.VALID) for piece in pieces]
+    end.transfers.lose(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
     assert rig.scatter.take_calls()[:2] == [("land", 7), ("break_off",)]
     assert end.take_events() == [Committed(1, record), Withdrawn(2, Reason.LINK_LOST, "cut")]
     assert rig.staging.count(Owner.SENDER) == WINDOW
-    assert len(end.arrivals) == 1
+    assert len(end.transfers) == 1
 
 
 def test_a_link_breaks_once_whatever_is_found_meanwhile(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 2])
     bad = end.send(rig, (1, 1, 0, 1), b"ccc", 0)
     rig.wire.checksums[bad] = bad.checksum
-    rig.scatter.ends = [Ended(bad, 0, Outcome.HELD)]
+    rig.scatter.ends = [Ended(bad, 0, Outcome.IN_STAGING)]
     end.take_events()
-    end.arrivals.lose(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    end.transfers.lose(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
     assert end.take_events() == [Withdrawn(1, Reason.LINK_LOST, "cut")]
     end.handle(rig, Commit(1, b""))
-    assert len(end.arrivals) == 0
+    assert len(end.transfers) == 0

@@ -27,7 +27,7 @@ def test_several_blocks_are_one_piece(ends: Ends) -> None:
     assert peers.equal([[], [3, 1, 60, 8, 20, 33, 7]], places)
     assert peers.receiver.counters.blocks_received == [0, 7]
     wire = device_wire(peers)
-    assert wire.gathered() == 2  # a small one first, since nothing was on the wire
+    assert wire.gathered_count() == 2  # a small one first, since nothing was on the wire
     peers.check_ledger()
 
 
@@ -107,7 +107,7 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     assert wire._control is not None
 
     time.sleep(0.01)
-    assert not peers.receiver.restless  # it has looked in vain for a while, and wants a bell from here on
+    assert not peers.receiver.busy_poll  # it has looked in vain for a while, and wants a bell from here on
     said: list[Word] = []
     wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
     before = peers.receiver.counters.bytes_received
@@ -116,10 +116,10 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
-    assert said == [Word.BELL]
+    assert said == [Word.DOORBELL]
     peers.receiver.poll(4)  # the piece is announced
     time.sleep(0.01)
-    assert peers.receiver.restless
+    assert peers.receiver.busy_poll
     assert peers.receiver.counters.bytes_received == before
     ends.rig.pump.stands = False
     transfer.commit(peers.record(transfer))
@@ -130,14 +130,14 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
 def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
     peers = ends()
     peers.expect(1, [[1], []])
-    assert not peers.receiver.expectant  # over what, nobody knows yet
+    assert not peers.receiver.poll_soon  # over what, nobody knows yet
     transfer = peers.begin(1, [1, 0])
     peers.push(transfer, 0, 0, 1)
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 1 in peers.acknowledged())
-    assert not peers.receiver.expectant
+    assert not peers.receiver.poll_soon
     peers.expect(2, [[1], []])
-    assert peers.receiver.expectant
+    assert peers.receiver.poll_soon
     peers.forget(2)
 
 
@@ -147,7 +147,7 @@ def test_a_device_is_kept_awake_while_a_transfer_is_expected(
     peers = ends()
     sent(peers, 1)
     kept: list[DeviceScatter] = []
-    monkeypatch.setattr(DeviceScatter, "keep_awake", lambda scatter: kept.append(scatter))
+    monkeypatch.setattr(DeviceScatter, "keep_warm", lambda scatter: kept.append(scatter))
     (link,) = peers.receiver._links
     peers.receiver.poll(4)
     assert kept == []
@@ -194,7 +194,7 @@ def test_who_does_not_sleep_is_rung_no_bell(ends: Ends) -> None:
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
     assert said == []
-    assert peers.receiver.restless
+    assert peers.receiver.busy_poll
     transfer.commit(peers.record(transfer))
     peers.run_until(lambda: 2 in peers.acknowledged())
 

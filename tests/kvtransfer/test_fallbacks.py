@@ -11,7 +11,7 @@ from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.sender import fallbacks
 from kvtransfer.sender.events import Acknowledged
-from kvtransfer.sender.fallbacks import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fallbacks
+from kvtransfer.sender.routes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fallbacks
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.ipc.control import address_of
 from tests.kvtransfer.peers import Peers, Shape, make_peers
@@ -37,10 +37,10 @@ def test_pauses_double_up_to_their_bound() -> None:
 
 def test_until_a_retry_is_due_the_better_way_is_passed_over() -> None:
     falls = Fallbacks()
-    assert (falls.passed_over(KEY, 0.0), falls.due(KEY, 0.0)) == (0, False)
+    assert (falls.skipped(KEY, 0.0), falls.due(KEY, 0.0)) == (0, False)
     falls.fall(KEY, 1, "broken", 0.0)
-    assert (falls.passed_over(KEY, 0.9), falls.due(KEY, 0.9), falls.reason(KEY)) == (1, False, "broken")
-    assert (falls.passed_over(KEY, 1.0), falls.due(KEY, 1.0)) == (0, True)
+    assert (falls.skipped(KEY, 0.9), falls.due(KEY, 0.9), falls.reason(KEY)) == (1, False, "broken")
+    assert (falls.skipped(KEY, 1.0), falls.due(KEY, 1.0)) == (0, True)
 
 
 def test_one_that_breaks_soon_after_its_return_waits_longer_and_later_no_more() -> None:
@@ -60,7 +60,7 @@ def test_receivers_remembered_are_bounded() -> None:
     for number in range(2000):
         falls.fall((str(number), b""), 1, "broken", 0.0)
     assert len(falls._fallbacks) == 1024
-    assert falls.passed_over(("1999", b""), 0.0) == 1
+    assert falls.skipped(("1999", b""), 0.0) == 1
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Frames over a socket, and the door through which senders bring theirs."""
+"""Frames over a socket, and the door through which senders connect_frames theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvtransfer.protocol.frames import FrameError
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.nccl import frame_acceptor as frame_door
 from kvtransfer.transports.nccl import frame_socket
-from kvtransfer.transports.nccl.frame_acceptor import SECRET_BYTES, FrameDoor, bring
+from kvtransfer.transports.nccl.frame_acceptor import SECRET_BYTES, FrameAcceptor, connect_frames
 from kvtransfer.transports.nccl.frame_socket import FrameSocket
 
 SECRET = LinkAuth().frames_secret(b"a link")
@@ -65,14 +65,14 @@ def test_frames_come_whole_and_in_their_order(pair: Pair) -> None:
         pair.one.add(message)
     assert pair.heard(len(sent)) == sent
     assert pair.other.take() is None
-    assert pair.other.broken() is None
+    assert pair.other.failure() is None
 
 
 def test_more_than_the_kernel_takes_leaves_when_there_is_room(pair: Pair) -> None:
     sent = [bytes([n]) * 1_000_000 for n in range(20)]
     for message in sent:
         pair.one.add(message)
-    assert pair.one.restless(), "who has something to send does not sleep"
+    assert pair.one.busy_poll(), "who has something to send does not sleep"
 
     found: list[bytes] = []
 
@@ -90,7 +90,7 @@ def test_a_peer_that_reads_nothing_ends_it() -> None:
     pair = Pair(bound=3)
     for _ in range(100):
         pair.one.add(bytes(1_000_000))
-    broken = pair.one.broken()
+    broken = pair.one.failure()
     assert broken is not None
     assert "does not read" in broken.message
     assert not pair.one._unsent
@@ -102,7 +102,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair) -> No
     pair.one._socket.sendall((frame_socket._LONGEST + 1).to_bytes(4, "little"))
     with pytest.raises(FrameError, match="a frame of"):
         pair.heard(1)
-    assert isinstance(pair.other.broken(), FrameError)
+    assert isinstance(pair.other.failure(), FrameError)
     assert pair.other.take() is None
 
 
@@ -110,17 +110,17 @@ def test_what_was_sent_before_the_end_is_heard(pair: Pair) -> None:
     pair.one.add(b"last")
     pair.one.close()
     assert pair.heard(1) == [b"last"]
-    until(lambda: pair.other.take() is None and pair.other.broken() is not None)
-    assert "one's frames" in str(pair.other.broken())
+    until(lambda: pair.other.take() is None and pair.other.failure() is not None)
+    assert "one's frames" in str(pair.other.failure())
 
 
 def test_who_sleeps_is_woken_by_the_next_frame_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_socket, "_AWAKE_S", 0.05)
     pair.one.add(b"1")
     pair.heard(1)
-    assert pair.other.restless()  # for a while after a frame it looks itself
+    assert pair.other.busy_poll()  # for a while after a frame it looks itself
     assert not pair.woken.is_set()
-    until(lambda: not pair.other.restless())
+    until(lambda: not pair.other.busy_poll())
     time.sleep(0.05)
     assert not pair.woken.is_set()
     pair.one.add(b"2")
@@ -131,7 +131,7 @@ def test_who_sleeps_is_woken_by_the_next_frame_alone(pair: Pair, monkeypatch: py
 def test_the_thread_goes_with_its_socket() -> None:
     before = threading.active_count()
     pair = Pair()
-    pair.other.restless()
+    pair.other.busy_poll()
     time.sleep(0.02)
     for end in (pair.one, pair.other):
         end.close()
@@ -144,7 +144,7 @@ def test_the_thread_goes_with_its_socket() -> None:
 class Door:
     def __init__(self) -> None:
         self.woken = threading.Event()
-        self.door = FrameDoor("127.0.0.1", self.woken.set)
+        self.door = FrameAcceptor("127.0.0.1", self.woken.set)
 
     def call(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.door.port), 5)
@@ -168,26 +168,26 @@ def sent_away(caller: socket.socket) -> bool:
 
 def test_who_knows_the_secret_is_let_in_once(at: Door) -> None:
     brought = at.door.expect(SECRET)
-    ours = bring("127.0.0.1", at.door.port, SECRET, 5.0)
+    ours = connect_frames("127.0.0.1", at.door.port, SECRET, 5.0)
     theirs = brought.result(5)
     until(at.woken.is_set)
     ours.sendall(b"frame")
     theirs.setblocking(True)
     assert theirs.recv(5) == b"frame"
-    assert sent_away(bring("127.0.0.1", at.door.port, SECRET, 5.0))
+    assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
     ours.close()
     theirs.close()
 
 
 def test_nobody_else_is(at: Door) -> None:
     brought = at.door.expect(SECRET)
-    assert sent_away(bring("127.0.0.1", at.door.port, bytes(SECRET_BYTES), 5.0))
+    assert sent_away(connect_frames("127.0.0.1", at.door.port, bytes(SECRET_BYTES), 5.0))
     gone = at.call()
     gone.sendall(SECRET[:5])
     gone.close()
     assert not brought.done()
     brought.cancel()
-    assert sent_away(bring("127.0.0.1", at.door.port, SECRET, 5.0))
+    assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
 
 
 def test_who_says_nothing_holds_up_nobody(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,12 +222,12 @@ def test_a_door_that_closes_sends_all_away_and_ends_its_thread() -> None:
     assert not brought.done()
     assert threading.active_count() <= before
     with pytest.raises(OSError):
-        bring("127.0.0.1", at.door.port, SECRET, 0.5)
+        connect_frames("127.0.0.1", at.door.port, SECRET, 0.5)
 
 
 def test_a_host_that_is_not_ours_is_refused() -> None:
     with pytest.raises(BatonError, match="cannot listen on 203") as error:
-        FrameDoor("203.0.113.1", lambda: None)
+        FrameAcceptor("203.0.113.1", lambda: None)
     assert error.value.kind is ErrorKind.INVALID
 
 
@@ -236,8 +236,8 @@ def test_a_fixed_port_in_either_family(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as free:
         port = free.getsockname()[1]
-    door = FrameDoor(host, lambda: None, port)
+    door = FrameAcceptor(host, lambda: None, port)
     brought = door.expect(SECRET)
-    with bring(host, port, SECRET, 5.0):
+    with connect_frames(host, port, SECRET, 5.0):
         brought.result(5.0).close()
     door.close()

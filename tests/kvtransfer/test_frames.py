@@ -12,18 +12,18 @@ from kvtransfer.protocol import frames
 from kvtransfer.protocol.frames import (
     HEADER_BYTES,
     Commit,
-    Committed,
+    CommitAck,
     Credit,
     FrameError,
+    Metadata,
     Piece,
-    Quiet,
-    Record,
     Refused,
+    SenderControl,
     Stop,
+    StopAck,
     StopReason,
     Withdraw,
     WithdrawReason,
-    Words,
     decode_from_receiver,
     decode_from_sender,
     encode,
@@ -37,15 +37,15 @@ u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 pieces = st.builds(Piece, u64, u32, u32, u64, st.integers(1, 64), u32, u64)
 last_words = st.one_of(
-    st.builds(Record, u64, st.binary(max_size=200)),
+    st.builds(Metadata, u64, st.binary(max_size=200)),
     st.builds(Commit, u64, st.binary(max_size=200)),
     st.builds(Withdraw, u64, st.sampled_from([WithdrawReason.FINISHED, WithdrawReason.ABORTED])),
-    st.builds(Quiet, u64),
+    st.builds(StopAck, u64),
 )
 answers = st.one_of(
     st.builds(Credit, st.lists(u32, min_size=1, max_size=40).map(tuple)),
     st.builds(Stop, u64, st.sampled_from(StopReason)),
-    st.builds(Committed, u64, u64),
+    st.builds(CommitAck, u64, u64),
     st.builds(Refused, u64, st.sampled_from(ErrorKind), st.text(max_size=100)),
 )
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -61,7 +61,7 @@ def test_pieces_come_back(piece: Piece, data: st.DataObject) -> None:
 
 @quick
 @given(last_words)
-def test_the_senders_frames_come_back(frame: Words) -> None:
+def test_the_senders_frames_come_back(frame: SenderControl) -> None:
     assert decode_from_sender(encode(frame))[0] == frame
     with pytest.raises(FrameError):
         decode_from_receiver(encode(frame))
@@ -77,7 +77,9 @@ def test_the_receivers_frames_come_back(frame: frames.ReceiverFrame) -> None:
 
 @quick
 @given(st.one_of(last_words, answers), st.data())
-def test_a_cut_or_longer_message_is_refused(frame: Words | frames.ReceiverFrame, data: st.DataObject) -> None:
+def test_a_cut_or_longer_message_is_refused(
+    frame: SenderControl | frames.ReceiverFrame, data: st.DataObject
+) -> None:
     whole = encode(frame)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     for wrong in (cut, whole + b"x"):
@@ -94,7 +96,7 @@ def refused_by_both(message: bytes) -> None:
 
 @quick
 @given(st.one_of(last_words, answers), st.integers(0), st.integers(1, 255))
-def test_a_changed_byte_is_refused(frame: Words | frames.ReceiverFrame, at: int, flip: int) -> None:
+def test_a_changed_byte_is_refused(frame: SenderControl | frames.ReceiverFrame, at: int, flip: int) -> None:
     """Wherever it is: in the header, or in a record, a reason, a list of credits."""
     changed = bytearray(encode(frame))
     changed[at % len(changed)] ^= flip
@@ -126,7 +128,7 @@ def test_a_pieces_changed_header_is_refused_or_means_something_else(piece: Piece
 def test_limits() -> None:
     for wrong in (
         encode(Commit(1, b"x" * (frames.MAX_COMMIT_BYTES + 1))),
-        encode(Record(1, b"x" * (frames.MAX_COMMIT_BYTES + 1))),
+        encode(Metadata(1, b"x" * (frames.MAX_COMMIT_BYTES + 1))),
         encode(Withdraw(1, WithdrawReason.LINK_LOST)),
         encode_piece_header(Piece(1, 0, 0, 0, 0, 0, 0)),
     ):

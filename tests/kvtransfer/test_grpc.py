@@ -16,8 +16,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse
-from kvtransfer.protocol.frames import Quiet, encode
-from kvtransfer.protocol.handshake import open_request
+from kvtransfer.protocol.frames import StopAck, encode
+from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD, Outbox
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
@@ -40,7 +40,7 @@ def channel(peers: Peers) -> Iterator[grpc.Channel]:
 
 
 def open_link(peers: Peers, over: grpc.Channel, name: str = "raw") -> OpenLinkResponse:
-    request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
+    request = link_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
     receiver, metadata = transfer_pb2_grpc.TransferServiceStub(over), AUTH.token.metadata
     given = receiver.GetChallenge(GetChallengeRequest(), timeout=3, metadata=metadata)
     hello = AUTH.hello(request, given.challenge)
@@ -80,7 +80,7 @@ def test_a_port_in_use_is_one_clear_error(peers: Peers) -> None:
 @pytest.mark.parametrize("link_id", [None, "", "x", "-1", "12345", "9" * 30, "0x10"])
 def test_a_stream_without_a_link_is_refused(peers: Peers, link_id: str | None) -> None:
     with channel(peers) as over:
-        call = stream(over, link_id, iter([encode(Quiet(1))]))
+        call = stream(over, link_id, iter([encode(StopAck(1))]))
         assert call.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
     peers.step()
     assert not peers.receiver.links
@@ -92,17 +92,17 @@ def test_a_link_id_is_good_for_one_stream(peers: Peers) -> None:
         release = threading.Event()
 
         def said() -> Iterator[bytes]:
-            yield encode(Quiet(1))
+            yield encode(StopAck(1))
             release.wait(5)
 
         first = stream(over, link_id, said())
         peers.run_until(lambda: peers.receiver.counters.dropped_unknown == 1)
-        second = stream(over, link_id, iter([encode(Quiet(1))]))
+        second = stream(over, link_id, iter([encode(StopAck(1))]))
         assert second.code() is grpc.StatusCode.FAILED_PRECONDITION
         release.set()
         peers.run_until(lambda: peers.receiver.links == [])
         assert first.code() is not None
-        third = stream(over, link_id, iter([encode(Quiet(1))]))
+        third = stream(over, link_id, iter([encode(StopAck(1))]))
         assert third.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert peers.receiver.counters.links_fenced == 1
 

@@ -16,8 +16,8 @@ import pytest
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse, SignedOpenLinkRequest
-from kvtransfer.link.interfaces import OutOfReachError
-from kvtransfer.protocol.handshake import open_request
+from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.ipc import control as ipc_control
 from kvtransfer.transports.ipc.byte_ring import CAPACITY, RING_BYTES
@@ -32,15 +32,15 @@ from kvtransfer.transports.ipc.control import (
 from kvtransfer.transports.ipc.listener import IpcListener
 from kvtransfer.transports.ipc.probe_page import NONCE_BYTES, answer_to
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
 
-REQUEST = open_request(identity("raw"), identity("receiver").incarnation, FINGERPRINT, 1)
+REQUEST = link_request(identity("raw"), identity("receiver").incarnation, FINGERPRINT, 1)
 
 
 @pytest.fixture
 def peers() -> Iterator[Peers]:
-    made = make_peers(Shape(timeout_s=5.0), transport="ipc", connectors=connectors_of("ipc", lambda: None))
+    made = make_peers(Shape(timeout_s=5.0), transport="ipc", connectors=make_connectors("ipc", lambda: None))
     yield made
     made.close()
 
@@ -68,7 +68,7 @@ def page_of(raw: socket.socket) -> SharedMemory:
     auth = LinkAuth()
     hello = hello_to(raw, auth)
     _, proof, descriptor = receive_message(raw, 1.0)
-    auth.verify_page(hello, proof)
+    auth.verify_probe(hello, proof)
     assert descriptor is not None
     page = SharedMemory.attach(descriptor)
     page.drop_descriptor()
@@ -162,7 +162,7 @@ def test_a_listener_of_another_user_is_told_nothing(peers: Peers, monkeypatch: p
         thread.start()
         ours = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
-        with pytest.raises(OutOfReachError, match=f"user {ours} "):
+        with pytest.raises(UnreachableError, match=f"user {ours} "):
             IpcConnector(lambda: None).open(f"ipc:{name}", REQUEST, 1.0)
         thread.join()
     assert said in ([b""], [bytes((Word.UNMAPPED,))])
@@ -179,7 +179,7 @@ def test_many_connections_of_others_are_one_line_of_log(
             other.settimeout(5.0)
             assert other.recv(1) == b""
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-    assert [record.getMessage() for record in warnings] == ["link_caller_refused"]
+    assert [record.getMessage() for record in warnings] == ["link_caller_rejected"]
 
 
 def test_a_listener_of_another_version_is_out_of_reach() -> None:
@@ -196,14 +196,14 @@ def test_a_listener_of_another_version_is_out_of_reach() -> None:
         server.listen(1)
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(OutOfReachError, match="another version"):
+        with pytest.raises(UnreachableError, match="another version"):
             IpcConnector(lambda: None).open(f"ipc:{name}", REQUEST, 1.0)
         thread.join()
     page.drop_descriptor()
 
 
 def test_nobody_listens_there() -> None:
-    with pytest.raises(OutOfReachError) as error:
+    with pytest.raises(UnreachableError) as error:
         IpcConnector(lambda: None).open("ipc:baton-nobody", REQUEST, 1.0)
     assert error.value.kind is ErrorKind.UNAVAILABLE
 
@@ -268,23 +268,23 @@ def test_a_word_that_is_none_breaks_the_link(peers: Peers) -> None:
     assert wire._control is not None
     peers.run_until(lambda: peers.receiver.links[0].credited_pieces > 0)
     wire._control._send(b"\xee")
-    peers.run_until(lambda: wire.broken() is not None)
-    assert "no word of a link" in str(wire.broken())
+    peers.run_until(lambda: wire.failure() is not None)
+    assert "no word of a link" in str(wire.failure())
     wire.close()
 
 
 def test_one_of_whom_nothing_is_heard_has_a_while_if_it_is_not_stopped(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipc_control, "BEAT_S", 0.1)
-    monkeypatch.setattr(ipc_control, "SILENT_S", 0.0)
-    monkeypatch.setattr(ipc_control, "DEAF_S", 0.4)
+    monkeypatch.setattr(ipc_control, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(ipc_control, "SILENCE_S", 0.0)
+    monkeypatch.setattr(ipc_control, "UNRESPONSIVE_S", 0.4)
     _, wire = open_link(peers)
     monkeypatch.setattr(ipc_control.Control, "say", lambda control, word: None)
     begun = time.monotonic()
-    peers.run_until(lambda: wire.broken() is not None and peers.receiver.counters.links_broken == 1)
+    peers.run_until(lambda: wire.failure() is not None and peers.receiver.counters.links_broken == 1)
     assert 0.3 <= time.monotonic() - begun < 5.0
-    assert "no sign of life" in str(wire.broken())
+    assert "no sign of life" in str(wire.failure())
     monkeypatch.undo()
     wire.close()
     peers.run_until(lambda: not peers.receiver.links)
@@ -318,7 +318,7 @@ def test_close_ends_every_thread_and_descriptor() -> None:
 
 
 def one_transfer() -> None:
-    peers = make_peers(Shape(), transport="ipc", connectors=connectors_of("ipc", lambda: None))
+    peers = make_peers(Shape(), transport="ipc", connectors=make_connectors("ipc", lambda: None))
     peers.send(1, [[1]], [[1]])
     peers.run_until(lambda: peers.acknowledged() == [1])
     peers.close()
@@ -330,7 +330,7 @@ def test_a_machine_that_reorders_stores_has_no_such_links(monkeypatch: pytest.Mo
     with pytest.raises(BatonError) as error:
         IpcListener(peer_timeout_s=1.0, max_links=1, wake=lambda: None)
     assert error.value.kind is ErrorKind.INVALID
-    with pytest.raises(OutOfReachError):
+    with pytest.raises(UnreachableError):
         IpcConnector(lambda: None).open("ipc:x", REQUEST, 1.0)
 
 

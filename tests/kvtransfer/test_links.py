@@ -9,9 +9,10 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Credit, FrameError, WithdrawReason, encode
-from kvtransfer.protocol.handshake import open_request
-from kvtransfer.receiver.events import Arrived, Committed
+from kvtransfer.protocol.handshake import link_request
+from kvtransfer.receiver.events import Committed, TransferStarted
 from kvtransfer.receiver.link_table import MAX_LINKS
 from tests.kvtransfer.conftest import LinkPeers, TamperedConnector
 from tests.kvtransfer.memory_transport import MemorySenderWire, MemoryTransport
@@ -83,7 +84,7 @@ def test_what_landed_is_told_by_the_next_poll_unless_it_was_forgotten() -> None:
 
     def both_are_here() -> bool:
         peers.sender.poll(4)
-        peers.receiver.land(4)
+        peers.receiver.progress(4)
         return peers.equal([[1, 2]], [[1, 2]]) and all(
             link.live_transfers == 0 for link in peers.receiver.links
         )
@@ -92,8 +93,8 @@ def test_what_landed_is_told_by_the_next_poll_unless_it_was_forgotten() -> None:
         assert not peers.received
     peers.forget(1)
     told = peers.receiver.poll(4)
-    assert [(type(event), event.transfer_id) for event in told] == [(Arrived, 2), (Committed, 2)]
-    peers.receiver.acknowledge(2)
+    assert [(type(event), event.transfer_id) for event in told] == [(TransferStarted, 2), (Committed, 2)]
+    peers.receiver.transfers.acknowledge(2)
     peers.run_until(lambda: peers.acknowledged() == [2])
     peers.close()
 
@@ -184,7 +185,7 @@ def test_a_commit_nobody_answers_has_a_deadline() -> None:
     memory.clock.now += SHAPE.timeout_s + 0.1
     peers.run_until(lambda: 1 in peers.failures())
     assert peers.failures()[1].kind is ErrorKind.DEADLINE
-    peers.receiver.acknowledge(1)  # too late: counted, and no second event
+    peers.receiver.transfers.acknowledge(1)  # too late: counted, and no second event
     peers.run_until(lambda: peers.sender.counters.dropped_unknown == 1)
     assert peers.acknowledged() == []
     peers.check_ledger()
@@ -206,7 +207,7 @@ def test_a_sender_that_does_not_answer_a_stop_loses_its_link() -> None:
 def test_a_sender_that_never_comes_to_its_link_loses_it() -> None:
     memory = Memory()
     peers = memory.peers
-    request = open_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT, 1)
+    request = link_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT, 1)
     opened: list[object] = []
     thread = threading.Thread(target=lambda: opened.append(memory.transport.open("", request, 2.0)))
     thread.start()
@@ -267,14 +268,14 @@ class _Renaming:
         self.transport = transport.transport
         self.answered = 0
 
-    def takes(self, address: str) -> bool:
+    def reaches(self, endpoint: Endpoint) -> bool:
         return True
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
         request.receiver_incarnation = identity("receiver").incarnation
-        found = self._memory.open(address, request, timeout_s)
+        found = self._memory.open(endpoint, request, timeout_s)
         self.answered += 1
         return found
 
@@ -309,11 +310,11 @@ class _Hanging:
     def __init__(self) -> None:
         self.let_go = threading.Event()
 
-    def takes(self, address: str) -> bool:
+    def reaches(self, endpoint: Endpoint) -> bool:
         return True
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
         self.let_go.wait(5)
         raise BatonError(ErrorKind.UNAVAILABLE, "let go")
@@ -341,7 +342,7 @@ def test_links_are_bounded() -> None:
 
     def open_one(name: str) -> Callable[[], None]:
         def run() -> None:
-            request = open_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
+            request = link_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
             try:
                 memory.transport.open("", request, 2.0)
             except BatonError as error:

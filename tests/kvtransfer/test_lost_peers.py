@@ -77,13 +77,13 @@ class Remote:
         """Its whole lines so far."""
         return self._bytes.decode().split("\n")[:-1]
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Takes in what it has said meanwhile."""
         assert self.process.stdout is not None
         self._bytes += self.process.stdout.read() or b""
 
     def says(self, word: str) -> bool:
-        self.hear()
+        self.receive()
         return word in self.said
 
     def signal(self, number: signal.Signals) -> None:
@@ -120,7 +120,7 @@ class Survivor(ABC):
         """One turn of the loop."""
 
     @abstractmethod
-    def restless(self) -> bool: ...
+    def busy_poll(self) -> bool: ...
 
     def until(self, holds: Callable[[], bool], within_s: float, what: Callable[[], object] = str) -> float:
         """Turns the loop until it holds; how long that took."""
@@ -128,7 +128,7 @@ class Survivor(ABC):
         while not holds():
             assert time.monotonic() < begun + within_s, f"not within {within_s} s: {what()}"
             self.poll()
-            self.woken.wait(0.001 if self.restless() else 0.02)
+            self.woken.wait(0.001 if self.busy_poll() else 0.02)
             self.woken.clear()
         return time.monotonic() - begun
 
@@ -147,7 +147,7 @@ class ReceivingSurvivor(Survivor):
 
     def expect(self, transfer: int, blocks: int) -> None:
         self.sink.reserve(transfer, [blocks])
-        self.receiver.expect(transfer, [blocks])
+        self.receiver.transfers.expect(transfer, [blocks])
 
     def poll(self) -> None:
         for event in self.receiver.poll(16):
@@ -160,10 +160,10 @@ class ReceivingSurvivor(Survivor):
                 self.admitted[event.transfer_id] += 1
                 if event.transfer_id >= 1000:
                     self.expect(event.transfer_id + 1, BLOCKS)
-                self.receiver.acknowledge(event.transfer_id)
+                self.receiver.transfers.acknowledge(event.transfer_id)
 
-    def restless(self) -> bool:
-        return self.receiver.restless
+    def busy_poll(self) -> bool:
+        return self.receiver.busy_poll
 
     def worked(self) -> int:
         return sum(count for transfer, count in self.admitted.items() if transfer >= 1000)
@@ -275,8 +275,8 @@ class SendingSurvivor(Survivor):
                 if self.healthy is not None and event.transfer.transfer_id == self.healthy[1]:
                     self.work(self.healthy[0], self.healthy[1] + 1)
 
-    def restless(self) -> bool:
-        return self.sender.restless
+    def busy_poll(self) -> bool:
+        return self.sender.busy_poll
 
     def worked(self) -> int:
         return self.healthy[1] if self.healthy is not None else 0
@@ -322,7 +322,7 @@ def test_receivers(how: signal.Signals, over: str) -> None:
         print(f"{how.name} over {over}: receivers gone after {took:.2f} s")
         assert set(survivor.failed.values()) == {ErrorKind.UNAVAILABLE}
         survivor.until(lambda: survivor.worked() > worked + 3, BACK_S)
-        assert all(transfer.transfer_id >= 1000 or not transfer.live for transfer in begun.values())
+        assert all(transfer.transfer_id >= 1000 or not transfer.active for transfer in begun.values())
 
         again = start("receive", 2, 5, 1, over)
         survivor.until(lambda: _spoke(again), _START_S)
@@ -350,7 +350,7 @@ def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
 
 
 def _spoke(peer: Remote) -> bool:
-    peer.hear()
+    peer.receive()
     return bool(peer.said)
 
 

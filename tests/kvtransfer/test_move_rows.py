@@ -113,5 +113,5 @@ def test_what_stands_before_a_piece_is_handed_over(how: str) -> None:
     sums = PieceSums(parts.numpy().view(np.uint64)[None], 0)
     assert torch.equal(there.cpu(), source[begins:])
     assert (sums.of(0) - BEGINS) % (1 << 64) == words_sum(source[begins:])
-    assert torch.equal(sums.said_parts(0), source[:begins].view(torch.int64))
+    assert torch.equal(sums.reported_parts(0), source[:begins].view(torch.int64))
     assert sums.said(0) == sum(source[:begins].view(torch.int64).tolist()) % (1 << 64)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvtransfer.device.kernels.move_plan import Travels
+from kvtransfer.device.kernels.move_plan import WireSide
 from kvtransfer.device.reference import (
     Conversion,
     Place,
@@ -40,7 +40,7 @@ def moved(
     source: Tensor,
     destination: Tensor,
     runs: list[Run],
-    travels: Travels,
+    travels: WireSide,
     conversion: Conversion = Conversion.NONE,
 ) -> Tensor:
     """The same move by the reference or by the kernel; the destination changes in place."""
@@ -67,7 +67,7 @@ def test_there_and_back_with_the_wires_own_checksum(how: str) -> None:
     pool, staging = random_bytes(BLOCKS, BLOCK_BYTES, seed=1), random_bytes(16, PIECE_BYTES, seed=2)
     runs = whole_pieces(CHOSEN, BLOCK_BYTES, PIECE_BYTES, STAGING)
     untouched = staging.clone()
-    sums = moved(how, pool, staging, runs, Travels.DESTINATION)
+    sums = moved(how, pool, staging, runs, WireSide.DESTINATION)
     checksum = PieceChecksum(PIECE_BYTES)
     expected = []
     for index, place in zip(STAGING, places(), strict=True):
@@ -82,7 +82,7 @@ def test_there_and_back_with_the_wires_own_checksum(how: str) -> None:
 
     landed = random_bytes(BLOCKS, BLOCK_BYTES, seed=3)
     kept = landed.clone()
-    assert torch.equal(moved(how, staging, landed, reversed_runs(runs), Travels.SOURCE), sums)
+    assert torch.equal(moved(how, staging, landed, reversed_runs(runs), WireSide.SOURCE), sums)
     for block in range(BLOCKS):
         assert torch.equal(landed[block], pool[block] if block in CHOSEN else kept[block])
 
@@ -95,7 +95,7 @@ def test_every_kind_of_damage_is_seen(how: str) -> None:
     at = [Place(9, 0, 0, 0, 256), Place(9, 0, 1, 0, 256)]
 
     def checksums() -> list[int]:
-        return piece_checksums(moved(how, staging, pool, runs, Travels.SOURCE), at)
+        return piece_checksums(moved(how, staging, pool, runs, WireSide.SOURCE), at)
 
     right = checksums()
     dice = random.Random(6)
@@ -135,7 +135,7 @@ def test_converted_on_the_way(
 ) -> None:
     pool, staging = numbers(before), torch.zeros(2, 256, dtype=after)
     runs = whole_pieces([1, 0], 512, 512, [0, 1])
-    sums = moved(how, pool, staging, runs, Travels.DESTINATION, conversion)
+    sums = moved(how, pool, staging, runs, WireSide.DESTINATION, conversion)
     assert torch.equal(staging.view(torch.int16), pool[[1, 0]].to(after).view(torch.int16))
     # The wire's checksum is of what travels.
     checksum = PieceChecksum(512)

@@ -14,9 +14,9 @@ from baton.device import nccl_channel
 from baton.device.nccl import Result
 from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.protocol.frames import FrameError, Piece, Quiet, encode, encode_piece_header
+from kvtransfer.protocol.frames import FrameError, Piece, StopAck, encode, encode_piece_header
 from kvtransfer.sender.events import Acknowledged
-from kvtransfer.sender.fallbacks import Fallbacks
+from kvtransfer.sender.routes import Fallbacks
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener
 from kvtransfer.transports.nccl.endpoint import SENDER_RANK
@@ -218,7 +218,7 @@ def names(*indices: int, length: int = 4096) -> bytes:
 
 @pytest.mark.parametrize(
     "message",
-    [names(9), names(0, 0), names(1, length=4097), names(1, 2) + b"x", names(1) + encode(Quiet(3)), b""],
+    [names(9), names(0, 0), names(1, length=4097), names(1, 2) + b"x", names(1) + encode(StopAck(3)), b""],
     ids=["far", "twice", "too long", "crumbs", "mixed", "nothing"],
 )
 def test_what_is_no_frame_of_the_senders_breaks_the_link(linked: Linked, message: bytes) -> None:
@@ -237,7 +237,7 @@ def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
     """Its receive waits for the bytes; those behind it land behind it."""
     linked.send(1)
     _, receiving = wires(linked)
-    before = receiving.landed()
+    before = receiving.arrived_count()
     stopped = linked.nccl.sending.channels[0]._stream
     assert isinstance(stopped, DoubleStream)
     goes_on = threading.Event()
@@ -245,11 +245,11 @@ def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
     peers = linked.peers
     peers.send(2, [[1, 2]], [[30, 31]])
     peers.run_until(lambda: len(receiving._landing) == 4)
-    assert receiving.landed() == before
-    assert receiving.restless()
+    assert receiving.arrived_count() == before
+    assert receiving.busy_poll()
     goes_on.set()
     peers.run_until(lambda: 2 in peers.acknowledged())
-    assert receiving.landed() == before + 4
+    assert receiving.arrived_count() == before + 4
     assert peers.equal([[1, 2]], [[30, 31]])
 
 
@@ -257,7 +257,7 @@ def test_a_stream_that_carries_frames_breaks_the_link(linked: Linked) -> None:
     """The lifeline is there to be broken: nothing lands over it."""
     linked.send(1)
     sending, _ = wires(linked)
-    sending._lifeline.tell(Quiet(3))
+    sending._lifeline.send(StopAck(3))
     until(linked.peers, lambda: not linked.peers.sender.links)
     assert linked.peers.receiver.counters.links_broken == 1
     assert linked.send(2) == "grpc"

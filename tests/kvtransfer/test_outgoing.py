@@ -11,13 +11,13 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason
-from kvtransfer.protocol.piece_geometry import Geometry
+from kvtransfer.protocol.piece_geometry import PieceGeometry
 from kvtransfer.sender.transfer import PieceSource, Transfer, TransferState
 from tests.support.events import PlayedEvent
 
 BLOCK_BYTES = (10, 4)
-GEOMETRY = Geometry(BLOCK_BYTES, 4)
-SPANNING = Geometry(BLOCK_BYTES, 40, spans=True)
+GEOMETRY = PieceGeometry(BLOCK_BYTES, 4)
+SPANNING = PieceGeometry(BLOCK_BYTES, 40, multi_block=True)
 ATTEMPT = Attempt(request_id=b"r" * 16, number=2)
 TICKET = Ticket(body=b"the body", signature=b"the signature")
 
@@ -48,7 +48,7 @@ class Outgoing:
     def _wake(self) -> None:
         self.wakes += 1
 
-    def pieces(self, geometry: Geometry, most_blocks: int = 1) -> list[PieceSource]:
+    def pieces(self, geometry: PieceGeometry, most_blocks: int = 1) -> list[PieceSource]:
         """All that are left, as they are put on the wire and read."""
         found = []
         while self.transfer.has_piece():
@@ -70,9 +70,9 @@ def places(pieces: Sequence[PieceSource]) -> list[tuple[tuple[int, ...], int, in
 
 def test_a_new_transfer_has_nothing_but_its_ticket_to_send(outgoing: Outgoing) -> None:
     transfer = outgoing.transfer
-    assert (transfer.transfer_id, transfer.state, transfer.live) == (7, TransferState.SENDING, True)
-    assert transfer.ahead is not None
-    assert CommitRecord.FromString(transfer.ahead) == CommitRecord(
+    assert (transfer.transfer_id, transfer.state, transfer.active) == (7, TransferState.SENDING, True)
+    assert transfer.metadata is not None
+    assert CommitRecord.FromString(transfer.metadata) == CommitRecord(
         attempt=ATTEMPT, ticket_body=b"the body", ticket_signature=b"the signature"
     )
     assert (transfer.record, transfer.commit_deadline, transfer.held) == (None, float("inf"), 0)
@@ -176,7 +176,7 @@ def test_blocks_that_are_read_when_the_transfer_ends_are_unpinned_after_it(outgo
     first, second = (outgoing.transfer.next_piece(GEOMETRY) for _ in range(2))
     outgoing.transfer.end(TransferState.FAILED)
     assert outgoing.unpinned == [(0, 51)]
-    assert (outgoing.transfer.state, outgoing.transfer.live) == (TransferState.FAILED, False)
+    assert (outgoing.transfer.state, outgoing.transfer.active) == (TransferState.FAILED, False)
     assert not outgoing.transfer.has_piece()
     outgoing.transfer.read_done(first)
     assert outgoing.unpinned == [(0, 51)]
@@ -241,9 +241,9 @@ def test_a_piece_is_final_when_the_step_of_its_block_has_ended(outgoing: Outgoin
 
 
 def test_a_description_goes_ahead_with_the_ticket(outgoing: Outgoing) -> None:
-    outgoing.transfer.describe(CommitRecord(attempt=ATTEMPT, token_ids=[1, 2], prompt_length=2))
-    assert outgoing.transfer.ahead is not None
-    assert CommitRecord.FromString(outgoing.transfer.ahead) == CommitRecord(
+    outgoing.transfer.send_metadata(CommitRecord(attempt=ATTEMPT, token_ids=[1, 2], prompt_length=2))
+    assert outgoing.transfer.metadata is not None
+    assert CommitRecord.FromString(outgoing.transfer.metadata) == CommitRecord(
         attempt=ATTEMPT, token_ids=[1, 2], prompt_length=2,
         ticket_body=b"the body", ticket_signature=b"the signature",
     )  # fmt: skip
@@ -251,9 +251,9 @@ def test_a_description_goes_ahead_with_the_ticket(outgoing: Outgoing) -> None:
 
 
 def test_a_description_cannot_follow_its_ticket(outgoing: Outgoing) -> None:
-    outgoing.transfer.ahead = None  # it is on the wire
+    outgoing.transfer.metadata = None  # it is on the wire
     with pytest.raises(AssertionError, match=r"^nothing of the transfer has been sent$"):
-        outgoing.transfer.describe(CommitRecord(attempt=ATTEMPT))
+        outgoing.transfer.send_metadata(CommitRecord(attempt=ATTEMPT))
 
 
 def test_a_commit_counts_what_was_pushed_and_comes_once(outgoing: Outgoing) -> None:

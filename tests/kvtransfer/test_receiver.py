@@ -14,16 +14,16 @@ from kvtransfer.protocol import frames
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import (
     Commit,
+    Metadata,
     Piece,
-    Quiet,
     ReceiverFrame,
-    Record,
     Refused,
-    Words,
+    SenderControl,
+    StopAck,
     encode,
     encode_piece_header,
 )
-from kvtransfer.protocol.handshake import open_request
+from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed, ReceiverEvent
@@ -44,7 +44,7 @@ from tests.kvtransfer.peers import (
 
 SHAPE = Shape(block_bytes=(10,), piece_bytes=4, window_pieces=8)
 # A frame that changes nothing but a counter: an answer for which nobody waited.
-IDLE = Quiet(99)
+IDLE = StopAck(99)
 
 
 class OneReceiver:
@@ -63,7 +63,7 @@ class OneReceiver:
         self.receiver.attach(transport)
         self.pipes: list[Pipe] = transport.pipes
         for link in range(links):
-            request = open_request(
+            request = link_request(
                 identity(f"sender-{link}"), identity("receiver").incarnation, FINGERPRINT, 1
             )
             opening = threading.Thread(target=transport.open, args=("", request, 2.0))
@@ -84,7 +84,7 @@ class OneReceiver:
         """Whether the next poll begins with the first link."""
         return self.receiver.links[0].peer.name == "sender-0"
 
-    def hears(self, *said: Words, link: int = 0) -> None:
+    def hears(self, *said: SenderControl, link: int = 0) -> None:
         self.pipes[link].to_receiver.extend(encode(frame) for frame in said)
 
     def record(self, transfer: int, blocks: int) -> bytes:
@@ -97,9 +97,9 @@ class OneReceiver:
 
     def commits(self, transfer: int, link: int = 0) -> None:
         """A transfer without blocks."""
-        self.receiver.expect(transfer, [0])
+        self.receiver.transfers.expect(transfer, [0])
         record = self.record(transfer, 0)
-        self.hears(Record(transfer, record), Commit(transfer, record), link=link)
+        self.hears(Metadata(transfer, record), Commit(transfer, record), link=link)
 
     def told(self, link: int = 0) -> list[ReceiverFrame]:
         """Since the last call."""
@@ -143,7 +143,7 @@ def test_a_poll_hears_so_many_frames_and_asks_for_another_where_there_may_be_mor
 
 def test_what_lands_is_bounded_alike(one: OneReceiver) -> None:
     one.hears(*[IDLE] * 5)
-    one.receiver.land(3)
+    one.receiver.progress(3)
     assert one.left() == [2]
 
 
@@ -165,8 +165,8 @@ def test_a_silent_link_takes_no_turn(three: OneReceiver) -> None:
 
 def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
     """Its piece is cut otherwise than was agreed, which no later frame makes good."""
-    three.receiver.expect(7, [1])
-    three.hears(Record(7, three.record(7, 1)))
+    three.receiver.transfers.expect(7, [1])
+    three.hears(Metadata(7, three.record(7, 1)))
     for _ in range(3):  # until it is the first's turn again
         three.receiver.poll(9)
     data = b"ab"
@@ -183,11 +183,11 @@ def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
 
 def test_a_sender_with_more_to_say_is_not_judged_yet(one: OneReceiver) -> None:
     """The answer that it is late with may be among it."""
-    one.receiver.expect(7, [1])
-    one.hears(Record(7, one.record(7, 1)))
+    one.receiver.transfers.expect(7, [1])
+    one.hears(Metadata(7, one.record(7, 1)))
     one.receiver.poll(9)
-    one.receiver.forget(7)
-    one.hears(IDLE, Quiet(7))
+    one.receiver.transfers.forget(7)
+    one.hears(IDLE, StopAck(7))
     one.clock.now += SHAPE.timeout_s
     for _ in range(3):
         one.receiver.poll(1)
@@ -204,24 +204,24 @@ def test_commits_are_answered_and_counted(one: OneReceiver) -> None:
         one.commits(transfer)
     told = committed([event for _ in range(9) for event in one.receiver.poll(1)])
     assert told == [7, 8, 9]
-    assert one.receiver.expected_transfers == 3
+    assert len(one.receiver.transfers) == 3
     before = time.monotonic_ns()
-    one.receiver.acknowledge(7)
-    one.receiver.refuse(8, BatonError(ErrorKind.FORBIDDEN, "spent"))
-    one.receiver.acknowledge(9)
+    one.receiver.transfers.acknowledge(7)
+    one.receiver.transfers.refuse(8, BatonError(ErrorKind.FORBIDDEN, "spent"))
+    one.receiver.transfers.acknowledge(9)
     first, refused, last = one.told()
     for answer, transfer in ((first, 7), (last, 9)):
-        assert isinstance(answer, frames.Committed)
+        assert isinstance(answer, frames.CommitAck)
         assert answer.transfer == transfer
         assert before <= answer.at_ns <= time.monotonic_ns()
     assert refused == Refused(8, ErrorKind.FORBIDDEN, "spent")
     assert one.receiver.counters.transfers_committed == 2
-    assert one.receiver.expected_transfers == 0
+    assert len(one.receiver.transfers) == 0
 
 
 def test_a_commit_is_told_before_anything_else_is_done(one: OneReceiver) -> None:
     one.commits(7)
-    one.receiver.land(9)
+    one.receiver.progress(9)
     one.hears(IDLE)
     before = one.wakes
     assert committed(one.receiver.poll(9)) == [7]
@@ -240,7 +240,7 @@ class _Listener:
         self.address = address
         self.asked = 0
 
-    def next_call(self) -> None:
+    def next_request(self) -> None:
         self.asked += 1
 
     def close(self) -> None:
@@ -251,11 +251,11 @@ def test_it_listens_as_it_was_told(one: OneReceiver, monkeypatch: pytest.MonkeyP
     asked: list[tuple[object, ...]] = []
     listeners = [_Listener("ipc:here/1"), _Listener("127.0.0.1:7")]
 
-    def listeners_of(*arguments: object) -> list[_Listener]:
+    def start_listeners(*arguments: object) -> list[_Listener]:
         asked.append(arguments)
         return listeners
 
-    monkeypatch.setattr("kvtransfer.receiver.receiver.listeners_of", listeners_of)
+    monkeypatch.setattr("kvtransfer.receiver.receiver.start_listeners", start_listeners)
     assert one.receiver.listen("127.0.0.1") == "ipc:here/1 127.0.0.1:7"
     bounds = SHAPE.piece_bytes, SHAPE.timeout_s, MAX_LINKS, one._wake
     assert asked == [("grpc", "127.0.0.1", 0, *bounds, None, None, None, 0)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from baton.layout import CacheGroup, Plane
-from kvtransfer.device.kernels.move_plan import Travels
+from kvtransfer.device.kernels.move_plan import WireSide
 from kvtransfer.device.reference import Place, Run, piece_checksums
 from kvtransfer.device.resplit import Common, Split
 from kvtransfer.protocol.checksum import PieceChecksum
@@ -61,8 +61,8 @@ def _send(how: str, common: Common, source: Tensor, target: Tensor, blocks: list
         at = number * common.words, PIECE_WORDS, number * pieces
         gathered += common.gather(ours, *at)
         scattered += common.scatter(theirs, *at)
-    sums = moved(how, source, staging, gathered, Travels.DESTINATION)
-    assert torch.equal(moved(how, staging, target, scattered, Travels.SOURCE), sums)
+    sums = moved(how, source, staging, gathered, WireSide.DESTINATION)
+    assert torch.equal(moved(how, staging, target, scattered, WireSide.SOURCE), sums)
 
     checksum, places, expected = PieceChecksum(4 * PIECE_WORDS), [], []
     for number in range(len(blocks)):

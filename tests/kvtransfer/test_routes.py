@@ -16,8 +16,8 @@ from kvtransfer.link.interfaces import Connector, SenderWire
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.routes import routes
 from kvtransfer.transports.ipc.control import address_of
-from kvtransfer.transports.nccl.endpoint import NcclLinks
-from kvtransfer.transports.registry import connectors_of, listeners_of
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.transports.registry import make_connectors, start_listeners
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.nccl_transport import WatchedLinks
@@ -35,8 +35,8 @@ def peers() -> Iterator[Peers]:
 @pytest.fixture(autouse=True)
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that fell stays where it is, unless a test is about its return."""
-    monkeypatch.setattr("kvtransfer.sender.fallbacks.FIRST_PAUSE_S", 600.0)
-    monkeypatch.setattr("kvtransfer.sender.fallbacks.LONGEST_PAUSE_S", 600.0)
+    monkeypatch.setattr("kvtransfer.sender.routes.FIRST_PAUSE_S", 600.0)
+    monkeypatch.setattr("kvtransfer.sender.routes.LONGEST_PAUSE_S", 600.0)
 
 
 def fallbacks(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
@@ -111,7 +111,7 @@ def test_ends_that_do_not_fit_are_told_so_over_the_first_way(peers: Peers) -> No
     assert peers.receiver.counters.links_refused == 1
 
 
-def links(device: LinkDevice | None = None) -> NcclLinks:
+def links(device: LinkDevice | None = None) -> NcclEndpoint:
     """Of a process; their NCCL is the double."""
     return WatchedLinks(device or FakeDevice(Pump(None)))
 
@@ -122,7 +122,7 @@ def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
     rig = FakeRig(None)
 
     def ways(wake: Callable[[], None], blocks: DeviceBlocks) -> tuple[Connector, ...]:
-        return connectors_of(told, wake, blocks, links(rig.sender))
+        return make_connectors(told, wake, blocks, links(rig.sender))
 
     return make_peers(Shape(), transport="auto", rig=rig, ways=ways, nccl=links(rig.receiver))
 
@@ -154,9 +154,9 @@ def test_each_link_that_breaks_is_followed_by_one_over_the_next_way(monkeypatch:
 def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = "127.0.0.1", 0, 4096, 1.0, 4, lambda: None
     monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
-    started = listeners_of("auto", *bounds)
+    started = start_listeners("auto", *bounds)
     monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
-    started += listeners_of("auto", *bounds, nccl=links())
+    started += start_listeners("auto", *bounds, nccl=links())
     assert [listener.transport for listener in started] == ["ipc", "grpc", "nccl", "grpc"]
     for listener in started:
         listener.close()
@@ -166,7 +166,7 @@ def test_nccl_is_not_taken_unless_told() -> None:
     """Before it is known to hold: docs/decisions/0015."""
     device = FakeDevice(Pump(None))
     blocks = DeviceBlocks(device, [torch.zeros((4, 64), dtype=torch.uint8)])
-    here = connectors_of("auto", lambda: None, blocks, links(device))
+    here = make_connectors("auto", lambda: None, blocks, links(device))
     assert [connector.transport for connector in here] == ["ipc", "grpc"]
 
 
@@ -176,8 +176,8 @@ def test_what_this_process_cannot_have_is_refused_at_once(
 ) -> None:
     monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
     for start in (
-        lambda: connectors_of(transport, lambda: None),
-        lambda: listeners_of(transport, "127.0.0.1", 0, 4096, 1.0, 4, lambda: None),
+        lambda: make_connectors(transport, lambda: None),
+        lambda: start_listeners(transport, "127.0.0.1", 0, 4096, 1.0, 4, lambda: None),
     ):
         with pytest.raises(BatonError, match=f"transport {transport} needs") as error:
             start()
@@ -186,16 +186,16 @@ def test_what_this_process_cannot_have_is_refused_at_once(
 
 def test_a_listener_that_cannot_bind_leaves_none_of_the_others() -> None:
     bounds = 4096, 1.0, 4, lambda: None
-    (holds,) = listeners_of("grpc", "127.0.0.1", 0, *bounds)
+    (holds,) = start_listeners("grpc", "127.0.0.1", 0, *bounds)
     threads = threading.active_count()
     with pytest.raises(BatonError, match="cannot listen"):
-        listeners_of("auto", "127.0.0.1", int(holds.address.rpartition(":")[2]), *bounds)
+        start_listeners("auto", "127.0.0.1", int(holds.address.rpartition(":")[2]), *bounds)
     assert threading.active_count() == threads
     holds.close()
 
 
 def test_no_way_in_common_is_said_at_once() -> None:
-    peers = make_peers(Shape(), transport="ipc", connectors=connectors_of("grpc", lambda: None))
+    peers = make_peers(Shape(), transport="ipc", connectors=make_connectors("grpc", lambda: None))
     with pytest.raises(BatonError, match="cannot be reached over grpc") as error:
         peers.begin(1, [1])
     assert error.value.kind is ErrorKind.CONFLICT
@@ -203,7 +203,7 @@ def test_no_way_in_common_is_said_at_once() -> None:
 
 
 def test_routes_keep_the_receivers_order() -> None:
-    both = connectors_of("auto", lambda: None)
+    both = make_connectors("auto", lambda: None)
     here = address_of("a")
     assert [way.transport for way in routes(f"{here} 10.0.0.1:7", both)] == ["ipc", "grpc"]
     assert [way.transport for way in routes(f"10.0.0.1:7 {here}", both)] == ["grpc", "ipc"]

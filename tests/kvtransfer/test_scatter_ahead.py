@@ -91,7 +91,7 @@ def test_it_begins_when_they_are_there_and_nobody_looks(scatter: Scatter) -> Non
     assert all(bool((scatter.pool[n] == SENT).all()) for n in PLACES)
     assert scatter.ended() == [], "whoever has the line has not said yet that they came whole"
     scatter.scatter.land(1)
-    assert scatter.ended() == [Ended(PIECE, len(PLACES), Outcome.RIGHT)]
+    assert scatter.ended() == [Ended(PIECE, len(PLACES), Outcome.VALID)]
 
 
 def test_given_up_before_they_came_it_writes_nothing(scatter: Scatter) -> None:
@@ -147,7 +147,7 @@ def test_what_has_landed_is_whole_when_a_link_has_broken(scatter: Scatter) -> No
     assert scatter.written() == []
     assert scatter.scatter.break_off() == []
     assert scatter.written() == sorted(PLACES)
-    assert [ended.outcome for ended in scatter.ended()] == [Outcome.RIGHT]
+    assert [ended.outcome for ended in scatter.ended()] == [Outcome.VALID]
 
 
 def test_whoever_forgets_it_its_rows_stay_until_nothing_waits_for_them(scatter: Scatter) -> None:

@@ -10,12 +10,12 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from kvtransfer.protocol.frames import (
-    Committed,
+    CommitAck,
     Credit,
-    Quiet,
     ReceiverFrame,
     Refused,
     Stop,
+    StopAck,
     StopReason,
     Withdraw,
     WithdrawReason,
@@ -95,7 +95,7 @@ def test_two_receivers_keep_their_links(three: OneSender) -> None:
     ("answer", "kind", "message"),
     [
         (Stop(7, StopReason.REFUSED), ErrorKind.UNAVAILABLE, "the receiver refused the transfer"),
-        (Stop(7, StopReason.FORGOTTEN), ErrorKind.CONFLICT, "the receiver no longer expects this transfer"),
+        (Stop(7, StopReason.UNKNOWN), ErrorKind.CONFLICT, "the receiver no longer expects this transfer"),
         (Refused(7, ErrorKind.OVERLOADED, "no room"), ErrorKind.OVERLOADED, "no room"),
     ],
 )
@@ -107,8 +107,8 @@ def test_what_the_receiver_ends_has_failed_for_its_reason(
     one.told()
     one.hears(answer)
     assert failure(one, transfer) == (kind, message)
-    assert one.told() == ([Quiet(7)] if isinstance(answer, Stop) else [])
-    assert other.live
+    assert one.told() == ([StopAck(7)] if isinstance(answer, Stop) else [])
+    assert other.active
     assert one.sender.counters.transfers_failed == 1
     assert not one.source.pins
 
@@ -119,19 +119,19 @@ def test_answers_about_unknown_transfers_are_counted_and_dropped(one: OneSender)
     one.sender.poll(MANY)
     one.told()
     one.hears(
-        Stop(98, StopReason.REFUSED), Stop(99, StopReason.FORGOTTEN), Refused(99, ErrorKind.INTERNAL, "no"),
-        Committed(99, 1), Committed(99, 1), Committed(7, 1),
+        Stop(98, StopReason.REFUSED), Stop(99, StopReason.UNKNOWN), Refused(99, ErrorKind.INTERNAL, "no"),
+        CommitAck(99, 1), CommitAck(99, 1), CommitAck(7, 1),
     )  # fmt: skip
     assert one.sender.poll(MANY) == []
     assert one.sender.counters.dropped_unknown == 6
-    assert one.told() == [Quiet(98), Quiet(99)]
+    assert one.told() == [StopAck(98), StopAck(99)]
     assert sending.state is TransferState.SENDING, "it was not committed yet"
 
 
 def test_what_the_receiver_accepts_is_acknowledged_once(one: OneSender) -> None:
     transfers = [one.commit(7, 1), one.commit(8)]
     assert all(transfer.commit_deadline == one.clock.now + SHAPE.timeout_s for transfer in transfers)
-    one.hears(Committed(7, 1), Committed(7, 1), Committed(8, 1))
+    one.hears(CommitAck(7, 1), CommitAck(7, 1), CommitAck(8, 1))
     events = one.sender.poll(MANY) + one.sender.poll(MANY) + one.sender.poll(MANY)
     assert [event.transfer for event in events] == transfers
     assert all(transfer.state is TransferState.ACKNOWLEDGED for transfer in transfers)
@@ -147,7 +147,7 @@ def test_a_receivers_clock_counts_within_its_host_alone(transport: str, told_ns:
     """Elsewhere, and where it would be in the future, the time of the answer's arrival does."""
     one = OneSender(transport)
     transfer = one.commit(7)
-    one.hears(Committed(7, told_ns))
+    one.hears(CommitAck(7, told_ns))
     before = time.monotonic_ns()
     (event,) = one.sender.poll(MANY)
     assert isinstance(event, Acknowledged)
@@ -212,7 +212,7 @@ def test_one_that_ships_all_it_may_asks_for_another(one: OneSender) -> None:
 
 def test_an_answer_is_told_at_once_and_what_comes_behind_it_by_the_next_poll(one: OneSender) -> None:
     first, second = one.commit(7), one.commit(8)
-    one.hears(Committed(7, 1), Committed(8, 1))
+    one.hears(CommitAck(7, 1), CommitAck(8, 1))
     before = one.wakes
     assert [event.transfer for event in one.sender.poll(MANY)] == [first]
     assert one.wakes == before + 1

@@ -7,7 +7,7 @@ import pytest
 
 from kvtransfer.link.staging import Owner, Staging
 from kvtransfer.protocol.frames import FrameError, Piece
-from kvtransfer.protocol.piece_geometry import share_of
+from kvtransfer.protocol.piece_geometry import max_pieces_per_transfer
 
 
 def piece(index: int, length: int = 8, transfer: int = 1) -> Piece:
@@ -24,7 +24,7 @@ def test_an_index_changes_hands() -> None:
     assert bytes(staging.view(2, 8)) == b"abcdefgh"
     assert staging.view(2, 8).readonly
     assert (staging.count(Owner.SENDER), staging.count(Owner.RECEIVER)) == (3, 1)
-    staging.give_back(2)
+    staging.free(2)
     assert staging.count(Owner.SENDER) == 4
 
 
@@ -34,7 +34,7 @@ def test_bytes_that_were_brought_live_until_their_index_is_given_back() -> None:
     staging.land(piece(2), data.data)
     del data
     assert bytes(staging.view(2, 3)) == b"\0\1\2"
-    staging.give_back(2)
+    staging.free(2)
     assert alive() is None
 
 
@@ -61,14 +61,14 @@ def test_one_transfer_holds_half() -> None:
     with pytest.raises(FrameError, match=r"one transfer holds more than 2 of 5 staging pieces$"):
         land(staging, 2)
     land(staging, 2, transfer=2)
-    staging.give_back(0)
+    staging.free(0)
     land(staging, 3)
 
 
 def test_nothing_is_given_back_twice() -> None:
     staging = Staging(2, 8)
     with pytest.raises(AssertionError, match=r"^staging index 0 given back twice$"):
-        staging.give_back(0)
+        staging.free(0)
 
 
 def test_quarantine_ends_only_with_the_window() -> None:
@@ -91,8 +91,8 @@ def test_a_window_has_at_least_two_pieces() -> None:
 
 
 def test_a_transfer_between_devices_may_fill_the_window() -> None:
-    assert Staging(6, 8, between_devices=True).share == share_of(6, between_devices=True)
-    assert Staging(6, 8).share == share_of(6, between_devices=False) == 3
+    assert Staging(6, 8, between_devices=True).share == max_pieces_per_transfer(6, between_devices=True)
+    assert Staging(6, 8).share == max_pieces_per_transfer(6, between_devices=False) == 3
 
 
 def test_a_window_that_senders_write_is_viewed_in_place() -> None:
@@ -103,7 +103,7 @@ def test_a_window_that_senders_write_is_viewed_in_place() -> None:
     assert staging.view(3, 5).readonly
     with pytest.raises(FrameError, match=r"^malformed frame: staging index 3 is not the sender's$"):
         staging.take(piece(3, 5))
-    staging.give_back(3)
+    staging.free(3)
     staging.take(piece(3, 8))
     with pytest.raises(ValueError, match=r"^a window of 31 bytes for 4 pieces of 8$"):
         Staging(4, 8, window[:31])
@@ -114,8 +114,8 @@ def test_a_transfers_count_falls_by_what_is_given_back() -> None:
     staging = Staging(8, 8)
     for index in range(4):
         land(staging, index)
-    staging.give_back(0)
-    staging.give_back(1)
+    staging.free(0)
+    staging.free(1)
     land(staging, 4)
     land(staging, 5)
     with pytest.raises(FrameError, match="holds more than 4 of 8"):

@@ -12,20 +12,20 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse, SignedOpenLinkRequest
-from kvtransfer.protocol.frames import Quiet, encode
-from kvtransfer.protocol.handshake import open_request
-from kvtransfer.protocol.link_auth import LIFE_S, Challenges, LinkAuth
+from kvtransfer.protocol.frames import StopAck, encode
+from kvtransfer.protocol.handshake import link_request
+from kvtransfer.protocol.link_auth import LIFETIME_S, Challenges, LinkAuth
 from kvtransfer.sender.events import Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD
 from kvtransfer.transports.ipc.control import VERSION, receive_message, send_message, socket_name
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.registry import make_connectors
 from tests.kvtransfer.peers import FINGERPRINT, FakeClock, Peers, Shape, identity, make_peers, make_sender
 from tests.kvtransfer.tokens import with_token
 
 SECRET = "the secret of this cluster"
 OURS, THEIRS, NONE = LinkAuth(SECRET), LinkAuth("the secret of another one"), LinkAuth()
-REQUEST = open_request(identity("prefill-0"), identity("receiver").incarnation, FINGERPRINT, 1)
+REQUEST = link_request(identity("prefill-0"), identity("receiver").incarnation, FINGERPRINT, 1)
 TRANSPORTS = ("grpc", "ipc")
 
 
@@ -35,7 +35,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 
 def peers_of(transport: str, receiver: LinkAuth, sender: LinkAuth) -> Peers:
-    connectors = connectors_of(transport, lambda: None, auth=sender)
+    connectors = make_connectors(transport, lambda: None, auth=sender)
     return make_peers(Shape(timeout_s=5.0), transport=transport, connectors=connectors, auth=receiver)
 
 
@@ -83,7 +83,7 @@ def test_every_method_of_the_port_needs_the_token(ours: Peers) -> None:
             assert code_of(refused.value) is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[arg-type]
             frames = strange.stream_stream(STREAM_METHOD, None, None)
             with pytest.raises(grpc.RpcError) as refused:
-                list(frames(iter([encode(Quiet(1))]), timeout=5, metadata=((LINK_ID_KEY, "1"),)))
+                list(frames(iter([encode(StopAck(1))]), timeout=5, metadata=((LINK_ID_KEY, "1"),)))
             assert code_of(refused.value) is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[arg-type]
     assert untouched(ours)
 
@@ -139,7 +139,7 @@ def test_challenges_are_good_for_seconds_once_at_their_listener() -> None:
     assert not others.redeem(first)
     assert ours.redeem(first)
     assert not ours.redeem(first)
-    clock.now += LIFE_S - 0.1
+    clock.now += LIFETIME_S - 0.1
     assert ours.redeem(second)
     clock.now += 0.2
     assert not ours.redeem(third)
@@ -157,8 +157,8 @@ def test_an_answer_is_of_its_hello_alone() -> None:
             OURS.verify_answer(hello, wrong)
         assert refused.value.kind is ErrorKind.UNAUTHENTICATED
     with pytest.raises(BatonError):
-        OURS.verify_page(hello, OURS.page_proof(other))
-    OURS.verify_page(hello, OURS.page_proof(hello))
+        OURS.verify_probe(hello, OURS.probe_proof(other))
+    OURS.verify_probe(hello, OURS.probe_proof(hello))
 
 
 def pushed_without_a_ticket(ours: Peers, transport: str) -> Sender:
@@ -168,7 +168,7 @@ def pushed_without_a_ticket(ours: Peers, transport: str) -> Sender:
         ours.source,
         lambda: None,
         time.monotonic,
-        connectors_of(transport, lambda: None, auth=OURS),
+        make_connectors(transport, lambda: None, auth=OURS),
     )
     thief._identity.name = "thief"
     ticket, body = ours.ticket(1, [2])

@@ -10,7 +10,8 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
-from kvtransfer.link.interfaces import OutOfReachError
+from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.transfer import Transfer
 from tests.kvtransfer.memory_transport import MemorySenderWire, MemoryTransport
@@ -40,20 +41,20 @@ class Way(MemoryTransport):
 
     def __init__(self, name: str, woken: threading.Event) -> None:
         super().__init__(woken.set)
-        self.transport, self.address = name, f"{name}:1"
+        self.transport, self.endpoint = name, Endpoint(name, "1")
         self.out_of_reach = ""  # why
         self.asked: list[OpenLinkRequest] = []
         self.let_go = threading.Event()
         self.let_go.set()
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
         self.asked.append(request)
         self.let_go.wait(5)
         if self.out_of_reach:
-            raise OutOfReachError(self.out_of_reach)
-        return super().open(address, request, timeout_s)
+            raise UnreachableError(self.out_of_reach)
+        return super().open(endpoint, request, timeout_s)
 
 
 class Ways:
@@ -68,7 +69,7 @@ class Ways:
         )
         for way in self.ways[1:]:
             self.peers.receiver.attach(way)
-        self.peers.address = " ".join(way.address for way in self.ways)
+        self.peers.endpoints = tuple(way.endpoint for way in self.ways)
 
     def send(self, transfer: int) -> str:
         """One transfer of one block; the transport that carried it."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.interfaces import Connector, SenderWire
-from kvtransfer.protocol.frames import Piece, ReceiverFrame, Words
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderControl
 
 
 class WrappedWire:
@@ -19,14 +20,18 @@ class WrappedWire:
     def __init__(self, wire: SenderWire) -> None:
         self._wire = wire
 
-    def tell(self, frame: Words) -> None:
-        self._wire.tell(frame)
+    @property
+    def shares_clock(self) -> bool:
+        return self._wire.shares_clock
 
-    def hear(self) -> ReceiverFrame | None:
-        return self._wire.hear()
+    def send(self, frame: SenderControl) -> None:
+        self._wire.send(frame)
 
-    def broken(self) -> BatonError | None:
-        return self._wire.broken()
+    def receive(self) -> ReceiverFrame | None:
+        return self._wire.receive()
+
+    def failure(self) -> BatonError | None:
+        return self._wire.failure()
 
     def close(self) -> None:
         self._wire.close()
@@ -35,7 +40,7 @@ class WrappedWire:
 class WrongedWire(WrappedWire, ABC):
     """A link that is wronged once, in a way and at a message that were drawn beforehand."""
 
-    gathers = False
+    on_device = False
 
     def __init__(
         self, wire: SenderWire, dice: random.Random, weights: Mapping[str, int], struck: Counter[str]
@@ -51,13 +56,13 @@ class WrongedWire(WrappedWire, ABC):
         self._wire.put(piece, payload)
         self._passed(piece)
 
-    def tell(self, frame: Words) -> None:
-        self._wire.tell(frame)
+    def send(self, frame: SenderControl) -> None:
+        self._wire.send(frame)
         self._passed(None)
 
     def _passed(self, piece: Piece | None) -> None:
         self._left -= 1
-        if self._left == 0 and self._kind != "none" and self._wire.broken() is None:
+        if self._left == 0 and self._kind != "none" and self._wire.failure() is None:
             self._struck[self._kind] += 1
             self._strike(self._kind, piece)
 
@@ -74,11 +79,11 @@ class WrappedConnector:
         self._inner = inner
         self._dress = dress
 
-    def takes(self, address: str) -> bool:
-        return self._inner.takes(address)
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return self._inner.reaches(endpoint)
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
-        response, wire = self._inner.open(address, request, timeout_s)
+        response, wire = self._inner.open(endpoint, request, timeout_s)
         return response, self._dress(wire)

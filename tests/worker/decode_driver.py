@@ -28,7 +28,7 @@ from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import Announced, Committed, Described, Withdrawn
+from kvtransfer.receiver.events import CommitPending, Committed, MetadataReceived, Withdrawn
 from services.worker.engine.decode.reservations import DecodeSide
 from services.worker.engine.decode.ticket_book import AttemptKey
 from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text
@@ -185,11 +185,11 @@ class Driver:
             ahead = CommitRecord()
             ahead.CopyFrom(record)
             ahead.ClearField("first_token_id")
-            self.link.events.append(Described(one.body.transfer_id, ahead))
+            self.link.events.append(MetadataReceived(one.body.transfer_id, ahead))
             self.decode.poll(16)
             self.did["described"] += 1
         if self.draw.random() < 0.5:  # while a device still moves the last bytes
-            self.link.events.append(Announced(one.body.transfer_id, record))
+            self.link.events.append(CommitPending(one.body.transfer_id, record))
             self.did["announced"] += 1
         if self.draw.random() < 0.1:
             self.link.forget(one.body.transfer_id)

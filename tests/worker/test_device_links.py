@@ -85,7 +85,7 @@ def test_the_commit_is_on_its_way_before_the_first_token_is_told(
     assert states == [TransferState.COMMITTING]
     pair.say(words(9, 3), most=1)  # its first token is its last: the ticket goes back
     assert states[1:] == [TransferState.SENDING]
-    pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.restless)
+    pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.busy_poll)
     pair.assert_free()
 
 

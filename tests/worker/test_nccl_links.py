@@ -13,7 +13,7 @@ import torch
 from baton.device import nccl_channel
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -35,7 +35,7 @@ def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
     def device(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
         return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.groups)
 
-    def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks:
+    def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint:
         assert blocks is not None
         made.append(WatchedLinks(blocks.device))
         return made[-1]

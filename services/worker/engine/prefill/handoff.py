@@ -13,7 +13,7 @@ from baton.device.stream import Event
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
-from kvtransfer.receiver.inbound_transfer import complete
+from kvtransfer.receiver.inbound_transfer import add_first_token
 from services.worker.engine.decode.reservations import DecodeSide
 
 
@@ -47,7 +47,7 @@ class LocalHandoff:
 
     def commit(self, record: CommitRecord) -> None:
         """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
-        complete(self._record, record)
+        add_first_token(self._record, record)
         self._decode.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:
