@@ -105,7 +105,7 @@ class TorchEvent:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        self._event.synchronize()  # type: ignore[no-untyped-call]
+        self._event.synchronize()
 
     def seconds_since(self, earlier: TimedEvent) -> float:
         assert isinstance(earlier, TorchEvent)

@@ -37,6 +37,7 @@ from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
 from bench.transfer.ends import nccl_links_for, receiver_of
 from bench.transfer.spare_blocks import SpareBlocks
+from kvtransfer.protocol.addresses import to_text
 from kvtransfer.receiver.events import Committed, Withdrawn
 
 if TYPE_CHECKING:
@@ -108,9 +109,10 @@ class DecodingEnd:
         sink = self._device_sink(device)
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
-        self.address = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
+        endpoints = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
+        self.address = to_text(endpoints)
         if sink is None:  # a device's own steps are never interrupted
-            engine.loop.meanwhile = lambda: self.receiver.land(_PIECES_MEANWHILE)
+            engine.loop.meanwhile = lambda: self.receiver.progress(_PIECES_MEANWHILE)
         self._expected: set[int] = set()
         self._next = 1
         self._lines: StepLines | None = None
@@ -154,11 +156,11 @@ class DecodingEnd:
         self._expected.remove(transfer)
         self._spare.give_back(transfer, whole=True)
         self._expect_one()
-        self.receiver.acknowledge(transfer)
+        self.receiver.transfers.acknowledge(transfer)
 
     def _expect_one(self) -> None:
         self._spare.take(self._next)
-        self.receiver.expect(self._next, [self.setting.blocks])
+        self.receiver.transfers.expect(self._next, [self.setting.blocks])
         self._expected.add(self._next)
         self._next += 1
 
@@ -170,7 +172,7 @@ class DecodingEnd:
         while not arrivals and self._expected:
             self._next -= 1
             self._expected.remove(self._next)
-            self.receiver.forget(self._next)
+            self.receiver.transfers.forget(self._next)
             self._spare.give_back(self._next, whole=False)
 
     def digest(self) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.cluster.asked_process import AskedProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.protocol.addresses import from_text, to_text
 from kvtransfer.protocol.frames import HEADER_BYTES
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
@@ -67,7 +68,7 @@ def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, Ticket
     body = TicketBody(
         attempt=Attempt(request_id=secrets.token_bytes(16), number=1),
         issuer=_identity("receiver"),
-        transfer_address=address,
+        endpoints=[endpoint.message() for endpoint in from_text(address)],
         transfer_id=transfer,
         block_counts=[blocks],
         token_count=1,
@@ -213,7 +214,7 @@ def main() -> None:
     receiver = receiver_of(sink, block_bytes_on(where), wakeup.set, device)
     server, raw_address = _raw_server()
     nccl = nccl_links_for(transport, None if device is None else device.blocks)
-    address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
+    address = to_text(receiver.listen("127.0.0.1", transport=transport, nccl=nccl))
     _say({"address": address, "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
@@ -231,7 +232,7 @@ def main() -> None:
             job = json.loads(line)
             answer: dict[str, bool | float] = {}
             if "transfer" in job:
-                receiver.expect(job["transfer"], [job["blocks"]])
+                receiver.transfers.expect(job["transfer"], [job["blocks"]])
             elif "verified" in job:
                 answer["at"] = verified_at
             elif "compare" in job:
@@ -244,7 +245,7 @@ def main() -> None:
         for event in receiver.poll(PIECES_A_POLL if device is None else PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
                 verified_at = time.monotonic()
-                receiver.acknowledge(event.transfer_id)
+                receiver.transfers.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
     if raw is not None:
@@ -273,9 +274,9 @@ def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclEndpoint 
     """What links by NCCL have in common, where the measurement is of them."""
     if transport != "nccl" or blocks is None:
         return None
-    from kvtransfer.transports.nccl.between_gpus import nccl_links
+    from baton.device.cuda_nccl import CudaNccl
 
-    return nccl_links(blocks.device)
+    return NcclEndpoint(blocks.device, CudaNccl(blocks.device.tensors_on))
 
 
 def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | None]:

@@ -165,7 +165,7 @@ class SendingEnd:
 
     def _begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
         transfer = self._sender.begin(ticket, body)
-        transfer.describe(CommitRecord(attempt=body.attempt, token_ids=[1], prompt_length=1))
+        transfer.send_metadata(CommitRecord(attempt=body.attempt, token_ids=[1], prompt_length=1))
         return transfer
 
     def _until(self, holds: Condition) -> None:

@@ -15,7 +15,7 @@ from services.common.config import TransferConfig, WorkerConfig
 from services.worker.engine import process as engine_process
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.kvtransfer.nccl_transport import WatchedLinks
+from tests.kvtransfer.nccl_transport import WatchedEndpoint
 
 HANGS = "BATON_TEST_NCCL_HANGS"
 _LOOK_S = 0.02
@@ -23,7 +23,7 @@ _LOOK_S = 0.02
 
 def install() -> None:
     device = FakeDevice(Pump(None))
-    made = WatchedLinks(device)
+    made = WatchedEndpoint(device)
 
     def blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
         return DeviceBlocks(device, model.cache.groups)
@@ -40,7 +40,7 @@ def install() -> None:
     threading.Thread(target=_watch, args=(made,), name="played-hang", daemon=True).start()
 
 
-def _watch(made: WatchedLinks) -> None:
+def _watch(made: WatchedEndpoint) -> None:
     named = Path(os.environ[HANGS]) / str(os.getpid())
     while not named.exists():
         time.sleep(_LOOK_S)

@@ -162,7 +162,7 @@ class Adversary:
             return
         if fault is not Fault.REPLAYED_TICKET:
             self.sink.reserve(trial.number, counts, held)
-            self._receiver.expect(trial.number, counts, held)
+            self._receiver.transfers.expect(trial.number, counts, held)
         else:
             trial.received = "never"
             trial.number, trial.counts = body.transfer_id, (body.block_counts[0], body.block_counts[1])
@@ -215,7 +215,7 @@ class Adversary:
         return TicketBody(
             attempt=Attempt(request_id=number.to_bytes(16, "little"), number=1),
             issuer=identity("receiver", self._receiver_incarnation),
-            transfer_address=self._address,
+            endpoints=[endpoint.message() for endpoint in self._endpoints],
             transfer_id=number,
             block_counts=trial.counts,
             held_counts=trial.held,
@@ -292,7 +292,7 @@ class Adversary:
             return
         if trial.answer_in == 0:
             trial.answer_in = -1
-            self._receiver.acknowledge(trial.number)
+            self._receiver.transfers.acknowledge(trial.number)
         trial.life -= 1
         if trial.life < 0 and trial.sent is not None:
             self.sink.check(trial.number, self.sink.places[trial.number])
@@ -300,7 +300,7 @@ class Adversary:
             self._over(trial)
 
     def _forget(self, trial: Trial) -> None:
-        self._receiver.forget(trial.number)
+        self._receiver.transfers.forget(trial.number)
         self._release(trial, "forgotten")
 
     def _release(self, trial: Trial, how: str) -> None:
@@ -362,7 +362,7 @@ class Adversary:
             self._forget(trial)
         elif trial.fault is Fault.REFUSED_COMMIT:
             trial.struck()
-            self._receiver.refuse(trial.number, BatonError(ErrorKind.CONFLICT, "spent"))
+            self._receiver.transfers.refuse(trial.number, BatonError(ErrorKind.CONFLICT, "spent"))
             self._release(trial, "refused")
         else:
             trial.received = "committed"
@@ -383,7 +383,7 @@ class Adversary:
             sink=self.sink, wake=self._fabric.woken.set, peer_timeout_s=self._timeout,
             clock=self._fabric.clock, device=self._fabric.device,
         )  # fmt: skip
-        self._address = self._fabric.attach(receiver)
+        self._endpoints = self._fabric.attach(receiver)
         return receiver
 
     def _make_sender(self, index: int, fingerprint: bytes = FINGERPRINT) -> Sender:

@@ -137,6 +137,6 @@ class DescribedContract:
     def test_one_that_is_too_large_does_not_travel(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [1])
-        with pytest.raises(BatonError, match="cannot travel"):
+        with pytest.raises(BatonError, match="is too large"):
             transfer.send_metadata(CommitRecord(token_ids=[1 << 30] * (MAX_COMMIT_BYTES // 5 + 1)))
         transfer.withdraw(WithdrawReason.ABORTED)

@@ -123,10 +123,10 @@ class HappyContract:
         transfer = peers.begin(1, [20])
         peers.push_all(transfer, [list(range(20))])
         link_peers.connector.deaf = True  # no credit comes home
-        peers.run_until(lambda: transfer.held == share)
+        peers.run_until(lambda: transfer.pieces_in_flight == share)
         for _ in range(5):
             peers.step()
-        assert transfer.held == share
+        assert transfer.pieces_in_flight == share
         assert peers.sender.links[0].free_pieces == 8 - share
         link_peers.connector.deaf = False
         transfer.commit(peers.record(transfer))

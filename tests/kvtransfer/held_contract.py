@@ -54,7 +54,7 @@ class HeldContract:
         peers = link_peers()
         transfer = peers.begin(1, [3], [2])
         for ordinal in (0, 1):
-            with pytest.raises(ValueError, match="wants no blocks"):
+            with pytest.raises(ValueError, match="does not expect blocks"):
                 transfer.push(0, ordinal, [1])
         transfer.withdraw(WithdrawReason.ABORTED)
 
@@ -95,7 +95,7 @@ class HeldContract:
         self, link_peers: LinkPeers, held: list[int]
     ) -> None:
         peers = link_peers()
-        with pytest.raises(BatonError, match="are held") as error:
+        with pytest.raises(BatonError, match="resident blocks") as error:
             peers.begin(1, [2], held)
         assert error.value.kind is ErrorKind.INVALID
         assert not peers.sender.links

@@ -82,11 +82,11 @@ class MemoryReceiverWire:
 
 class MemorySenderWire:
     on_device = False
-    shares_clock = False
 
     def __init__(self, pipe: Pipe, window_pieces: int, wake: Callable[[], None]) -> None:
         self.pipe = pipe
         self._frames = sender_queue(window_pieces, wake)
+        self.shares_clock = False
         pipe.sender_came = True
 
     def put(self, piece: Piece, payload: memoryview) -> None:

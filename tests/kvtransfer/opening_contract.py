@@ -71,7 +71,7 @@ class OpeningContract:
 
     def test_tickets_no_transfer_can_be_made_of(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
-        bad: list[tuple[dict[str, Any], list[int]]] = [({"transfer_address": ""}, [1]), ({}, [1, 1])]
+        bad: list[tuple[dict[str, Any], list[int]]] = [({"endpoints": []}, [1]), ({}, [1, 1])]
         for changes, counts in bad:
             with pytest.raises(BatonError) as error:
                 peers.sender.begin(*peers.ticket(1, counts, **changes))

@@ -135,7 +135,9 @@ class ReceivingEnd:
         self.counters = ReceiverCounters([0] * len(BLOCK_BYTES))
         self.scattered: list[tuple[int, int, int, int, bytes]] = []
         incarnation = identity("receiver").incarnation
-        self.transfers = InboundTransfers(self.signer, incarnation, self, self.counters, TIMEOUT_S, self.clock)
+        self.transfers = InboundTransfers(
+            self.signer, incarnation, self, self.counters, TIMEOUT_S, self.clock
+        )
         self.take_events = self.transfers.take_events
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:

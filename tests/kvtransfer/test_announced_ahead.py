@@ -99,7 +99,7 @@ def test_credits_wait_for_an_admission_unless_there_is_more_to_send(ends: Ends) 
 
 def one_step(pump: Pump) -> bool:
     """The devices stand, but for this; False where they can do nothing."""
-    able = [line for line in pump._lines if line.able()]
+    able = [line for line in pump._streams if line.able()]
     if able:
         able[0].step()
     return bool(able)
@@ -117,7 +117,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
     peers.forget(2)
     before = peers.sink.groups[0].copy()
     (receiving,) = peers.receiver._links
-    there = cast(DeviceReceiverWire, receiving._wire).arrived_count()
+    there = cast(DeviceReceiverWire, receiving.wire).arrived_count()
     peers.receiver.poll(9)
     (link,) = peers.receiver.links
     assert link.credited_pieces == link.window_pieces - (device_wire(peers)._gather._sent - there)

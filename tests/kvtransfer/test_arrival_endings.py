@@ -62,19 +62,19 @@ def test_a_link_that_breaks_ends_what_it_carries_and_nothing_else(end: Receiving
         end.commit(over, transfer, [0, 0])
     end.bind(other, 6, [0, 1])
     end.take_events()
-    end.transfers.lose(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    end.transfers.link_broke(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
     assert end.take_events() == [Withdrawn(n, WithdrawReason.LINK_LOST, "cut") for n in (3, 9)]
     assert (rig.link.transfers, other.link.transfers, len(end.transfers)) == (set(), {6}, 3)
     for transfer in (4, 5):
-        end.transfers.answer(transfer, frames.CommitAck(transfer, 5))
+        end.transfers._answer(transfer, frames.CommitAck(transfer, 5))
     assert (rig.take_told(), other.take_told()) == ([], [frames.CommitAck(5, 5)])
 
 
 def test_only_what_a_device_still_moves_is_announced(end: ReceivingEnd, rig: LinkRig) -> None:
     """On the host a piece that is heard is there, so nothing is said before it is true."""
     end.bind(rig, 1, [0, 1])
-    assert not end.transfers.said(rig.link)
+    assert not end.transfers.all_commits_received(rig.link)
     end.send(rig, (1, 1, 0, 0), b"cccc")
     end.commit(rig, 1, [0, 1])
     assert not any(isinstance(event, CommitPending) for event in end.take_events())
-    assert not end.transfers.said(rig.link), "its only transfer has been committed"
+    assert not end.transfers.all_commits_received(rig.link), "its only transfer has been committed"

@@ -51,15 +51,15 @@ def test_a_transfer_whole_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: 
     assert (end.counters.bytes_received, end.counters.blocks_received) == (20, [1, 1])
     assert rig.take_told() == [Credit((0, 1))], "credits go home in batches"
     assert rig.staging.count(Owner.SENDER) == WINDOW
-    assert not end.transfers.commits
+    assert not end.transfers.has_commits
     record = end.commit(rig, 1, [1, 1])
-    assert end.transfers.commits
+    assert end.transfers.has_commits
     assert end.take_events() == [TransferStarted(1), Committed(1, record)]
-    assert not end.transfers.commits
+    assert not end.transfers.has_commits
     assert rig.link.transfers == set()
     assert rig.take_told() == []
     answer = frames.CommitAck(1, 5)
-    end.transfers.answer(1, answer)
+    end.transfers._answer(1, answer)
     assert rig.take_told() == [answer, Credit((2,))]
     assert (len(end.transfers), end.counters.dropped_unknown) == (0, 0)
 
@@ -85,12 +85,12 @@ def test_a_transfer_is_expected_once(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 0])
     with pytest.raises(BatonError) as error:
         end.transfers.expect(1, [0, 0], [])
-    assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was given out before")
+    assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was expected before")
     end.commit(rig, 1, [0, 0])
-    end.transfers.answer(1, frames.CommitAck(1, 5))
+    end.transfers._answer(1, frames.CommitAck(1, 5))
     with pytest.raises(BatonError) as error:
         end.transfers.expect(1, [0, 0], [])
-    assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was given out before")
+    assert complaint(error) == (ErrorKind.CONFLICT, "transfer 1 was expected before")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) 
     end.bind(rig, 1, [0, 0])
     for transfer in (1, 2):
         with pytest.raises(BatonError) as error:
-            end.transfers.answer(transfer, frames.CommitAck(transfer, 5))
+            end.transfers._answer(transfer, frames.CommitAck(transfer, 5))
         assert complaint(error) == (ErrorKind.NOT_FOUND, f"transfer {transfer} waits for no answer")
     assert (rig.take_told(), len(end.transfers)) == ([], 1)
 
@@ -144,7 +144,7 @@ def test_a_commit_that_comes_again_has_the_same_answer(end: ReceivingEnd, rig: L
     end.commit(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])  # not answered yet
     assert (rig.take_told(), end.counters.dropped_unknown) == ([], 1)
-    end.transfers.answer(1, frames.CommitAck(1, 5))
+    end.transfers._answer(1, frames.CommitAck(1, 5))
     end.commit(rig, 1, [0, 0])
     assert rig.take_told() == [frames.CommitAck(1, 5)] * 2
     assert [type(event) for event in end.take_events()] == [Committed]
@@ -156,7 +156,7 @@ def test_a_sender_is_stopped_once_and_in_time(end: ReceivingEnd, rig: LinkRig) -
     assert rig.take_told() == [Stop(1, StopReason.UNKNOWN), Credit((0, 1))]
     assert end.counters.dropped_unknown == 2
     assert rig.link.overdue(end.clock.now + TIMEOUT_S - 0.1) is None
-    assert rig.link.overdue(end.clock.now + TIMEOUT_S) == "the sender did not answer a stop"
+    assert rig.link.overdue(end.clock.now + TIMEOUT_S) == "the sender did not acknowledge a stop"
     end.handle(rig, StopAck(1))
     assert (rig.link.overdue(end.clock.now + TIMEOUT_S), end.counters.dropped_unknown) == (None, 2)
     end.handle(rig, StopAck(1))
@@ -177,7 +177,7 @@ def test_bytes_after_the_commit_are_dropped(end: ReceivingEnd, rig: LinkRig) -> 
     end.bind(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])
     end.send(rig, (1, 1, 0, 0), b"cccc")
-    end.transfers.answer(1, frames.CommitAck(1, 5))
+    end.transfers._answer(1, frames.CommitAck(1, 5))
     rig.take_told()
     end.send(rig, (1, 1, 0, 0), b"cccc")
     assert (rig.take_told(), end.scattered, end.counters.dropped_unknown) == ([], [], 2)
@@ -200,7 +200,7 @@ def test_every_wrong_byte_is_counted_and_ends_its_transfer_alone(end: ReceivingE
         end.bind(rig, transfer, [0, 1])
     for transfer in (1, 2):
         end.send(rig, (transfer, 1, 0, 0), b"cccc", wrong=True)
-        text = f"checksum of a piece of transfer {transfer} differs"
+        text = f"checksum mismatch in a piece of transfer {transfer}"
         assert end.take_events() == [
             TransferStarted(transfer), Withdrawn(transfer, WithdrawReason.CORRUPTED, text)
         ]  # fmt: skip
@@ -218,7 +218,10 @@ def test_pieces_that_are_cut_otherwise_break_the_link(end: ReceivingEnd, rig: Li
     with pytest.raises(FrameError) as error:
         end.send(rig, (1, 0, 0, 4), b"aaaaaaaa")
     piece = end.piece(rig, (1, 0, 0, 4), b"aaaaaaaa")
-    assert complaint(error) == (ErrorKind.INVALID, f"malformed frame: blocks are not cut so: {piece}")
+    assert complaint(error) == (
+        ErrorKind.INVALID,
+        f"malformed frame: blocks are not cut into such pieces: {piece}",
+    )
     assert rig.staging.count(Owner.SENDER) == WINDOW
     assert end.scattered == []
 

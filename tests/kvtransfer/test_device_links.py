@@ -11,7 +11,7 @@ from baton.errors import ErrorKind
 from kvtransfer.device.scatter import DeviceScatter
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece, WithdrawReason
-from kvtransfer.transports.ipc.control import Word
+from kvtransfer.transports.ipc.control import ControlByte
 from tests.kvtransfer.conftest import LinkPeers
 from tests.kvtransfer.device_ends import Ends, device_wire, sent, windows
 from tests.kvtransfer.fake_device import FakeDevice
@@ -90,7 +90,7 @@ def test_what_was_said_to_a_device_is_done_before_its_link_is_fenced(ends: Ends)
     wire = device_wire(peers)
     assert not ends.rig.pump.idle()
     wire.close()
-    assert ends.rig.pump.idle() or not wire._gather.busy
+    assert ends.rig.pump.idle() or not wire._gather.reads.busy
     peers.run_until(lambda: windows(ends) == [True])
     before = ends.rig.receiver.allocated[0].tensor.clone()  # type: ignore[attr-defined]
     for _ in range(200):
@@ -108,15 +108,15 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
 
     time.sleep(0.01)
     assert not peers.receiver.busy_poll  # it has looked in vain for a while, and wants a bell from here on
-    said: list[Word] = []
-    wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
+    said: list[ControlByte] = []
+    wire._control.send = said.append  # type: ignore[method-assign,assignment]
     before = peers.receiver.counters.bytes_received
     ends.rig.pump.stands = True
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
     peers.sender.poll(4)
-    assert said == [Word.DOORBELL]
+    assert said == [ControlByte.DOORBELL]
     peers.receiver.poll(4)  # the piece is announced
     time.sleep(0.01)
     assert peers.receiver.busy_poll
@@ -174,7 +174,9 @@ def test_a_piece_that_is_cut_otherwise_ends_the_link_when_it_has_landed(link_pee
     peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
     withdrawn = peers.withdrawn()[1]
     assert withdrawn.reason is WithdrawReason.LINK_LOST
-    assert withdrawn.message.startswith("malformed frame: blocks are not cut so: Piece(transfer=1, ")
+    assert withdrawn.message.startswith(
+        "malformed frame: blocks are not cut into such pieces: Piece(transfer=1, "
+    )
     assert withdrawn.message in peers.failures()[1].message
     assert peers.receiver.counters.links_broken == 1
 
@@ -187,8 +189,8 @@ def test_who_does_not_sleep_is_rung_no_bell(ends: Ends) -> None:
     peers.receiver.poll(4)
     wire = device_wire(peers)
     assert wire._control is not None
-    said: list[Word] = []
-    wire._control.say = lambda word: said.append(word)  # type: ignore[method-assign]
+    said: list[ControlByte] = []
+    wire._control.send = said.append  # type: ignore[method-assign,assignment]
     peers.expect(2, [[1], []])
     transfer = peers.begin(2, [1, 0])
     peers.push(transfer, 0, 0, 1)
@@ -214,6 +216,6 @@ def test_a_device_that_refuses_leaves_no_block_pinned(ends: Ends, monkeypatch: p
     transfer = peers.begin(2, [2, 0])
     peers.push_all(transfer, [[2, 3]])
     peers.run_until(lambda: 2 in peers.failures())
-    assert "the device refuses: out of memory" in peers.failures()[2].message
+    assert "the device failed: out of memory" in peers.failures()[2].message
     assert not peers.source.pins
     assert peers.sender.pinned_blocks == 0

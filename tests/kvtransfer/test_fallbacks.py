@@ -8,22 +8,23 @@ from collections.abc import Iterator
 import pytest
 
 from baton.v1.types_pb2 import WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import WithdrawReason
-from kvtransfer.sender import fallbacks
+from kvtransfer.sender import routes
 from kvtransfer.sender.events import Acknowledged
-from kvtransfer.sender.routes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Fallbacks
+from kvtransfer.sender.routes import MAX_PAUSE_S, MIN_PAUSE_S, Fallbacks, LinkKey
 from kvtransfer.sender.transfer import Transfer
 from kvtransfer.transports.ipc.control import address_of
 from tests.kvtransfer.peers import Peers, Shape, make_peers
 
-KEY = ("address", b"incarnation")
+KEY = LinkKey((Endpoint("grpc", "address"),), b"incarnation")
 
 
 def pauses(falls: Fallbacks, now: float, count: int) -> list[float]:
     """Of so many retries that fail, one as soon as it is due after the other."""
     found = []
     for _ in range(count):
-        falls.fall(KEY, 1, "broken", now)
+        falls.fall_back(KEY, 1, "broken", now)
         began = now
         while not falls.due(KEY, now):
             now += 0.25
@@ -38,34 +39,34 @@ def test_pauses_double_up_to_their_bound() -> None:
 def test_until_a_retry_is_due_the_better_way_is_passed_over() -> None:
     falls = Fallbacks()
     assert (falls.skipped(KEY, 0.0), falls.due(KEY, 0.0)) == (0, False)
-    falls.fall(KEY, 1, "broken", 0.0)
+    falls.fall_back(KEY, 1, "broken", 0.0)
     assert (falls.skipped(KEY, 0.9), falls.due(KEY, 0.9), falls.reason(KEY)) == (1, False, "broken")
     assert (falls.skipped(KEY, 1.0), falls.due(KEY, 1.0)) == (0, True)
 
 
 def test_one_that_breaks_soon_after_its_return_waits_longer_and_later_no_more() -> None:
     falls = Fallbacks()
-    falls.fall(KEY, 1, "broken", 0.0)
+    falls.fall_back(KEY, 1, "broken", 0.0)
     falls.returned(KEY, 1.0)
     assert not falls.due(KEY, 2.0)
-    falls.fall(KEY, 1, "broken", 3.0)
-    assert (falls.due(KEY, 3.0 + 2 * FIRST_PAUSE_S - 0.1), falls.due(KEY, 5.0)) == (False, True)
+    falls.fall_back(KEY, 1, "broken", 3.0)
+    assert (falls.due(KEY, 3.0 + 2 * MIN_PAUSE_S - 0.1), falls.due(KEY, 5.0)) == (False, True)
     falls.returned(KEY, 5.0)
-    falls.fall(KEY, 1, "broken", 5.0 + LONGEST_PAUSE_S + 1)
-    assert falls.due(KEY, 5.0 + LONGEST_PAUSE_S + 1 + FIRST_PAUSE_S)
+    falls.fall_back(KEY, 1, "broken", 5.0 + MAX_PAUSE_S + 1)
+    assert falls.due(KEY, 5.0 + MAX_PAUSE_S + 1 + MIN_PAUSE_S)
 
 
 def test_receivers_remembered_are_bounded() -> None:
     falls = Fallbacks()
     for number in range(2000):
-        falls.fall((str(number), b""), 1, "broken", 0.0)
+        falls.fall_back(LinkKey((Endpoint("grpc", str(number)),), b""), 1, "broken", 0.0)
     assert len(falls._fallbacks) == 1024
-    assert falls.skipped(("1999", b""), 0.0) == 1
+    assert falls.skipped(LinkKey((Endpoint("grpc", "1999"),), b""), 0.0) == 1
 
 
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
-    monkeypatch.setattr(fallbacks, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(routes, "MIN_PAUSE_S", 0.2)
     made = make_peers(Shape(), transport="auto")
     yield made
     made.close()
@@ -127,10 +128,10 @@ def test_it_comes_back_by_itself_and_what_is_under_way_ends_where_it_is(
 
 
 def test_a_better_way_that_stays_away_is_asked_for_less_and_less(peers: Peers) -> None:
-    peers.address = address_of("gone") + " " + peers.address.split()[1]
+    peers.endpoints = (Endpoint("ipc", address_of("gone")), peers.endpoints[1])
     numbers = peers.sender._link_numbers
     assert finish(peers, half(peers, 1)) == "grpc"
-    key = (peers.address, WorkerIdentity(incarnation=b"\1" * 16).incarnation)
+    key = LinkKey(peers.endpoints, WorkerIdentity(incarnation=b"\1" * 16).incarnation)
     peers.run_until(lambda: peers.sender._fallbacks._fallbacks[key].pause_s > 0.5)
     assert next(numbers) == 4  # the first link, and two retries: after 0.2 s and 0.4 s more
     assert finish(peers, half(peers, 10)) == "grpc"

@@ -12,7 +12,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.transports.nccl import frame_acceptor as frame_door
+from kvtransfer.transports.nccl import frame_acceptor as frame_acceptor
 from kvtransfer.transports.nccl import frame_socket
 from kvtransfer.transports.nccl.frame_acceptor import SECRET_BYTES, FrameAcceptor, connect_frames
 from kvtransfer.transports.nccl.frame_socket import FrameSocket
@@ -115,7 +115,7 @@ def test_what_was_sent_before_the_end_is_heard(pair: Pair) -> None:
 
 
 def test_who_sleeps_is_woken_by_the_next_frame_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_socket, "_AWAKE_S", 0.05)
+    monkeypatch.setattr(frame_socket, "_BUSY_S", 0.05)
     pair.one.add(b"1")
     pair.heard(1)
     assert pair.other.busy_poll()  # for a while after a frame it looks itself
@@ -191,7 +191,7 @@ def test_nobody_else_is(at: Door) -> None:
 
 
 def test_who_says_nothing_holds_up_nobody(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_door, "_SAYS_S", 0.2)
+    monkeypatch.setattr(frame_acceptor, "_SECRET_TIMEOUT_S", 0.2)
     silent = [at.call() for _ in range(3)]
     brought = at.door.expect(SECRET)
     ours = at.call()
@@ -203,7 +203,7 @@ def test_who_says_nothing_holds_up_nobody(at: Door, monkeypatch: pytest.MonkeyPa
 
 
 def test_too_many_at_once_are_sent_away(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_door, "_MOST", 2)
+    monkeypatch.setattr(frame_acceptor, "_MAX_CALLERS", 2)
     waiting = [at.call() for _ in range(2)]
     until(lambda: len(at.door._callers) == 2)
     assert sent_away(at.call())

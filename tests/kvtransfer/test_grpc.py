@@ -16,10 +16,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import GetChallengeRequest, OpenLinkResponse
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import StopAck, encode
 from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD, Outbox
+from kvtransfer.transports.grpc.stream import LINK_ID_KEY, STREAM_METHOD, SendQueue
 from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, identity, make_peers
 from tests.kvtransfer.tokens import with_token
 
@@ -124,20 +125,20 @@ def _then_wait(message: bytes) -> Iterator[bytes]:
     time.sleep(1)
 
 
-def test_a_peer_that_reads_nothing_closes_its_outbox_not_our_memory() -> None:
-    outbox = Outbox(3)
+def test_a_peer_that_reads_nothing_closes_its_queue_not_our_memory() -> None:
+    queue = SendQueue(3)
     for _ in range(3):
-        outbox.add(b"x")
-    assert outbox.closed is None
-    outbox.add(b"x")
-    assert outbox.closed is not None
-    assert "does not read" in outbox.closed.message
-    assert list(outbox) == []
+        queue.add(b"x")
+    assert queue.closed is None
+    queue.add(b"x")
+    assert queue.closed is not None
+    assert "does not read" in queue.closed.message
+    assert list(queue) == []
 
 
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_over_ipv6(peers: Peers, host: str) -> None:
-    peers.address = peers.receiver.listen(host)
+    peers.endpoints = peers.receiver.listen(host)
     assert peers.address.startswith("[::1]:")
     peers.send(1, [[1]], [[2]])
     peers.run_until(lambda: peers.acknowledged() == [1])
@@ -146,12 +147,12 @@ def test_over_ipv6(peers: Peers, host: str) -> None:
 def test_a_fixed_port_is_the_one_that_tickets_name(peers: Peers) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert peers.receiver.listen("127.0.0.1", port) == f"127.0.0.1:{port}"
+    assert peers.receiver.listen("127.0.0.1", port) == (Endpoint("grpc", f"127.0.0.1:{port}"),)
 
 
 def test_nobody_listens_there() -> None:
     peers = make_peers(Shape(timeout_s=2.0))
-    peers.address = "127.0.0.1:9"
+    peers.endpoints = (Endpoint("grpc", "127.0.0.1:9"),)
     transfer = peers.begin(1, [1])
     peers.push(transfer, 0, 0, 1)
     began = time.monotonic()

@@ -17,6 +17,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse, SignedOpenLinkRequest
 from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.handshake import link_request
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.ipc import control as ipc_control
@@ -24,7 +25,7 @@ from kvtransfer.transports.ipc.byte_ring import CAPACITY, RING_BYTES
 from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.ipc.control import (
     VERSION,
-    Word,
+    ControlByte,
     receive_message,
     send_message,
     socket_name,
@@ -99,7 +100,7 @@ def asked(peers: Peers, ask: Callable[[], object]) -> list[object]:
 
 def open_link(peers: Peers) -> tuple[OpenLinkResponse, IpcSenderWire]:
     connector = IpcConnector(lambda: None)
-    (opened,) = asked(peers, lambda: connector.open(peers.address, REQUEST, 3.0))
+    (opened,) = asked(peers, lambda: connector.open(peers.endpoints[0], REQUEST, 3.0))
     assert isinstance(opened, tuple)
     return opened
 
@@ -156,16 +157,16 @@ def test_a_listener_of_another_user_is_told_nothing(peers: Peers, monkeypatch: p
             said.append(sock.recv(64))
 
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(socket_name(f"ipc:{name}"))
+        server.bind(socket_name(name))
         server.listen(1)
         thread = threading.Thread(target=serve)
         thread.start()
         ours = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: ours + 1)
-        with pytest.raises(UnreachableError, match=f"user {ours} "):
-            IpcConnector(lambda: None).open(f"ipc:{name}", REQUEST, 1.0)
+        with pytest.raises(UnreachableError, match=f"user {ours}$"):
+            IpcConnector(lambda: None).open(Endpoint(IPC, name), REQUEST, 1.0)
         thread.join()
-    assert said in ([b""], [bytes((Word.UNMAPPED,))])
+    assert said in ([b""], [bytes((ControlByte.UNMAPPED,))])
 
 
 def test_many_connections_of_others_are_one_line_of_log(
@@ -192,19 +193,19 @@ def test_a_listener_of_another_version_is_out_of_reach() -> None:
             send_message(sock, 0, b"baton-ipc-9 ", page.fd)
 
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(socket_name(f"ipc:{name}"))
+        server.bind(socket_name(name))
         server.listen(1)
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(UnreachableError, match="another version"):
-            IpcConnector(lambda: None).open(f"ipc:{name}", REQUEST, 1.0)
+            IpcConnector(lambda: None).open(Endpoint(IPC, name), REQUEST, 1.0)
         thread.join()
     page.drop_descriptor()
 
 
 def test_nobody_listens_there() -> None:
     with pytest.raises(UnreachableError) as error:
-        IpcConnector(lambda: None).open("ipc:baton-nobody", REQUEST, 1.0)
+        IpcConnector(lambda: None).open(Endpoint(IPC, "baton-nobody"), REQUEST, 1.0)
     assert error.value.kind is ErrorKind.UNAVAILABLE
 
 
@@ -269,7 +270,7 @@ def test_a_word_that_is_none_breaks_the_link(peers: Peers) -> None:
     peers.run_until(lambda: peers.receiver.links[0].credited_pieces > 0)
     wire._control._send(b"\xee")
     peers.run_until(lambda: wire.failure() is not None)
-    assert "no word of a link" in str(wire.failure())
+    assert "unknown control byte" in str(wire.failure())
     wire.close()
 
 
@@ -280,7 +281,7 @@ def test_one_of_whom_nothing_is_heard_has_a_while_if_it_is_not_stopped(
     monkeypatch.setattr(ipc_control, "SILENCE_S", 0.0)
     monkeypatch.setattr(ipc_control, "UNRESPONSIVE_S", 0.4)
     _, wire = open_link(peers)
-    monkeypatch.setattr(ipc_control.Control, "say", lambda control, word: None)
+    monkeypatch.setattr(ipc_control.Control, "send", lambda control, byte: None)
     begun = time.monotonic()
     peers.run_until(lambda: wire.failure() is not None and peers.receiver.counters.links_broken == 1)
     assert 0.3 <= time.monotonic() - begun < 5.0
@@ -297,7 +298,7 @@ def test_a_link_granted_to_one_who_gave_up_is_fenced(peers: Peers) -> None:
     raw.connect(socket_name(peers.address))
     prove(page_of(raw))
     send_message(raw, 0, REQUEST.SerializeToString())
-    raw.send(bytes([Word.UNMAPPED]))
+    raw.send(bytes([ControlByte.UNMAPPED]))
     raw.close()
     peers.run_until(lambda: peers.receiver.counters.links_opened == 1)
     peers.run_until(lambda: not peers.receiver.links)
@@ -331,7 +332,7 @@ def test_a_machine_that_reorders_stores_has_no_such_links(monkeypatch: pytest.Mo
         IpcListener(peer_timeout_s=1.0, max_links=1, wake=lambda: None)
     assert error.value.kind is ErrorKind.INVALID
     with pytest.raises(UnreachableError):
-        IpcConnector(lambda: None).open("ipc:x", REQUEST, 1.0)
+        IpcConnector(lambda: None).open(Endpoint(IPC, "x"), REQUEST, 1.0)
 
 
 def mapped(name: str, but: Collection[str] = ()) -> list[str]:

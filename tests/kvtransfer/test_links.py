@@ -209,7 +209,9 @@ def test_a_sender_that_never_comes_to_its_link_loses_it() -> None:
     peers = memory.peers
     request = link_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT, 1)
     opened: list[object] = []
-    thread = threading.Thread(target=lambda: opened.append(memory.transport.open("", request, 2.0)))
+    thread = threading.Thread(
+        target=lambda: opened.append(memory.transport.open(memory.transport.endpoint, request, 2.0))
+    )
     thread.start()
     peers.run_until(lambda: bool(opened))
     thread.join()
@@ -225,7 +227,7 @@ def test_a_credit_that_was_not_away_breaks_the_link() -> None:
     peers = memory.half_way()
     memory.transport.pipes[0].to_sender.append(encode(Credit((0, 0))))
     peers.run_until(lambda: 1 in peers.failures())
-    assert "unasked" in peers.failures()[1].message
+    assert "was not in use" in peers.failures()[1].message
     assert not peers.source.pins
     peers.close()
 
@@ -238,9 +240,9 @@ def test_a_sender_that_cuts_blocks_otherwise_loses_the_link_and_not_the_next(
     peers, whole_open = memory.peers, memory.transport.open
 
     def open_wrongly(
-        address: str, request: OpenLinkRequest, timeout_s: float
+        endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
-        response, wire = whole_open(address, request, timeout_s)
+        response, wire = whole_open(endpoint, request, timeout_s)
         response.piece_bytes //= 2
         monkeypatch.undo()
         return response, wire
@@ -248,7 +250,7 @@ def test_a_sender_that_cuts_blocks_otherwise_loses_the_link_and_not_the_next(
     monkeypatch.setattr(memory.transport, "open", open_wrongly)
     peers.send(1, [[1, 2]], [[1, 2]])
     peers.run_until(lambda: 1 in peers.withdrawn() and 1 in peers.failures())
-    assert "blocks are not cut so" in peers.withdrawn()[1].message
+    assert "blocks are not cut into such pieces" in peers.withdrawn()[1].message
     assert peers.withdrawn()[1].reason is WithdrawReason.LINK_LOST
     assert not peers.sink.scattered
     peers.send(2, [[2]], [[2]])
@@ -285,9 +287,11 @@ def test_of_two_incarnations_that_answer_at_once_the_newer_is_right() -> None:
     peers, connector = memory.peers, _Renaming(memory.transport)
     woken: list[None] = []
     peers.sender = make_sender(SHAPE, peers.source, lambda: woken.append(None), memory.clock, [connector])
-    for incarnation, address in ((6, "elsewhere:1"), (7, peers.address), (8, peers.address)):
+    here = [endpoint.message() for endpoint in peers.endpoints]
+    elsewhere = [Endpoint("memory", "2").message()]
+    for incarnation, where in ((6, elsewhere), (7, here), (8, here)):
         issuer = identity("receiver", incarnation)
-        ticket = peers.ticket(incarnation, [1], issuer=issuer, transfer_address=address)
+        ticket = peers.ticket(incarnation, [1], issuer=issuer, endpoints=where)
         peers.sender.begin(*ticket)
         while len(woken) < incarnation - 5:  # the thread's last act: its link is there, and nobody has looked
             peers.receiver.poll(1)
@@ -344,7 +348,7 @@ def test_links_are_bounded() -> None:
         def run() -> None:
             request = link_request(identity(name), identity("receiver").incarnation, FINGERPRINT, 1)
             try:
-                memory.transport.open("", request, 2.0)
+                memory.transport.open(memory.transport.endpoint, request, 2.0)
             except BatonError as error:
                 refused.append(error)
 

@@ -114,4 +114,4 @@ def test_what_stands_before_a_piece_is_handed_over(how: str) -> None:
     assert torch.equal(there.cpu(), source[begins:])
     assert (sums.of(0) - BEGINS) % (1 << 64) == words_sum(source[begins:])
     assert torch.equal(sums.reported_parts(0), source[:begins].view(torch.int64))
-    assert sums.said(0) == sum(source[:begins].view(torch.int64).tolist()) % (1 << 64)
+    assert sums.reported(0) == sum(source[:begins].view(torch.int64).tolist()) % (1 << 64)

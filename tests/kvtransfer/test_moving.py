@@ -145,7 +145,7 @@ def test_converted_on_the_way(
 
 
 def test_sizes_that_are_no_words() -> None:
-    with pytest.raises(ValueError, match="no whole words"):
+    with pytest.raises(ValueError, match="not whole words"):
         whole_pieces([0], 10, 8, [0, 1])
     with pytest.raises(ValueError, match="cannot be moved"):
         words_of(torch.zeros(3, dtype=torch.uint8))

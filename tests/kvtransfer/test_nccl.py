@@ -47,7 +47,7 @@ class Linked:
             "127.0.0.1", 0, piece_bytes=4096, peer_timeout_s=1.0, max_links=8, wake=self.woken.set
         )
         self.peers.receiver.attach(second)
-        self.peers.address = f"{listener.address} {second.address}"
+        self.peers.endpoints = (listener.endpoint, second.endpoint)
 
     def send(self, transfer: int) -> str:
         """Sends one transfer of four blocks; the transport that carried it."""
@@ -63,7 +63,7 @@ class Linked:
         for library in (self.nccl.receiving, self.nccl.sending):
             library.double.hangs.clear()
         self.peers.close()
-        until(self.peers, lambda: not self.nccl.receiving.ending + self.nccl.sending.ending)
+        until(self.peers, lambda: not self.nccl.receiving.aborting + self.nccl.sending.aborting)
 
 
 def until(peers: Peers, holds: object) -> None:
@@ -95,7 +95,7 @@ def test_a_receive_without_a_sender_is_ended_by_ourselves(linked: Linked) -> Non
     assert linked.send(1) == "nccl"
     peers, links = linked.peers, linked.nccl.receiving
     channel, window = links.channels[0], links.stagings[0]
-    assert channel.receive(window.address(0), 4096)  # what nobody sends
+    assert channel.receive(window.address_of(0), 4096)  # what nobody sends
     links.double.hangs.set()
     linked.nccl.sending.channels[0].abort("killed")
     peers.run_until(lambda: peers.receiver.counters.links_broken == 1)
@@ -139,11 +139,11 @@ def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: 
     linked.peers.run_until(lambda: links.hung)
     linked.peers.sender._fallbacks = Fallbacks()  # it would try nccl first
     assert linked.send(2) == "grpc"
-    assert links.ending == 1
+    assert links.aborting == 1
     double.hangs.clear()
-    linked.peers.run_until(lambda: links.ending == 0)
+    linked.peers.run_until(lambda: links.aborting == 0)
     assert links.hung
-    with pytest.raises(BatonError, match="did not end a link"):
+    with pytest.raises(BatonError, match="did not abort a channel"):
         links.channel(links.unique_id(), SENDER_RANK, lambda: None)
 
 
@@ -164,7 +164,7 @@ def test_blocks_are_gathered_when_their_step_has_ended(
 ) -> None:
     """And announced before, whatever the host does then."""
     assert linked.send(1) == "nccl"
-    stream, ended, said = wires(linked)[0]._gathering, PlayedEvent(complete=True), list[object]()
+    stream, ended, said = wires(linked)[0]._stream, PlayedEvent(complete=True), list[object]()
     after, run = stream.wait_event, stream.run
 
     def noted_after(event: Event) -> None:
@@ -196,7 +196,7 @@ def test_a_line_whose_peer_is_gone_ends_though_its_loop_stands_still(linked: Lin
     time.sleep(0.7)
     assert not sending._channel.aborting, "its peer is there"
     assert not receiving._channel.aborting
-    sending._lifeline.close()  # and neither loop looks
+    sending._keepalive.close()  # and neither loop looks
     until_s = time.monotonic() + 5.0
     while not (sending._channel.terminated and receiving._channel.terminated):
         assert time.monotonic() < until_s
@@ -209,7 +209,7 @@ def wires(linked: Linked) -> tuple[NcclSenderWire, NcclReceiverWire]:
     """Both ends of the one link there is."""
     (sending,), (receiving,) = linked.peers.sender._links.values(), linked.peers.receiver._links
     assert sending._window is not None
-    return cast(NcclSenderWire, sending._window.wire), cast(NcclReceiverWire, receiving._wire)
+    return cast(NcclSenderWire, sending._window.wire), cast(NcclReceiverWire, receiving.wire)
 
 
 def names(*indices: int, length: int = 4096) -> bytes:
@@ -225,10 +225,10 @@ def test_what_is_no_frame_of_the_senders_breaks_the_link(linked: Linked, message
     """And no receive is posted for a place that is not the sender's."""
     linked.send(1)
     sending, receiving = wires(linked)
-    until(linked.peers, lambda: not receiving._landing)
+    until(linked.peers, lambda: not receiving._receives)
     sending._frames.add(message)
     linked.peers.run_until(lambda: linked.peers.receiver.counters.links_broken == 1)
-    assert isinstance(receiving._broken, FrameError)
+    assert isinstance(receiving._malformed, FrameError)
     until(linked.peers, lambda: not linked.peers.sender.links)
     assert linked.send(2) == "grpc"
 
@@ -244,7 +244,7 @@ def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
     stopped.add(lambda: _wait(goes_on))
     peers = linked.peers
     peers.send(2, [[1, 2]], [[30, 31]])
-    peers.run_until(lambda: len(receiving._landing) == 4)
+    peers.run_until(lambda: len(receiving._receives) == 4)
     assert receiving.arrived_count() == before
     assert receiving.busy_poll()
     goes_on.set()
@@ -257,7 +257,7 @@ def test_a_stream_that_carries_frames_breaks_the_link(linked: Linked) -> None:
     """The lifeline is there to be broken: nothing lands over it."""
     linked.send(1)
     sending, _ = wires(linked)
-    sending._lifeline.send(StopAck(3))
+    sending._keepalive.send(StopAck(3))
     until(linked.peers, lambda: not linked.peers.sender.links)
     assert linked.peers.receiver.counters.links_broken == 1
     assert linked.send(2) == "grpc"

@@ -75,7 +75,7 @@ def test_a_new_transfer_has_nothing_but_its_ticket_to_send(outgoing: Outgoing) -
     assert CommitRecord.FromString(transfer.metadata) == CommitRecord(
         attempt=ATTEMPT, ticket_body=b"the body", ticket_signature=b"the signature"
     )
-    assert (transfer.record, transfer.commit_deadline, transfer.held) == (None, float("inf"), 0)
+    assert (transfer.record, transfer.commit_deadline, transfer.pieces_in_flight) == (None, float("inf"), 0)
     assert (transfer.bytes_shipped, transfer.bytes_partial, transfer.queued_blocks) == (0, 0, 0)
     assert not transfer.has_piece()
     assert outgoing.wakes == 0
@@ -96,7 +96,7 @@ def test_a_new_transfer_has_nothing_but_its_ticket_to_send(outgoing: Outgoing) -
 def test_blocks_that_the_ticket_does_not_want_are_not_taken(
     outgoing: Outgoing, group: int, first: int, blocks: list[int], which: str
 ) -> None:
-    with pytest.raises(ValueError, match=f"^the ticket wants no {which}$"):
+    with pytest.raises(ValueError, match=f"^the ticket does not expect {which}$"):
         outgoing.transfer.push(group, first, blocks)
     assert (outgoing.transfer.queued_blocks, outgoing.wakes) == (0, 0)
 
@@ -252,7 +252,7 @@ def test_a_description_goes_ahead_with_the_ticket(outgoing: Outgoing) -> None:
 
 def test_a_description_cannot_follow_its_ticket(outgoing: Outgoing) -> None:
     outgoing.transfer.metadata = None  # it is on the wire
-    with pytest.raises(AssertionError, match=r"^nothing of the transfer has been sent$"):
+    with pytest.raises(AssertionError, match=r"^metadata follows begin, before a poll$"):
         outgoing.transfer.send_metadata(CommitRecord(attempt=ATTEMPT))
 
 
@@ -301,5 +301,5 @@ def test_the_largest_record_travels_and_none_that_is_larger() -> None:
         Outgoing().transfer.commit(record)
     assert (error.value.kind, error.value.message) == (
         ErrorKind.INVALID,
-        f"a commit record of {MAX_COMMIT_BYTES + 1} bytes cannot travel",
+        f"a commit record of {MAX_COMMIT_BYTES + 1} bytes is too large",
     )

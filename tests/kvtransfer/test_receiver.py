@@ -11,6 +11,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol import frames
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import (
     Commit,
@@ -66,14 +67,15 @@ class OneReceiver:
             request = link_request(
                 identity(f"sender-{link}"), identity("receiver").incarnation, FINGERPRINT, 1
             )
-            opening = threading.Thread(target=transport.open, args=("", request, 2.0))
+            opening = threading.Thread(target=transport.open, args=(MemoryTransport.endpoint, request, 2.0))
             opening.start()
-            until(lambda: bool(transport._calls), lambda: time.sleep(1e-4))
+            until(lambda: bool(transport._requests), lambda: time.sleep(1e-4))
             self.receiver.poll(1)  # takes it, as the last of the links
             opening.join()
             until(self._first_is_first, lambda: self.receiver.poll(1))
         self.tickets = Peers(
-            SHAPE, self.receiver, make_sender(SHAPE, self.sink, self._wake, self.clock, []), "memory:1",
+            SHAPE, self.receiver, make_sender(SHAPE, self.sink, self._wake, self.clock, []),
+            (MemoryTransport.endpoint,),
             self.sink, self.sink, lambda: None,
         )  # fmt: skip
 
@@ -178,7 +180,7 @@ def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
     assert three.left() == [0, 0, 0]
     assert {link.peer.name for link in three.receiver.links} == {"sender-1", "sender-2"}
     assert three.pipes[0].error is not None
-    assert three.pipes[0].error.message == f"malformed frame: blocks are not cut so: {piece}"
+    assert three.pipes[0].error.message == f"malformed frame: blocks are not cut into such pieces: {piece}"
 
 
 def test_a_sender_with_more_to_say_is_not_judged_yet(one: OneReceiver) -> None:
@@ -234,10 +236,8 @@ def test_a_commit_is_told_before_anything_else_is_done(one: OneReceiver) -> None
 class _Listener:
     """Its one call is withheld: whoever is attached is asked for it."""
 
-    transport = "played"
-
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
         self.asked = 0
 
     def next_request(self) -> None:
@@ -249,14 +249,14 @@ class _Listener:
 
 def test_it_listens_as_it_was_told(one: OneReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
-    listeners = [_Listener("ipc:here/1"), _Listener("127.0.0.1:7")]
+    listeners = [_Listener(Endpoint("ipc", "here/1")), _Listener(Endpoint("grpc", "127.0.0.1:7"))]
 
     def start_listeners(*arguments: object) -> list[_Listener]:
         asked.append(arguments)
         return listeners
 
     monkeypatch.setattr("kvtransfer.receiver.receiver.start_listeners", start_listeners)
-    assert one.receiver.listen("127.0.0.1") == "ipc:here/1 127.0.0.1:7"
+    assert one.receiver.listen("127.0.0.1") == tuple(listener.endpoint for listener in listeners)
     bounds = SHAPE.piece_bytes, SHAPE.timeout_s, MAX_LINKS, one._wake
     assert asked == [("grpc", "127.0.0.1", 0, *bounds, None, None, None, 0)]
     one.receiver.poll(1)

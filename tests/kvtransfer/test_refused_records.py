@@ -15,9 +15,9 @@ from tests.kvtransfer.peers import identity
 from tests.kvtransfer.receiving_end import LinkRig, ReceivingEnd
 
 Change = Callable[[TicketBody], None]
-UNREADABLE = (ErrorKind.INTERNAL, "the commit record cannot be read")
-ANOTHER_TRANSFER = (ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
-ANOTHER_ATTEMPT = (ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
+UNREADABLE = (ErrorKind.INTERNAL, "the commit record cannot be parsed")
+ANOTHER_TRANSFER = (ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
+ANOTHER_ATTEMPT = (ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
 UNSIGNED = (ErrorKind.FORBIDDEN, "the ticket was not signed by this receiver")
 
 
@@ -124,9 +124,24 @@ def test_pieces_that_never_came(end: ReceivingEnd, rig: LinkRig) -> None:
 @pytest.mark.parametrize(
     ("sent", "ticket", "held", "told"),
     [
-        ([1, 1], [2, 1], [0, 0], "[1, 1] sent, [2, 1] in the ticket, [2, 1] expected, [1, 0] of them held"),
-        ([2, 1], [2, 1], [1, 0], "[2, 1] sent, [2, 1] in the ticket, [2, 1] expected, [1, 0] of them held"),
-        ([1, 1], [1, 1], [1, 0], "[1, 1] sent, [1, 1] in the ticket, [2, 1] expected, [1, 0] of them held"),
+        (
+            [1, 1],
+            [2, 1],
+            [0, 0],
+            "[1, 1] sent, [2, 1] in the ticket, [2, 1] expected, [1, 0] of them resident",
+        ),
+        (
+            [2, 1],
+            [2, 1],
+            [1, 0],
+            "[2, 1] sent, [2, 1] in the ticket, [2, 1] expected, [1, 0] of them resident",
+        ),
+        (
+            [1, 1],
+            [1, 1],
+            [1, 0],
+            "[1, 1] sent, [1, 1] in the ticket, [2, 1] expected, [1, 0] of them resident",
+        ),
     ],
     ids=["held", "sent", "ticket"],
 )

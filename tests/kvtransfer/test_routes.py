@@ -13,6 +13,7 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, SenderWire
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.sender.events import Acknowledged
 from kvtransfer.sender.routes import routes
 from kvtransfer.transports.ipc.control import address_of
@@ -20,7 +21,7 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import make_connectors, start_listeners
 from tests.kvtransfer.device_rigs import FakeRig
 from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.kvtransfer.nccl_transport import WatchedLinks
+from tests.kvtransfer.nccl_transport import WatchedEndpoint
 from tests.kvtransfer.peers import Peers, Shape, make_peers
 
 
@@ -35,8 +36,8 @@ def peers() -> Iterator[Peers]:
 @pytest.fixture(autouse=True)
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that fell stays where it is, unless a test is about its return."""
-    monkeypatch.setattr("kvtransfer.sender.routes.FIRST_PAUSE_S", 600.0)
-    monkeypatch.setattr("kvtransfer.sender.routes.LONGEST_PAUSE_S", 600.0)
+    monkeypatch.setattr("kvtransfer.sender.routes.MIN_PAUSE_S", 600.0)
+    monkeypatch.setattr("kvtransfer.sender.routes.MAX_PAUSE_S", 600.0)
 
 
 def fallbacks(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
@@ -74,7 +75,7 @@ def test_within_a_host_it_is_ipc(peers: Peers) -> None:
 
 
 def test_a_socket_that_is_not_there_leaves_grpc(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
-    peers.address = address_of("gone") + " " + peers.address.split()[1]
+    peers.endpoints = (Endpoint("ipc", address_of("gone")), peers.endpoints[1])
     assert send(peers, 1) == "grpc"
     assert peers.sender.counters.link_fallbacks == 1
     (fell,) = fallbacks(caplog)
@@ -82,7 +83,7 @@ def test_a_socket_that_is_not_there_leaves_grpc(peers: Peers, caplog: pytest.Log
 
 
 def test_a_socket_of_another_host_is_not_tried(peers: Peers, caplog: pytest.LogCaptureFixture) -> None:
-    peers.address = "ipc:0123456789abcdef/baton " + peers.address.split()[1]
+    peers.endpoints = (Endpoint("ipc", "0123456789abcdef/baton"), peers.endpoints[1])
     assert send(peers, 1) == "grpc"
     assert peers.sender.counters.link_fallbacks == 0
     assert fallbacks(caplog) == []
@@ -113,7 +114,7 @@ def test_ends_that_do_not_fit_are_told_so_over_the_first_way(peers: Peers) -> No
 
 def links(device: LinkDevice | None = None) -> NcclEndpoint:
     """Of a process; their NCCL is the double."""
-    return WatchedLinks(device or FakeDevice(Pump(None)))
+    return WatchedEndpoint(device or FakeDevice(Pump(None)))
 
 
 def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
@@ -131,7 +132,7 @@ def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
 def test_a_sender_that_is_told_one_takes_it(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again when it breaks: there is no other way then."""
     peers = both_have_all(monkeypatch, transport)
-    assert [way.partition(":")[0] for way in peers.address.split()] == ["ipc", "nccl", "127.0.0.1"]
+    assert [endpoint.transport for endpoint in peers.endpoints] == ["ipc", "nccl", "grpc"]
     assert send(peers, 1) == transport
     cut(peers)
     assert send(peers, 2) == transport
@@ -157,7 +158,7 @@ def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
     started = start_listeners("auto", *bounds)
     monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
     started += start_listeners("auto", *bounds, nccl=links())
-    assert [listener.transport for listener in started] == ["ipc", "grpc", "nccl", "grpc"]
+    assert [listener.endpoint.transport for listener in started] == ["ipc", "grpc", "nccl", "grpc"]
     for listener in started:
         listener.close()
 
@@ -189,7 +190,7 @@ def test_a_listener_that_cannot_bind_leaves_none_of_the_others() -> None:
     (holds,) = start_listeners("grpc", "127.0.0.1", 0, *bounds)
     threads = threading.active_count()
     with pytest.raises(BatonError, match="cannot listen"):
-        start_listeners("auto", "127.0.0.1", int(holds.address.rpartition(":")[2]), *bounds)
+        start_listeners("auto", "127.0.0.1", int(holds.endpoint.address.rpartition(":")[2]), *bounds)
     assert threading.active_count() == threads
     holds.close()
 
@@ -204,8 +205,8 @@ def test_no_way_in_common_is_said_at_once() -> None:
 
 def test_routes_keep_the_receivers_order() -> None:
     both = make_connectors("auto", lambda: None)
-    here = address_of("a")
-    assert [way.transport for way in routes(f"{here} 10.0.0.1:7", both)] == ["ipc", "grpc"]
-    assert [way.transport for way in routes(f"10.0.0.1:7 {here}", both)] == ["grpc", "ipc"]
-    assert [way.address for way in routes(f"{here} 10.0.0.1:7", both)] == [here, "10.0.0.1:7"]
-    assert [way.address for way in routes("[::1]:7", both)] == ["[::1]:7"]
+    ipc, grpc = Endpoint("ipc", address_of("a")), Endpoint("grpc", "10.0.0.1:7")
+    for endpoints in ((ipc, grpc), (grpc, ipc), (grpc,)):
+        found = routes(endpoints, both)
+        assert [route.endpoint for route in found] == list(endpoints)
+        assert [route.transport for route in found] == [endpoint.transport for endpoint in endpoints]

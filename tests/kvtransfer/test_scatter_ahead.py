@@ -14,7 +14,7 @@ from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.kernels.move_plan import ROW_WORDS
 from kvtransfer.device.piece_memory import PieceMemory
-from kvtransfer.device.scatter import DeviceScatter, Ended, Outcome
+from kvtransfer.device.scatter import DeviceScatter, MovedPiece, Outcome
 from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece
 from tests.kvtransfer.fake_device import FakeDevice, Pump
@@ -68,10 +68,10 @@ class Scatter:
         self.window.tensor[begins : begins + PIECE.length] = SENT
         self.there.complete = True
 
-    def ended(self) -> list[Ended]:
+    def moved(self) -> list[MovedPiece]:
         data = np.full(PIECE.length, SENT, dtype=np.uint8).data
         right = PieceChecksum(PIECE.length).of(data, PIECE.transfer, PIECE.group, PIECE.ordinal, PIECE.offset)
-        return self.scatter.ended(lambda piece: right)
+        return self.scatter.moved(lambda piece: right)
 
     def written(self) -> list[int]:
         """Blocks that are no more what they were."""
@@ -89,27 +89,27 @@ def test_it_begins_when_they_are_there_and_nobody_looks(scatter: Scatter) -> Non
     scatter.run()
     assert scatter.written() == sorted(PLACES)
     assert all(bool((scatter.pool[n] == SENT).all()) for n in PLACES)
-    assert scatter.ended() == [], "whoever has the line has not said yet that they came whole"
-    scatter.scatter.land(1)
-    assert scatter.ended() == [Ended(PIECE, len(PLACES), Outcome.VALID)]
+    assert scatter.moved() == [], "whoever has the line has not said yet that they came whole"
+    scatter.scatter.start(1)
+    assert scatter.moved() == [MovedPiece(PIECE, len(PLACES), Outcome.VALID)]
 
 
 def test_given_up_before_they_came_it_writes_nothing(scatter: Scatter) -> None:
     scatter.pump.stands = True  # nothing is waited for
-    scatter.scatter.give_up(PIECE.transfer)
+    scatter.scatter.cancel(PIECE.transfer)
     scatter.pump.stands = False
     scatter.arrive()
     scatter.run()
-    scatter.scatter.land(1)
-    assert [ended.outcome for ended in scatter.ended()] == [Outcome.DROPPED]
+    scatter.scatter.start(1)
+    assert [moved.outcome for moved in scatter.moved()] == [Outcome.DROPPED]
     assert scatter.written() == []
 
 
 def end_of(scatter: DeviceScatter) -> Event:
     """Of the kernel of the piece that is announced."""
     (announced,) = scatter._announced
-    assert announced.end is not None
-    return announced.end
+    assert announced.done is not None
+    return announced.done
 
 
 def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
@@ -118,7 +118,7 @@ def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
     scatter.pump.stands = True
     scatter.arrive()
     assert not end.query()
-    scatter.scatter.give_up(PIECE.transfer)
+    scatter.scatter.cancel(PIECE.transfer)
     assert end.query()
     written = scatter.written()
     scatter.pool[:] = UNTOUCHED  # another's
@@ -126,8 +126,8 @@ def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
     scatter.run()
     assert scatter.written() == []
     assert set(written) <= set(PLACES)
-    scatter.scatter.land(1)
-    assert [ended.outcome for ended in scatter.ended()] == [Outcome.DROPPED]
+    scatter.scatter.start(1)
+    assert [moved.outcome for moved in scatter.moved()] == [Outcome.DROPPED]
 
 
 def test_rows_are_empty_before_it_is_asked_whether_it_may_have_begun(scatter: Scatter) -> None:
@@ -136,18 +136,18 @@ def test_rows_are_empty_before_it_is_asked_whether_it_may_have_begun(scatter: Sc
     found: list[bool] = []
     scatter.there.look = lambda: found.append(bool(lengths.any()))
     scatter.pump.stands = True
-    scatter.scatter.give_up(PIECE.transfer)
+    scatter.scatter.cancel(PIECE.transfer)
     assert found == [False]
 
 
 def test_what_has_landed_is_whole_when_a_link_has_broken(scatter: Scatter) -> None:
     scatter.pump.stands = True
     scatter.arrive()
-    scatter.scatter.land(1)
+    scatter.scatter.start(1)
     assert scatter.written() == []
     assert scatter.scatter.break_off() == []
     assert scatter.written() == sorted(PLACES)
-    assert [ended.outcome for ended in scatter.ended()] == [Outcome.VALID]
+    assert [moved.outcome for moved in scatter.moved()] == [Outcome.VALID]
 
 
 def test_whoever_forgets_it_its_rows_stay_until_nothing_waits_for_them(scatter: Scatter) -> None:
@@ -178,7 +178,7 @@ def test_no_row_is_ever_half_another(scatter: Scatter) -> None:
     """A kernel may read rows while they are emptied: only lengths change, so it writes its own blocks."""
     mover = scatter.scatter._mover
     before = mover._rows.clone()
-    scatter.scatter.give_up(PIECE.transfer)
+    scatter.scatter.cancel(PIECE.transfer)
     changed = (mover._rows != before).nonzero().tolist()
     assert changed == [[PIECE.staging, n * ROW_WORDS + 2] for n in range(len(PLACES))]
     assert not mover._rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS].any()

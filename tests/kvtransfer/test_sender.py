@@ -9,6 +9,7 @@ import pytest
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import (
     CommitAck,
     Credit,
@@ -52,14 +53,14 @@ def failure(one: OneSender, transfer: Transfer) -> tuple[ErrorKind, str]:
 @pytest.mark.parametrize(
     ("body", "kind", "message"),
     [
-        (TicketBody(block_counts=[1]), ErrorKind.INVALID, "the ticket names no address to send to"),
+        (TicketBody(block_counts=[1]), ErrorKind.INVALID, "the ticket has no endpoint to send to"),
         (
-            TicketBody(transfer_address="a:1", block_counts=[1, 2, 3]),
+            TicketBody(endpoints=[Endpoint("grpc", "a:1").message()], block_counts=[1, 2, 3]),
             ErrorKind.INVALID,
             "the ticket has 3 cache groups, this sender 1",
         ),
         (
-            TicketBody(transfer_address="a:1"),
+            TicketBody(endpoints=[Endpoint("grpc", "a:1").message()]),
             ErrorKind.INVALID,
             "the ticket has 0 cache groups, this sender 1",
         ),
@@ -77,7 +78,7 @@ def test_a_transfer_that_is_under_way_is_not_begun_again(one: OneSender) -> None
     begun = one.begin(7)
     with pytest.raises(BatonError) as error:
         one.begin(7)
-    assert (error.value.kind, error.value.message) == (ErrorKind.CONFLICT, "transfer 7 is under way")
+    assert (error.value.kind, error.value.message) == (ErrorKind.CONFLICT, "transfer 7 exists already")
     begun.withdraw(WithdrawReason.ABORTED)
     one.begin(7)
 

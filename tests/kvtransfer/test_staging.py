@@ -15,7 +15,7 @@ def piece(index: int, length: int = 8, transfer: int = 1) -> Piece:
 
 
 def land(staging: Staging, index: int, data: bytes = b"abcdefgh", transfer: int = 1) -> None:
-    staging.land(piece(index, len(data), transfer), memoryview(data))
+    staging.store(piece(index, len(data), transfer), memoryview(data))
 
 
 def test_an_index_changes_hands() -> None:
@@ -31,7 +31,7 @@ def test_an_index_changes_hands() -> None:
 def test_bytes_that_were_brought_live_until_their_index_is_given_back() -> None:
     staging, data = Staging(4, 8), np.arange(8, dtype=np.uint8)
     alive = weakref.ref(data)
-    staging.land(piece(2), data.data)
+    staging.store(piece(2), data.data)
     del data
     assert bytes(staging.view(2, 3)) == b"\0\1\2"
     staging.free(2)
@@ -58,7 +58,7 @@ def test_one_transfer_holds_half() -> None:
     staging = Staging(5, 8)
     land(staging, 0)
     land(staging, 1)
-    with pytest.raises(FrameError, match=r"one transfer holds more than 2 of 5 staging pieces$"):
+    with pytest.raises(FrameError, match=r"one transfer occupies more than 2 of 5 staging pieces$"):
         land(staging, 2)
     land(staging, 2, transfer=2)
     staging.free(0)
@@ -67,7 +67,7 @@ def test_one_transfer_holds_half() -> None:
 
 def test_nothing_is_given_back_twice() -> None:
     staging = Staging(2, 8)
-    with pytest.raises(AssertionError, match=r"^staging index 0 given back twice$"):
+    with pytest.raises(AssertionError, match=r"^staging index 0 freed twice$"):
         staging.free(0)
 
 
@@ -87,24 +87,26 @@ def test_quarantine_ends_only_with_the_window() -> None:
 def test_a_window_has_at_least_two_pieces() -> None:
     with pytest.raises(ValueError, match=r"^a window of staging has at least two pieces$"):
         Staging(1, 8)
-    assert Staging(2, 8).share == 1
+    assert Staging(2, 8).max_per_transfer == 1
 
 
 def test_a_transfer_between_devices_may_fill_the_window() -> None:
-    assert Staging(6, 8, between_devices=True).share == max_pieces_per_transfer(6, between_devices=True)
-    assert Staging(6, 8).share == max_pieces_per_transfer(6, between_devices=False) == 3
+    assert Staging(6, 8, between_devices=True).max_per_transfer == max_pieces_per_transfer(
+        6, between_devices=True
+    )
+    assert Staging(6, 8).max_per_transfer == max_pieces_per_transfer(6, between_devices=False) == 3
 
 
 def test_a_window_that_senders_write_is_viewed_in_place() -> None:
     window = np.arange(32, dtype=np.uint8)
     staging = Staging(4, 8, window)
-    staging.take(piece(3, 5))
+    staging.claim(piece(3, 5))
     assert bytes(staging.view(3, 5)) == bytes(range(24, 29))
     assert staging.view(3, 5).readonly
     with pytest.raises(FrameError, match=r"^malformed frame: staging index 3 is not the sender's$"):
-        staging.take(piece(3, 5))
+        staging.claim(piece(3, 5))
     staging.free(3)
-    staging.take(piece(3, 8))
+    staging.claim(piece(3, 8))
     with pytest.raises(ValueError, match=r"^a window of 31 bytes for 4 pieces of 8$"):
         Staging(4, 8, window[:31])
 
@@ -118,5 +120,5 @@ def test_a_transfers_count_falls_by_what_is_given_back() -> None:
     staging.free(1)
     land(staging, 4)
     land(staging, 5)
-    with pytest.raises(FrameError, match="holds more than 4 of 8"):
+    with pytest.raises(FrameError, match="occupies more than 4 of 8"):
         land(staging, 6)

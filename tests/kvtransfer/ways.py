@@ -54,7 +54,9 @@ class Way(MemoryTransport):
         self.let_go.wait(5)
         if self.out_of_reach:
             raise UnreachableError(self.out_of_reach)
-        return super().open(endpoint, request, timeout_s)
+        response, wire = super().open(endpoint, request, timeout_s)
+        wire.shares_clock = self.transport == "ipc"
+        return response, wire
 
 
 class Ways:

@@ -26,6 +26,7 @@ from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import CommitPending, Committed, MetadataReceived, Withdrawn
@@ -76,7 +77,7 @@ class Driver:
             TicketSigner(b"s" * 16), lambda event: None, lambda: self.now, host=self.host,
             reserve_output_tokens=4, prefixes=self.prefixes,
         )  # fmt: skip
-        self.decode.receive_with(cast(Any, self.link), "here")
+        self.decode.receive_with(cast(Any, self.link), (Endpoint("grpc", "here:1"),))
         self.texts = [[self.draw.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
         self.conversations: list[Text] = []
         self.tickets: list[Ticketed] = []
