@@ -29,7 +29,7 @@ from bench.transfer.decode_windows import ALONE, KINDS, PACED, SATURATING, Sendi
 from bench.transfer.sending import SendingEnd
 from kvtransfer.device.blocks import DeviceBlocks
 from tests.bench.decode.test_clocks import Ring
-from tests.kvtransfer.device_rigs import FakeRig
+from tests.kvtransfer.support.device_rigs import FakeRig
 
 ROOT = Path(__file__).parents[2]
 STEPS = 12

@@ -14,8 +14,8 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import TransferConfig, WorkerConfig
 from services.worker.engine import process as engine_process
 from services.worker.engine.startup.model_loader import LoadedModel
-from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.kvtransfer.nccl_transport import WatchedEndpoint
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.nccl_transport import WatchedEndpoint
 
 HANGS = "BATON_TEST_NCCL_HANGS"
 _LOOK_S = 0.02

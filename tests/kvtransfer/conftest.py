@@ -16,12 +16,12 @@ from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderControl
 from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.registry import make_connectors
-from tests.kvtransfer.device_ends import Ends
-from tests.kvtransfer.device_rigs import rig_of
-from tests.kvtransfer.device_taps import Taps
-from tests.kvtransfer.memory_transport import MemoryTransport
-from tests.kvtransfer.nccl_transport import NcclTransport
-from tests.kvtransfer.peers import FINGERPRINT, Peers, Shape, make_peers
+from tests.kvtransfer.support.device_ends import Ends
+from tests.kvtransfer.support.device_rigs import rig_of
+from tests.kvtransfer.support.device_taps import Taps
+from tests.kvtransfer.support.memory_transport import MemoryTransport
+from tests.kvtransfer.support.nccl_transport import NcclTransport
+from tests.kvtransfer.support.peers import FINGERPRINT, Peers, Shape, make_peers
 
 Tamper = Callable[[Piece, bytes], tuple[Piece, bytes] | None]
 

@@ -20,7 +20,7 @@ from services.common.config import EngineConfig
 from services.worker.engine.prefill.requests import Job
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
-from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.worker.paired import Pair
 from tests.worker.test_prefill_ahead import LateStream
 from tests.worker.test_prefix_cache import ask

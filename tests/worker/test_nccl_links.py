@@ -17,8 +17,8 @@ from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
-from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.kvtransfer.nccl_transport import WatchedEndpoint
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.nccl_transport import WatchedEndpoint
 from tests.worker.paired import Pair
 from tests.worker.test_device_links import words
 from tests.worker.test_prefix_cache import ask

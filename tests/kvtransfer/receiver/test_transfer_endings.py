@@ -1,0 +1,80 @@
+"""Transfers that end without a commit, or whose link ends: who is told, and what goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from baton.errors import BatonError, ErrorKind
+from kvtransfer.protocol import frames
+from kvtransfer.protocol.frames import Stop, StopReason, Withdraw, WithdrawReason
+from kvtransfer.receiver.events import CommitPending, Committed, TransferStarted, Withdrawn
+from tests.kvtransfer.support.receiving_end import LinkRig, ReceivingEnd
+
+
+@pytest.fixture
+def end() -> ReceivingEnd:
+    return ReceivingEnd()
+
+
+@pytest.fixture
+def rig() -> LinkRig:
+    return LinkRig("prefill-0")
+
+
+def test_a_sender_withdraws_its_transfer(end: ReceivingEnd, rig: LinkRig) -> None:
+    end.bind(rig, 1, [0, 1])
+    for count, reason in enumerate((WithdrawReason.ABORTED, WithdrawReason.FINISHED)):
+        end.handle(rig, Withdraw(1, reason))
+        assert end.counters.dropped_unknown == count
+    assert end.take_events() == [Withdrawn(1, WithdrawReason.ABORTED, "the sender withdrew")]
+    assert (rig.take_told(), rig.link.transfers, len(end.transfers)) == ([], set(), 0)
+
+
+def test_a_committed_transfer_is_not_withdrawn(end: ReceivingEnd, rig: LinkRig) -> None:
+    end.bind(rig, 1, [0, 0])
+    record = end.commit(rig, 1, [0, 0])
+    end.handle(rig, Withdraw(1, WithdrawReason.ABORTED))
+    assert end.take_events() == [Committed(1, record)]
+    assert (end.counters.dropped_unknown, len(end.transfers)) == (1, 1)
+
+
+def test_what_is_forgotten_is_told_to_its_sender_and_to_nobody_else(end: ReceivingEnd, rig: LinkRig) -> None:
+    for transfer in (1, 2):
+        end.bind(rig, transfer, [0, 1])
+        end.send(rig, (transfer, 1, 0, 0), b"cccc")
+    rig.take_told()
+    end.transfers.forget(1)
+    end.transfers.forget(1)
+    assert rig.take_told() == [Stop(1, StopReason.UNKNOWN)]
+    assert end.take_events() == [TransferStarted(2)]
+    assert (rig.link.transfers, len(end.transfers)) == ({2}, 1)
+    end.transfers.expect(3, [0, 0], [])
+    end.transfers.forget(3)  # of which no sender has been heard
+    assert (rig.take_told(), len(end.transfers)) == ([], 1)
+
+
+def test_a_link_that_breaks_ends_what_it_carries_and_nothing_else(end: ReceivingEnd, rig: LinkRig) -> None:
+    other = LinkRig("prefill-1")
+    for transfer in (9, 3):
+        end.bind(rig, transfer, [0, 1])
+    for transfer, over in ((4, rig), (5, other)):
+        end.bind(over, transfer, [0, 0])
+        end.commit(over, transfer, [0, 0])
+    end.bind(other, 6, [0, 1])
+    end.take_events()
+    end.transfers.link_broke(rig.link, BatonError(ErrorKind.UNAVAILABLE, "cut"))
+    assert end.take_events() == [Withdrawn(n, WithdrawReason.LINK_LOST, "cut") for n in (3, 9)]
+    assert (rig.link.transfers, other.link.transfers, len(end.transfers)) == (set(), {6}, 3)
+    for transfer in (4, 5):
+        end.transfers._answer(transfer, frames.CommitAck(transfer, 5))
+    assert (rig.take_told(), other.take_told()) == ([], [frames.CommitAck(5, 5)])
+
+
+def test_only_what_a_device_still_moves_is_announced(end: ReceivingEnd, rig: LinkRig) -> None:
+    """On the host a piece that is heard is there, so nothing is said before it is true."""
+    end.bind(rig, 1, [0, 1])
+    assert not end.transfers.all_commits_received(rig.link)
+    end.send(rig, (1, 1, 0, 0), b"cccc")
+    end.commit(rig, 1, [0, 1])
+    assert not any(isinstance(event, CommitPending) for event in end.take_events())
+    assert not end.transfers.all_commits_received(rig.link), "its only transfer has been committed"
