@@ -71,16 +71,16 @@ class Asked:
         self._questions: queue.Queue[dict[str, Any]] = queue.Queue()
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
 
-    def send(self, word: dict[str, Any]) -> None:
+    def tell(self, word: dict[str, Any]) -> None:
         self._questions.put(word)
         self._end.wakeup.set()
 
-    def receive(self) -> dict[str, Any]:
+    def hear(self) -> dict[str, Any]:
         return self._answers.get(timeout=60)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        self.send(question)
-        return self.receive()
+        self.tell(question)
+        return self.hear()
 
     def has_said(self, within_s: float) -> bool:
         if self._answers.empty():
