@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TransferServiceStub:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
@@ -49,7 +49,7 @@ class TransferServiceStub:
 
 
 class TransferServiceServicer:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
@@ -90,7 +90,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 

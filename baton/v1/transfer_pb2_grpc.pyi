@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TransferServiceStub:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
@@ -44,7 +44,7 @@ class TransferServiceStub:
 
 @_typing.type_check_only
 class TransferServiceAsyncStub(TransferServiceStub):
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
@@ -57,7 +57,7 @@ class TransferServiceAsyncStub(TransferServiceStub):
     """
 
 class TransferServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes travel separately, on a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 

@@ -44,7 +44,7 @@ class Window(Protocol):
 
 class Staging:
     """`pieces` indices of `piece_bytes` bytes each: in `window`, which senders write; or, without one, each
-    as its message brought it, which is kept until its index is freed."""
+    as its message contained it, which is kept until its index is freed."""
 
     def __init__(
         self, pieces: int, piece_bytes: int, window: Window | None = None, *, between_devices: bool = False

@@ -19,9 +19,9 @@ def link_request(
     fingerprint: bytes,
     link_number: int,
     *,
-    beside: bool = False,
+    keep_earlier: bool = False,
 ) -> OpenLinkRequest:
-    """A sender's request for a link. `link_number`: how many links it has requested so far; `beside`: its
+    """A sender's request for a link. `link_number`: how many links it has requested so far; `keep_earlier`: its
     earlier link to this receiver stays open until its transfers have ended."""
     return OpenLinkRequest(
         sender=sender,
@@ -30,7 +30,7 @@ def link_request(
         protocol_min=PROTOCOL_MIN,
         protocol_max=PROTOCOL_MAX,
         link_number=link_number,
-        beside=beside,
+        keep_earlier=keep_earlier,
     )
 
 

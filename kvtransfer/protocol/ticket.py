@@ -1,6 +1,6 @@
 """Transfer tickets: a body and its issuer's HMAC.
 
-A ticket is opaque to whoever forwards it. Its issuer signs it with a secret drawn when its process starts,
+A ticket is opaque to those who forward it. Its issuer signs it with a secret drawn when its process starts,
 so a ticket of an earlier incarnation fails verification like a forged one.
 """
 
@@ -19,7 +19,7 @@ MIN_SECRET_BYTES = 16
 def resident_counts(body: TicketBody) -> tuple[int, ...]:
     """How many leading blocks the issuer already has, by cache group; they are not sent. BatonError(INVALID)
     where a group has more resident blocks than blocks."""
-    counts = tuple(body.held_counts) or (0,) * len(body.block_counts)
+    counts = tuple(body.resident_counts) or (0,) * len(body.block_counts)
     if len(counts) != len(body.block_counts) or any(map(int.__gt__, counts, body.block_counts)):
         raise BatonError(
             ErrorKind.INVALID,

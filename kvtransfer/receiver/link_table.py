@@ -78,7 +78,7 @@ class LinkTable:
             )
         newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
         for link in earlier:
-            if not asked.beside or link.peer.incarnation != sender.incarnation:
+            if not asked.keep_earlier or link.peer.incarnation != sender.incarnation:
                 self.break_off(link, newer)
         if len(self._open) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")

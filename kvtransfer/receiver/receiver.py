@@ -193,5 +193,5 @@ class Receiver:
     def close(self) -> None:
         """Breaks every link and ends every thread."""
         self._links.close()
-        self.transfers.take_events()  # nobody polls any more
+        self.transfers.take_events()  # there will be no further poll
         self._links.free_fenced()

@@ -54,9 +54,9 @@ def routes(endpoints: Sequence[Endpoint], connectors: Sequence[Connector]) -> tu
         if connector.reaches(endpoint)
     )
     if not found:
-        ours = ", ".join(connector.transport for connector in connectors)
+        known = ", ".join(connector.transport for connector in connectors)
         raise BatonError(
-            ErrorKind.CONFLICT, f"the receiver at {to_text(endpoints)!r} cannot be reached over {ours}"
+            ErrorKind.CONFLICT, f"the receiver at {to_text(endpoints)!r} cannot be reached over {known}"
         )
     return found
 

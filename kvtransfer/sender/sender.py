@@ -162,14 +162,16 @@ class Sender:
         if (opening := self._returning.pop(key, None)) is not None:
             opening.close()
         skipped = self._fallbacks.skipped(key, self._clock())
-        link = self._links[key] = self._link(key, peer, self._routes(key)[skipped:], beside=False)
+        link = self._links[key] = self._link(key, peer, self._routes(key)[skipped:], keep_earlier=False)
         return link
 
     def _link(
-        self, key: LinkKey, peer: WorkerIdentity, choice: Sequence[Route], *, beside: bool
+        self, key: LinkKey, peer: WorkerIdentity, choice: Sequence[Route], *, keep_earlier: bool
     ) -> SendingLink:
         number = next(self._link_numbers)
-        request = link_request(self._identity, key.incarnation, self._fingerprint, number, beside=beside)
+        request = link_request(
+            self._identity, key.incarnation, self._fingerprint, number, keep_earlier=keep_earlier
+        )
         return SendingLink(
             choice, peer, request, self._block_bytes, self._timeout, self._clock(), self._wake
         )  # fmt: skip
@@ -218,7 +220,7 @@ class Sender:
         for key, link in self._links.items():
             if key not in self._returning and link.is_open and self._fallbacks.due(key, now):
                 better = self._routes(key)[: self._rank(key, link)]
-                self._returning[key] = self._link(key, link.peer, better, beside=True)
+                self._returning[key] = self._link(key, link.peer, better, keep_earlier=True)
         for key, link in list(self._returning.items()):
             if link.finish_opening(now):
                 self._return(key, link, now)

@@ -128,7 +128,7 @@ class Transfer:
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
         """Takes over pinned blocks as the receiver's blocks `first` and following of this group. They are
-        final, or become so when `after` completes: the receiver may be told of them before, but their bytes
+        final, or become so when `after` completes: they may be announced before, but their bytes
         are read then.
 
         After the transfer has ended the blocks are unpinned at once. ValueError, with none taken, for places

@@ -1,5 +1,5 @@
 """The memory that both ends of an ipc link map: a ring in each direction, then the staging window or, where
-the window is device memory, what the sender's device writes besides it.
+the window is device memory, what the sender's device writes besides.
 
     ring to the receiver | ring to the sender | window                                        on the host
                                               | handle of the window | arrived | sums      on a device
@@ -44,7 +44,7 @@ class LinkMemory:
 
     @classmethod
     def create_for_device(cls, handle: bytes, window_pieces: int) -> LinkMemory:
-        """Memory beside a window of device memory with this handle, at the receiver. OSError."""
+        """Memory for a window of device memory with this handle, at the receiver. OSError."""
         memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * ROW_BYTES))
         memory.window[: len(handle)] = np.frombuffer(handle, dtype=np.uint8)
         return memory

@@ -137,7 +137,7 @@ class Peers:
             endpoints=[endpoint.message() for endpoint in self.endpoints],
             transfer_id=transfer_id,
             block_counts=list(counts),
-            held_counts=list(held),
+            resident_counts=list(held),
             token_count=1,
             fingerprint=FINGERPRINT,
         )

@@ -155,7 +155,7 @@ class ReceivingEnd:
             issuer=identity("receiver"),
             transfer_id=transfer,
             block_counts=counts,
-            held_counts=held or [],
+            resident_counts=held or [],
         )
 
     def record(

@@ -153,8 +153,8 @@ class DecodeSide:
             block_counts=self._model.pools.counts_for(request.token_count),
             token_count=request.token_count,
             fingerprint=self._model.fingerprint,
-            held_counts=[held] * len(grant.blocks) if held else (),
-            held_name=names[held - 1] if held else b"",
+            resident_counts=[held] * len(grant.blocks) if held else (),
+            resident_hash=names[held - 1] if held else b"",
         )
         ticket = self._signer.sign(body)
         reservation = Reservation(request.attempt, ticket, grant, request.token_count, end)
@@ -163,7 +163,7 @@ class DecodeSide:
         entry = self._book.reserve(key, transfer_id, reservation, ttl_s)
         self._by_slot[reservation.key] = entry
         if self._receiver is not None:
-            self._receiver.transfers.expect(transfer_id, list(body.block_counts), list(body.held_counts))
+            self._receiver.transfers.expect(transfer_id, list(body.block_counts), list(body.resident_counts))
         return entry
 
     def _new_transfer_id(self) -> int:
