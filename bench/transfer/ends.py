@@ -64,7 +64,7 @@ TRANSFER = TransferConfig()
 
 
 def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
-    """A ticket that the receiver of this file takes."""
+    """A ticket that this module's receiver accepts."""
     body = TicketBody(
         attempt=Attempt(request_id=secrets.token_bytes(16), number=1),
         issuer=_identity("receiver"),
@@ -78,7 +78,8 @@ def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, Ticket
 
 
 class Blocks:
-    """A pool of random blocks, source and sink: where block n of a transfer lies was drawn beforehand."""
+    """A pool of random blocks, as source and sink; the place of a transfer's nth block is drawn in
+    advance."""
 
     def __init__(self, count: int, block_bytes: int = BLOCK_BYTES) -> None:
         self._bytes = np.random.default_rng(0).integers(0, 256, (count, block_bytes), dtype=np.uint8)
@@ -88,14 +89,14 @@ class Blocks:
         return self._bytes[self._places[block], offset : offset + length].data
 
     def place(self, ordinal: int) -> int:
-        """The number of a sender's nth block."""
+        """The pool's number of a sender's nth block."""
         return ordinal
 
     def unpin(self, group: int, block: int) -> None:
-        """Nobody else uses them."""
+        """Does nothing: blocks are not shared."""
 
     def equal(self, blocks: int) -> bool:
-        """Whether the first blocks of the last transfer are those of a sender's `Blocks`."""
+        """Whether the last transfer's first blocks equal those of a sender's `Blocks`."""
         sent = Blocks(len(self._bytes))
         return all(
             np.array_equal(self._bytes[self._places[n]], sent._bytes[sent._places[n]]) for n in range(blocks)
@@ -117,15 +118,15 @@ class ReceiverProcess(AskedProcess):
         self.ask({"transfer": transfer, "blocks": blocks})
 
     def verified_at(self) -> float:
-        """Of the last transfer, on the clock that processes of a host share."""
+        """When the last transfer was committed, by the host's monotonic clock in s."""
         return float(self.ask({"verified": True})["at"])
 
     def compare(self, blocks: int) -> None:
-        """AssertionError unless the last transfer's blocks are what was sent."""
+        """AssertionError unless the last transfer's blocks equal what was sent."""
         assert self.ask({"compare": blocks})["equal"], "what arrived is not what was sent"
 
     def raw_seconds(self, megabytes: int) -> float:
-        """Time of so many bytes over the transport alone."""
+        """The time in s of as many bytes over the transport alone."""
         if self._transport == "ipc":
             return copy_seconds(megabytes)
         return raw_seconds(self.said["raw_address"], megabytes)
@@ -133,7 +134,7 @@ class ReceiverProcess(AskedProcess):
 
 @contextmanager
 def receiver_process(blocks: int, transport: str, device: str = "cpu") -> Iterator[ReceiverProcess]:
-    """Ends it, too."""
+    """A receiver that is closed on exit."""
     receiver = ReceiverProcess(blocks, transport, device)
     try:
         yield receiver
@@ -142,7 +143,8 @@ def receiver_process(blocks: int, transport: str, device: str = "cpu") -> Iterat
 
 
 def raw_seconds(address: str, megabytes: int) -> float:
-    """Time of so many bytes in messages of a piece each, until the server has had the last."""
+    """The time in s of as many bytes in messages of one piece each, until the server has received the
+    last."""
     messages = -(-blocks_for(megabytes) * BLOCK_BYTES // TRANSFER.piece_bytes)
     message = np.random.default_rng(2).bytes(TRANSFER.piece_bytes + HEADER_BYTES)
     options = channel_options(TRANSFER.piece_bytes, TRANSFER.peer_timeout_s)
@@ -155,7 +157,8 @@ def raw_seconds(address: str, megabytes: int) -> float:
 
 
 def copy_seconds(megabytes: int) -> float:
-    """Time of so many bytes copied into a window of shared memory, piece by piece, from scattered blocks."""
+    """The time in s to copy as many bytes into a window of shared memory, piece by piece, from scattered
+    blocks."""
     blocks = blocks_for(megabytes)
     source = Blocks(blocks)
     shared = SharedMemory.create("bench-window", TRANSFER.window_pieces * BLOCK_BYTES)
@@ -180,7 +183,7 @@ def block_bytes_on(device: str) -> int:
 
 
 def blocks_for(megabytes: int, device: str = "cpu") -> int:
-    """Whole blocks that hold so many 10^6 bytes."""
+    """How many whole blocks hold this many 10^6 bytes."""
     return -(-megabytes * 10**6 // block_bytes_on(device))
 
 
@@ -205,7 +208,7 @@ def _raw_server() -> tuple[grpc.Server, str]:
 
 
 def main() -> None:
-    """A receiver that takes what stdin announces; ends with its stdin."""
+    """Runs a receiver that expects the transfers named on stdin, until stdin closes."""
     keep_freed_memory()
     sharpen_timers()
     wakeup = Wakeup()
@@ -261,7 +264,7 @@ def _raw_end(job: dict[str, Any], device: str) -> RawEnd:
 def receiver_of(
     sink: BlockSink, block_bytes: int, wake: Callable[[], None], device: DeviceSink | None
 ) -> Receiver:
-    """One that takes what `ticket_for` names; it does not listen yet."""
+    """A receiver that accepts tickets of `ticket_for`, without listeners."""
     return Receiver(
         identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
         block_bytes=[block_bytes], piece_bytes=TRANSFER.piece_bytes,
@@ -271,7 +274,7 @@ def receiver_of(
 
 
 def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclEndpoint | None:
-    """What links by NCCL have in common, where the measurement is of them."""
+    """This process's NCCL, where the measurement is over nccl."""
     if transport != "nccl" or blocks is None:
         return None
     from baton.device.cuda_nccl import CudaNccl

@@ -21,8 +21,8 @@ def link_request(
     *,
     keep_earlier: bool = False,
 ) -> OpenLinkRequest:
-    """A sender's request for a link. `link_number`: how many links it has requested so far; `keep_earlier`: its
-    earlier link to this receiver stays open until its transfers have ended."""
+    """A sender's request for a link. `link_number`: how many links it has requested so far. `keep_earlier`:
+    its earlier link to this receiver stays open until its transfers have ended."""
     return OpenLinkRequest(
         sender=sender,
         receiver_incarnation=receiver_incarnation,

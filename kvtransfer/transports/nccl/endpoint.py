@@ -2,7 +2,7 @@
 
 On such a link the bytes of a piece go from the sender's staging to the same index of the receiver's, over an
 NCCL channel between the two processes. Frames have a TCP socket of their own (`frame_socket`). A gRPC stream
-in addition carries no frames: its pings detect a peer that is gone or stopped (`sender_wire`, `receiver_wire`).
+in addition carries no frames: its pings detect a peer that has ended or stopped (see the wires).
 
     sender                                       receiver
     announce(i) ───────────────────────────────▶ received; a receive is posted, whose kernel waits

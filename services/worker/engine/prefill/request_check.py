@@ -66,7 +66,10 @@ class Intake:
         """Raises CONFLICT where what decode holds already is not the beginning of this prompt. Decode asks
         again at the commit, and where our names are not its own it alone does."""
         groups, held = self._model.layout.groups, body.resident_counts[0]
-        if list(body.resident_counts) != [held] * len(groups) or held > sequence.length // groups[0].block_tokens:
+        if (
+            list(body.resident_counts) != [held] * len(groups)
+            or held > sequence.length // groups[0].block_tokens
+        ):
             raise BatonError(ErrorKind.CONFLICT, "the ticket calls more held than full blocks of the prompt")
         comparable = self._names_agree and self._prefixes is not None
         if comparable and sequence.hashes[held - 1] != body.resident_hash:
