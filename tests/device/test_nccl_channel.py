@@ -140,8 +140,8 @@ def test_a_communicator_that_fails_fails_the_channel(pair: Pair) -> None:
     assert not sender.terminated  # broken, and still to be ended
 
 
-def test_who_is_not_met_is_given_up_at_once() -> None:
-    """It has touched nobody's memory. The thread that waits for the peer goes when it is told."""
+def test_an_end_that_never_connected_terminates_at_once() -> None:
+    """It has accessed no memory. The thread that waits for the peer ends when notified."""
     library, freed = NcclDouble(), threading.Event()
     channel = library.channel(library.unique_id(), RECEIVER, lambda: None)
     time.sleep(0.05)
@@ -154,7 +154,7 @@ def test_who_is_not_met_is_given_up_at_once() -> None:
     until(lambda: not library.meeting)
 
 
-def test_who_comes_too_late_is_sent_away() -> None:
+def test_a_connection_after_an_abort_is_aborted() -> None:
     library, wait = NcclDouble(), threading.Event()
     name = library.unique_id()
     made: list[PairCommunicator] = []
@@ -176,7 +176,7 @@ def test_who_comes_too_late_is_sent_away() -> None:
     until(lambda: other.terminated)
 
 
-def test_a_library_that_refuses_at_once() -> None:
+def test_a_library_that_fails_at_once() -> None:
     woken = threading.Event()
 
     def refuse(stream: Stream, given_up: Callable[[], bool]) -> PairCommunicator:
@@ -190,8 +190,8 @@ def test_a_library_that_refuses_at_once() -> None:
     until(lambda: channel.terminated)
 
 
-def test_an_abort_waits_for_no_call_that_is_stuck(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL's calls wait where the device does, for what the abort ends: whoever aborts must not wait too."""
+def test_an_abort_does_not_wait_for_a_blocked_call(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's calls block while the device waits for what the abort ends, so the aborting thread must not."""
     _, _, receiver = pair
     ends = receiver._communicator
     assert isinstance(ends, DoubleEnds)

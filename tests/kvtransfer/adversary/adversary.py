@@ -1,4 +1,4 @@
-"""Transfers that go wrong in every way we know, by seed, over any transport; and the books of all of them.
+"""Transfers with every known fault, by seed, over any transport, and the accounting of all of them.
 
 Some senders and one receiver, driven in turns by one thread; a few transfers are under way at any moment.
 Each has a `Trial`: its size, its one fault, and where the fault strikes. Blocks name their owner, are reused
@@ -40,7 +40,7 @@ _OPENING_FAILED = (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE, ErrorKind.DEADLINE
 
 
 class Adversary:
-    """Runs trials of the given faults; `books` says what took effect."""
+    """Runs trials of the given faults; `books` counts what took effect."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Adversary:
         return self._begun, ended, counters.bytes_received, counters.dropped_unknown, *shipped
 
     def _at_rest(self) -> bool:
-        """Every transfer ended, every credit, pin and block at home."""
+        """Every transfer has ended, and every credit, pin and block is free."""
         if self._trials or self.source.pins or len(self._receiver.transfers):
             return False
         for sender in (*self._senders, self._stranger):

@@ -1,4 +1,4 @@
-"""Thousands of transfers that go wrong: no foreign byte, no leak, no corruption unnoticed."""
+"""Thousands of faulty transfers: no foreign byte, no leak, no undetected corruption."""
 
 from __future__ import annotations
 

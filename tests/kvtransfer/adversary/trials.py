@@ -1,4 +1,4 @@
-"""What goes wrong with one transfer, what became of it, and the books of all."""
+"""What goes wrong with one transfer, what became of it, and the totals of all."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class CancelContract:
         peers.run_until(lambda: 1 in peers.failures())
         peers.check_ledger()
 
-    def test_a_refused_commit_tells_why(self, link_peers: LinkPeers) -> None:
+    def test_a_refused_commit_reports_the_reason(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.answers = False
         peers.send(1, [[1]], [[1]])

@@ -59,7 +59,7 @@ class FaultContract:
         peers.forget(2)
         peers.check_ledger()
 
-    def test_a_lost_piece_is_missed_at_the_commit(self, link_peers: LinkPeers) -> None:
+    def test_a_lost_piece_is_detected_at_the_commit(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         link_peers.connector.tamper = lambda piece, payload: None if piece.ordinal == 1 else (piece, payload)
         peers.send(1, [[1, 2, 3]], [[1, 2, 3]])
@@ -131,7 +131,7 @@ class FaultContract:
         assert "never arrived" in peers.failures()[1].message
         peers.settle()
 
-    def test_a_forged_ticket_pays_nothing(self, link_peers: LinkPeers) -> None:
+    def test_a_forged_ticket_authorizes_nothing(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.expect(1, [[1]])
         ticket, body = peers.ticket(1, [1])
@@ -143,7 +143,7 @@ class FaultContract:
         assert peers.failures()[1].kind is ErrorKind.FORBIDDEN
         peers.check_ledger()
 
-    def test_a_ticket_of_another_transfer_pays_nothing(self, link_peers: LinkPeers) -> None:
+    def test_a_ticket_of_another_transfer_authorizes_nothing(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.expect(1, [[1]])
         other, _ = peers.ticket(9, [1])

@@ -31,7 +31,7 @@ class HappyContract:
         assert peers.receiver.counters.bytes_received == 3 * sizes[0] + 2 * sizes[1] + sizes[2]
         assert len(peers.receiver.transfers) == 0
 
-    def test_the_record_arrives_as_it_was_given(self, link_peers: LinkPeers) -> None:
+    def test_the_record_arrives_unchanged(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.send(5, [[1]], [[2]])
         peers.run_until(lambda: peers.acknowledged() == [5])
@@ -40,7 +40,7 @@ class HappyContract:
         assert record.first_token_id == 7
         assert list(record.block_counts) == [1]
 
-    def test_pushed_in_any_order_while_it_goes_on(self, link_peers: LinkPeers) -> None:
+    def test_blocks_may_be_pushed_in_any_order_during_the_transfer(self, link_peers: LinkPeers) -> None:
         peers = link_peers(ODD)
         peers.expect(5, [list(range(8)), [0], []])
         transfer = peers.begin(5, [8, 1, 0])
@@ -69,7 +69,7 @@ class HappyContract:
         peers.run_until(lambda: peers.acknowledged() == [5])
         peers.check_ledger()
 
-    def test_a_small_one_is_not_stuck_behind_a_big_one(self, link_peers: LinkPeers) -> None:
+    def test_a_small_transfer_is_not_stuck_behind_a_large_one(self, link_peers: LinkPeers) -> None:
         peers = link_peers(Shape(block_bytes=(4096,), window_pieces=8, blocks=300))
         big, small = [list(range(280))], [[290]]
         peers.send(1, big, big)
@@ -81,7 +81,7 @@ class HappyContract:
         assert peers.equal(small, small)
         peers.check_ledger()
 
-    def test_one_that_comes_late_passes_three_long_ones(self, link_peers: LinkPeers) -> None:
+    def test_a_late_transfer_overtakes_three_long_ones(self, link_peers: LinkPeers) -> None:
         """Counted in pieces: the receiver takes one a step, and the window is full when it comes."""
         window, size = 8, 5
         peers = link_peers(Shape(block_bytes=(4096,), window_pieces=window, blocks=300))
@@ -114,7 +114,7 @@ class HappyContract:
         assert peers.receiver.counters.links_opened == 1
         peers.check_ledger()
 
-    def test_no_transfer_holds_more_than_its_share_of_the_window(self, link_peers: LinkPeers) -> None:
+    def test_no_transfer_occupies_more_than_its_share_of_the_window(self, link_peers: LinkPeers) -> None:
         share = max_pieces_per_transfer(8, between_devices=link_peers.rig is not None)
         assert share < 8
         peers = link_peers(Shape(window_pieces=8))

@@ -35,7 +35,7 @@ def committed(peers: Peers) -> CommitRecord:
 class DescribedContract:
     """See the module."""
 
-    def test_it_is_told_before_any_block_and_committed_with_the_first_token(
+    def test_metadata_is_reported_before_any_block_and_committed_with_the_first_token(
         self, link_peers: LinkPeers
     ) -> None:
         peers = link_peers()
@@ -55,7 +55,7 @@ class DescribedContract:
         assert peers.equal([[2]], [[4]])
         peers.check_ledger()
 
-    def test_of_its_commit_only_what_the_last_step_found_is_taken(self, link_peers: LinkPeers) -> None:
+    def test_only_the_last_steps_results_are_taken_from_its_commit(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = described(peers)
         peers.push_all(transfer, [[2]])
@@ -66,9 +66,7 @@ class DescribedContract:
         assert (record.attempt, list(record.token_ids)) == (transfer.body.attempt, [1, 2, 3])
         assert (record.prompt_length, record.first_token_id) == (3, 7)
 
-    def test_one_that_pays_with_a_forged_ticket_is_refused_before_any_block(
-        self, link_peers: LinkPeers
-    ) -> None:
+    def test_metadata_with_a_forged_ticket_is_refused_before_any_block(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.expect(1, [[1]])
         ticket, body = peers.ticket(1, [1])
@@ -83,7 +81,7 @@ class DescribedContract:
         peers.run_until(lambda: peers.acknowledged() == [1])
         peers.check_ledger()
 
-    def test_one_of_an_unknown_transfer_is_refused(self, link_peers: LinkPeers) -> None:
+    def test_metadata_of_an_unknown_transfer_is_refused(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [1])
         transfer.send_metadata(peers.record(transfer))
@@ -91,7 +89,7 @@ class DescribedContract:
         assert peers.failures()[1].kind is ErrorKind.UNAVAILABLE
         peers.check_ledger()
 
-    def test_a_second_one_changes_nothing(self, link_peers: LinkPeers) -> None:
+    def test_repeated_metadata_changes_nothing(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = described(peers)
         signed, _ = peers.ticket(1, [1])
@@ -106,7 +104,7 @@ class DescribedContract:
         peers.run_until(lambda: peers.acknowledged() == [1])
         assert list(committed(peers).token_ids) == [1, 2, 3]
 
-    def test_what_was_forgotten_meanwhile_ends_at_its_sender(self, link_peers: LinkPeers) -> None:
+    def test_a_transfer_forgotten_meanwhile_ends_at_its_sender(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = described(peers)
         peers.forget(1)
@@ -134,7 +132,7 @@ class DescribedContract:
         assert isinstance(gone, Withdrawn)
         assert gone.reason is WithdrawReason.LINK_LOST
 
-    def test_one_that_is_too_large_does_not_travel(self, link_peers: LinkPeers) -> None:
+    def test_metadata_that_is_too_large_is_refused(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [1])
         with pytest.raises(BatonError, match="is too large"):

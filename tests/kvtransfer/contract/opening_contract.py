@@ -69,7 +69,7 @@ class OpeningContract:
         assert peers.withdrawn()[1].reason is WithdrawReason.FINISHED
         peers.check_ledger()
 
-    def test_tickets_no_transfer_can_be_made_of(self, link_peers: LinkPeers) -> None:
+    def test_unusable_tickets(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         bad: list[tuple[dict[str, Any], list[int]]] = [({"endpoints": []}, [1]), ({}, [1, 1])]
         for changes, counts in bad:
@@ -77,7 +77,7 @@ class OpeningContract:
                 peers.sender.begin(*peers.ticket(1, counts, **changes))
             assert error.value.kind is ErrorKind.INVALID
 
-    def test_pushes_that_the_ticket_has_no_place_for(self, link_peers: LinkPeers) -> None:
+    def test_pushes_outside_the_ticket(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [3])
         peers.push(transfer, 0, 1, 1)

@@ -17,7 +17,7 @@ from tests.kvtransfer.support.peers import ODD
 class HeldContract:
     """See the module."""
 
-    def test_only_the_others_travel(self, link_peers: LinkPeers) -> None:
+    def test_only_non_resident_blocks_are_sent(self, link_peers: LinkPeers) -> None:
         peers = link_peers(ODD)
         places, held = [[9, 8, 7, 6], [0, 1], [2]], [3, 0, 1]
         before = peers.sink.groups[0][[9, 8, 7]].copy(), peers.sink.groups[2][[2]].copy()
@@ -41,7 +41,7 @@ class HeldContract:
         assert peers.receiver.counters.blocks_received == [1, 2, 0]
         peers.check_ledger()
 
-    def test_where_all_are_held_the_commit_travels_alone(self, link_peers: LinkPeers) -> None:
+    def test_where_all_blocks_are_resident_only_the_commit_is_sent(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.expect(5, [[3, 4]], [2])
         transfer = peers.begin(5, [2], [2])
@@ -50,7 +50,7 @@ class HeldContract:
         assert not peers.sink.scattered
         peers.check_ledger()
 
-    def test_a_held_block_is_not_pushed(self, link_peers: LinkPeers) -> None:
+    def test_a_resident_block_cannot_be_pushed(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         transfer = peers.begin(1, [3], [2])
         for ordinal in (0, 1):
@@ -59,7 +59,7 @@ class HeldContract:
         transfer.withdraw(WithdrawReason.ABORTED)
 
     @pytest.mark.parametrize(("told", "pushed"), [([], [0, 1, 2]), ([1], [1, 2]), ([3], [])], ids=str)
-    def test_a_sender_that_takes_others_for_held_is_refused(
+    def test_a_sender_with_other_resident_counts_is_refused(
         self, link_peers: LinkPeers, told: list[int], pushed: list[int]
     ) -> None:
         """The ticket is right; its sender reads it wrongly, or was told another."""
@@ -77,7 +77,7 @@ class HeldContract:
         peers.forget(1)
         peers.check_ledger()
 
-    def test_a_ticket_that_claims_more_is_no_ticket_of_ours(self, link_peers: LinkPeers) -> None:
+    def test_a_ticket_with_changed_counts_is_forged(self, link_peers: LinkPeers) -> None:
         peers = link_peers()
         peers.expect(1, [[5, 6]], [1])
         ticket, _ = peers.ticket(1, [2], [1])
@@ -91,7 +91,7 @@ class HeldContract:
         peers.check_ledger()
 
     @pytest.mark.parametrize("held", [[3], [1, 1]], ids=str)
-    def test_a_ticket_that_holds_more_than_it_has_begins_nothing(
+    def test_a_ticket_with_more_resident_blocks_than_blocks_is_refused(
         self, link_peers: LinkPeers, held: list[int]
     ) -> None:
         peers = link_peers()

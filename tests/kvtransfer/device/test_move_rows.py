@@ -94,7 +94,7 @@ def test_as_many_rows_as_parts(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [KERNEL])
-def test_what_stands_before_a_piece_is_handed_over(how: str) -> None:
+def test_a_pieces_header_is_copied(how: str) -> None:
     """Behind the parts that were found, whatever the programs are."""
     from kvtransfer.device.kernels.move_runs import move_piece
 

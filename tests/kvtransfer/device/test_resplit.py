@@ -81,7 +81,7 @@ def test_ranks_that_share_no_head_have_nothing_to_send() -> None:
     assert common.gather(0, 0, PIECE_WORDS, 0) == []
 
 
-def test_heads_that_cannot_be_dealt_out() -> None:
+def test_heads_that_cannot_be_split_evenly() -> None:
     for rank, count in ((0, 3), (2, 2), (-1, 2), (0, 16)):
         with pytest.raises(ValueError, match="cannot have an equal part of 8 heads"):
             Split(rank, count).heads(HEADS)

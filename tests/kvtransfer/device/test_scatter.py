@@ -1,4 +1,4 @@
-"""Kernels that are launched before the bytes which they scatter are there."""
+"""Kernels launched before the bytes that they scatter arrive."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def scatter() -> Scatter:
     return Scatter()
 
 
-def test_it_begins_when_they_are_there_and_nobody_looks(scatter: Scatter) -> None:
+def test_a_kernel_starts_when_its_bytes_arrive_without_a_poll(scatter: Scatter) -> None:
     assert scatter.written() == []
     scatter.arrive()
     scatter.run()
@@ -94,7 +94,7 @@ def test_it_begins_when_they_are_there_and_nobody_looks(scatter: Scatter) -> Non
     assert scatter.moved() == [MovedPiece(PIECE, len(PLACES), Outcome.VALID)]
 
 
-def test_given_up_before_they_came_it_writes_nothing(scatter: Scatter) -> None:
+def test_cancelled_before_its_bytes_arrive_a_piece_writes_nothing(scatter: Scatter) -> None:
     scatter.pump.stands = True  # nothing is waited for
     scatter.scatter.cancel(PIECE.transfer)
     scatter.pump.stands = False
@@ -112,7 +112,7 @@ def end_of(scatter: DeviceScatter) -> Event:
     return announced.done
 
 
-def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
+def test_cancelled_after_its_bytes_arrived_a_piece_is_waited_for(scatter: Scatter) -> None:
     """It may have begun, which nobody knows: then it is waited for."""
     end = end_of(scatter.scatter)
     scatter.pump.stands = True
@@ -130,7 +130,7 @@ def test_given_up_when_they_are_there_it_has_ended(scatter: Scatter) -> None:
     assert [moved.outcome for moved in scatter.moved()] == [Outcome.DROPPED]
 
 
-def test_rows_are_empty_before_it_is_asked_whether_it_may_have_begun(scatter: Scatter) -> None:
+def test_rows_are_cleared_before_the_arrival_is_queried(scatter: Scatter) -> None:
     """Else it may begin in between, with all of them."""
     lengths = scatter.scatter._mover._rows[PIECE.staging, 2 : len(PLACES) * ROW_WORDS : ROW_WORDS]
     found: list[bool] = []
@@ -140,7 +140,7 @@ def test_rows_are_empty_before_it_is_asked_whether_it_may_have_begun(scatter: Sc
     assert found == [False]
 
 
-def test_what_has_landed_is_whole_when_a_link_has_broken(scatter: Scatter) -> None:
+def test_arrived_pieces_are_moved_when_a_link_breaks(scatter: Scatter) -> None:
     scatter.pump.stands = True
     scatter.arrive()
     scatter.scatter.start(1)
@@ -150,7 +150,7 @@ def test_what_has_landed_is_whole_when_a_link_has_broken(scatter: Scatter) -> No
     assert [moved.outcome for moved in scatter.moved()] == [Outcome.VALID]
 
 
-def test_whoever_forgets_it_its_rows_stay_until_nothing_waits_for_them(scatter: Scatter) -> None:
+def test_a_broken_scatter_is_kept_alive_while_kernels_wait(scatter: Scatter) -> None:
     scatter.scatter.break_off()
     rows, window = weakref.ref(scatter.scatter._mover), scatter.window
     del scatter.scatter
@@ -164,7 +164,7 @@ def test_whoever_forgets_it_its_rows_stay_until_nothing_waits_for_them(scatter: 
     assert rows() is None
 
 
-def test_broken_off_it_waits_for_no_bytes_and_writes_none(scatter: Scatter) -> None:
+def test_a_broken_scatter_does_not_wait_for_bytes_and_writes_none(scatter: Scatter) -> None:
     assert scatter.scatter.break_off() == [PIECE]
     scatter.arrive()  # what ends a receive that is broken off
     scatter.pump.stands = True
@@ -174,7 +174,7 @@ def test_broken_off_it_waits_for_no_bytes_and_writes_none(scatter: Scatter) -> N
     assert scatter.written() == []
 
 
-def test_no_row_is_ever_half_another(scatter: Scatter) -> None:
+def test_a_row_is_never_partly_overwritten(scatter: Scatter) -> None:
     """A kernel may read rows while they are emptied: only lengths change, so it writes its own blocks."""
     mover = scatter.scatter._mover
     before = mover._rows.clone()

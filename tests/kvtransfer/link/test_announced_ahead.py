@@ -1,4 +1,4 @@
-"""Pieces and commits that are heard before their bytes are there, or their step has ended."""
+"""Pieces and commits received before their bytes arrive or their step ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def announced(peers: Peers, ends: Ends) -> None:
     assert events[1].transfer_id == 2
 
 
-def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> None:
+def test_a_commit_is_checked_and_reported_before_its_bytes_arrive(ends: Ends) -> None:
     peers = ends()
     announced(peers, ends)
     ends.rig.pump.stands = False
@@ -44,7 +44,7 @@ def test_a_commit_is_checked_and_told_before_its_bytes_are_there(ends: Ends) -> 
     peers.check_ledger()
 
 
-def test_what_ends_while_frames_are_heard_is_told_at_once_and_before_its_credits(
+def test_a_commit_during_frame_handling_is_reported_at_once_and_before_its_credits(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = ends()
@@ -106,12 +106,12 @@ def one_step(pump: Pump) -> bool:
 
 
 def free(peers: Peers) -> int:
-    """Credits that the sender has at home."""
+    """The sender's free credits."""
     return peers.sender.links[0].free_pieces
 
 
-def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> None:
-    """Its credits come home when nobody can write their places any more, and no sooner."""
+def test_a_transfer_forgotten_before_its_bytes_arrive_is_not_written(ends: Ends) -> None:
+    """Its credits return only once their indices can no longer be written."""
     peers = ends()
     announced(peers, ends)
     peers.forget(2)
@@ -128,7 +128,7 @@ def test_what_is_forgotten_before_it_is_there_is_written_nowhere(ends: Ends) -> 
     assert sent(peers, 3) == "ipc"
 
 
-def test_what_was_announced_and_never_came_is_withdrawn_with_its_link(ends: Ends) -> None:
+def test_announced_pieces_that_never_arrive_are_withdrawn_with_their_link(ends: Ends) -> None:
     peers = ends()
     announced(peers, ends)
     wire = device_wire(peers)
@@ -176,7 +176,7 @@ def test_blocks_are_read_when_their_step_has_ended(ends: Ends, on_device: bool) 
     peers.check_ledger()
 
 
-def test_given_up_before_its_step_ends(ends: Ends) -> None:
+def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
     """Its blocks may be computed all the same: nothing of them is written there, and all credits come
     home."""
     peers, later = ends(), PlayedEvent()

@@ -1,4 +1,4 @@
-"""Links that break: who finds out, what is quarantined until when, and what goes on."""
+"""Links that break: how it is detected, what is quarantined until when, and what continues."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Memory:
         return self.peers
 
 
-def test_what_a_dead_sender_held_is_quarantined_until_the_fence() -> None:
+def test_a_dead_senders_credits_are_quarantined_until_the_fence() -> None:
     memory = Memory()
     peers = memory.half_way()
     pipe = memory.transport.pipes[0]
@@ -70,7 +70,7 @@ def test_what_a_dead_sender_held_is_quarantined_until_the_fence() -> None:
     peers.close()
 
 
-def test_everything_heard_before_the_break_still_counts() -> None:
+def test_frames_received_before_the_break_still_count() -> None:
     memory = Memory()
     peers = memory.peers
     peers.begin(9, [0]).withdraw(WithdrawReason.FINISHED)
@@ -85,7 +85,7 @@ def test_everything_heard_before_the_break_still_counts() -> None:
     peers.close()
 
 
-def test_what_landed_is_told_by_the_next_poll_unless_it_was_forgotten() -> None:
+def test_progress_is_reported_by_the_next_poll_unless_forgotten() -> None:
     peers = Memory().peers
     for transfer in (1, 2):
         peers.send(transfer, [[transfer]], [[transfer]])
@@ -169,7 +169,7 @@ def test_a_receiver_that_returns_no_credit_fails_the_link() -> None:
     peers.close()
 
 
-def test_an_idle_link_is_not_taken_for_a_silent_one() -> None:
+def test_an_idle_link_does_not_time_out() -> None:
     memory = Memory()
     peers = memory.peers
     for transfer in (1, 2):
@@ -184,7 +184,7 @@ def test_an_idle_link_is_not_taken_for_a_silent_one() -> None:
     peers.close()
 
 
-def test_a_commit_nobody_answers_has_a_deadline() -> None:
+def test_an_unanswered_commit_has_a_deadline() -> None:
     memory = Memory()
     peers = memory.peers
     peers.answers = False
@@ -212,7 +212,7 @@ def test_a_sender_that_does_not_answer_a_stop_loses_its_link() -> None:
     peers.close()
 
 
-def test_a_sender_that_never_comes_to_its_link_loses_it() -> None:
+def test_a_sender_that_never_connects_to_its_link_loses_it() -> None:
     memory = Memory()
     peers = memory.peers
     request = link_request(identity("ghost"), identity("receiver").incarnation, FINGERPRINT, 1)
@@ -230,7 +230,7 @@ def test_a_sender_that_never_comes_to_its_link_loses_it() -> None:
     peers.close()
 
 
-def test_a_credit_that_was_not_away_breaks_the_link() -> None:
+def test_a_credit_that_was_not_in_use_breaks_the_link() -> None:
     memory = Memory()
     peers = memory.half_way()
     memory.transport.pipes[0].to_sender.append(encode(Credit((0, 0))))
@@ -290,7 +290,7 @@ class _Renaming:
         return found
 
 
-def test_of_two_incarnations_that_answer_at_once_the_newer_is_right() -> None:
+def test_of_two_incarnations_that_answer_at_once_the_newer_wins() -> None:
     memory = Memory()
     peers, connector = memory.peers, _Renaming(memory.transport)
     woken: list[None] = []

@@ -28,7 +28,7 @@ def test_an_index_changes_hands() -> None:
     assert staging.count(Owner.SENDER) == 4
 
 
-def test_bytes_that_were_brought_live_until_their_index_is_given_back() -> None:
+def test_payloads_are_kept_until_their_index_is_freed() -> None:
     staging, data = Staging(4, 8), np.arange(8, dtype=np.uint8)
     alive = weakref.ref(data)
     staging.store(piece(2), data.data)
@@ -54,7 +54,7 @@ def test_a_piece_may_not_reach_into_the_next() -> None:
         land(staging, 0, b"123456789")
 
 
-def test_one_transfer_holds_half() -> None:
+def test_one_transfer_occupies_at_most_half() -> None:
     staging = Staging(5, 8)
     land(staging, 0)
     land(staging, 1)
@@ -65,7 +65,7 @@ def test_one_transfer_holds_half() -> None:
     land(staging, 3)
 
 
-def test_nothing_is_given_back_twice() -> None:
+def test_nothing_is_freed_twice() -> None:
     staging = Staging(2, 8)
     with pytest.raises(AssertionError, match=r"^staging index 0 freed twice$"):
         staging.free(0)
@@ -111,7 +111,7 @@ def test_a_window_that_senders_write_is_viewed_in_place() -> None:
         Staging(4, 8, window[:31])
 
 
-def test_a_transfers_count_falls_by_what_is_given_back() -> None:
+def test_freeing_a_piece_lowers_its_transfers_count() -> None:
     """Two of a transfer's pieces are given back: then it may hold its whole share again, and no more."""
     staging = Staging(8, 8)
     for index in range(4):

@@ -1,4 +1,4 @@
-"""Who does not know the cluster's secret: no link, no memory, no thread's time, over whichever transport."""
+"""Peers without the cluster's secret get no link, no memory and no thread, over any transport."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_method_of_the_port_needs_the_token(ours: Peers) -> None:
 
 
 @pytest.mark.parametrize("transport", ["grpc"], indirect=True)
-def test_a_hello_over_grpc_is_good_once(ours: Peers) -> None:
+def test_a_hello_over_grpc_is_valid_once(ours: Peers) -> None:
     with grpc.insecure_channel(ours.address) as channel:
         service = transfer_pb2_grpc.TransferServiceStub(with_token(channel, OURS))
 
@@ -121,7 +121,7 @@ def test_a_hello_over_grpc_is_good_once(ours: Peers) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ipc"], indirect=True)
-def test_a_hello_over_ipc_is_good_once_and_memory_comes_after_it(ours: Peers) -> None:
+def test_a_hello_over_ipc_is_valid_once_and_memory_follows_it(ours: Peers) -> None:
     replayed = b""
     for auth in (THEIRS, NONE, OURS, None):
         with socket.socket(socket.AF_UNIX) as sock:
@@ -140,7 +140,7 @@ def test_a_hello_over_ipc_is_good_once_and_memory_comes_after_it(ours: Peers) ->
     assert untouched(ours)
 
 
-def test_challenges_are_good_for_seconds_once_at_their_listener() -> None:
+def test_challenges_are_valid_once_for_seconds_at_their_listener() -> None:
     clock = FakeClock()
     ours, others = Challenges(clock), Challenges(clock)
     first, second, third = ours.issue(), ours.issue(), ours.issue()
@@ -156,7 +156,7 @@ def test_challenges_are_good_for_seconds_once_at_their_listener() -> None:
         assert not ours.redeem(wrong)
 
 
-def test_an_answer_is_of_its_hello_alone() -> None:
+def test_an_answer_proves_its_hello_alone() -> None:
     hello, other = OURS.hello(REQUEST, b"challenge"), OURS.hello(REQUEST, b"challenge")
     answer = OURS.answer(hello, OpenLinkResponse(link_id=7))
     assert OURS.verify_answer(hello, answer).link_id == 7

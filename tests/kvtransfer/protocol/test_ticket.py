@@ -68,7 +68,7 @@ def test_resident_counts_have_one_count_a_cache_group(blocks: list[int], held: l
 
 
 @pytest.mark.parametrize("held", [[4, 1], [3, 2], [3], [3, 1, 0]])
-def test_more_held_blocks_than_the_ticket_has_are_refused(held: list[int]) -> None:
+def test_more_resident_blocks_than_blocks_are_refused(held: list[int]) -> None:
     with pytest.raises(BatonError) as refused:
         resident_counts(TicketBody(block_counts=[3, 1], resident_counts=held))
     assert refused.value.kind is ErrorKind.INVALID

@@ -1,4 +1,4 @@
-"""What a receiver tells the device that moves pieces, and what it makes of how they ended."""
+"""What a receiver enqueues on the device that moves pieces, and how it handles the outcomes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_is_dropped_touches_no_transfer(end: ReceivingEnd, rig: LinkRig) ->
     assert end.take_events() == [Committed(1, record)]
 
 
-def test_a_piece_that_was_moved_wrong_ends_its_transfer(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_corrupt_piece_ends_its_transfer(end: ReceivingEnd, rig: LinkRig) -> None:
     first, second = expect_two_blocks(end, rig)
     end.commit(rig, 1, [0, 2])
     end.take_events()
@@ -132,7 +132,7 @@ def test_a_piece_that_was_moved_wrong_ends_its_transfer(end: ReceivingEnd, rig: 
     assert rig.staging.count(Owner.SENDER) == WINDOW
 
 
-def test_a_wrong_piece_of_a_transfer_that_has_ended_says_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_corrupt_piece_of_an_ended_transfer_is_ignored(end: ReceivingEnd, rig: LinkRig) -> None:
     first, second = expect_two_blocks(end, rig)
     end.transfers.forget(1)
     assert rig.scatter.take_calls() == [("cancel", 1)]
@@ -159,7 +159,9 @@ def test_a_piece_over_another_link_does_not_end_a_transfer(end: ReceivingEnd, ri
 # -- pieces that are looked at where they landed --------------------------------------------------
 
 
-def test_a_piece_of_no_expected_block_is_held_and_refused(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_piece_of_no_expected_block_stays_in_staging_and_is_refused(
+    end: ReceivingEnd, rig: LinkRig
+) -> None:
     end.bind(rig, 1, [0, 1])
     piece = end.send(rig, (1, 1, 1, 0), b"cccc", 3)
     assert rig.scatter.take_calls() == [("keep_in_staging", piece)]
@@ -172,7 +174,7 @@ def test_a_piece_of_no_expected_block_is_held_and_refused(end: ReceivingEnd, rig
     assert rig.staging.count(Owner.SENDER) == WINDOW
 
 
-def test_a_held_piece_is_judged_by_what_its_senders_device_found(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_piece_in_staging_is_verified_by_its_senders_checksum(end: ReceivingEnd, rig: LinkRig) -> None:
     """Its announcement may have been misread, and says nothing of its bytes."""
     end.bind(rig, 1, [0, 1])
     piece = end.send(rig, (1, 1, 1, 0), b"cccc", 3)
@@ -182,7 +184,7 @@ def test_a_held_piece_is_judged_by_what_its_senders_device_found(end: ReceivingE
     assert [type(event) for event in end.take_events()] == [TransferStarted, Withdrawn]
 
 
-def test_a_commit_waits_for_held_pieces_too(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_commit_waits_for_pieces_in_staging_too(end: ReceivingEnd, rig: LinkRig) -> None:
     """And is not accepted when what was held turns out to be nobody's."""
     first, second = expect_two_blocks(end, rig)
     held = [end.send(rig, (1, 1, 2 + n, 0), b"cccc", 2 + n) for n in range(2)]
@@ -196,7 +198,7 @@ def test_a_commit_waits_for_held_pieces_too(end: ReceivingEnd, rig: LinkRig) -> 
     assert len(end.transfers) == 0
 
 
-def test_every_piece_that_ended_is_taken_before_a_link_breaks(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_every_moved_piece_is_collected_before_a_link_breaks(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 2])
     bad = end.send(rig, (1, 1, 0, 1), b"ccc", 0)
     good = end.send(rig, (1, 1, 1, 0), b"cccc", 1)
@@ -217,7 +219,7 @@ def test_a_withdrawn_transfer_is_written_no_more(end: ReceivingEnd, rig: LinkRig
     assert end.take_events() == [Withdrawn(1, Reason.ABORTED, "the sender withdrew")]
 
 
-def test_what_has_ended_already_waits_for_no_device(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_an_ended_transfer_waits_for_no_device(end: ReceivingEnd, rig: LinkRig) -> None:
     pieces = expect_two_blocks(end, rig)
     finish(end, rig, *(MovedPiece(piece, 1, Outcome.VALID) for piece in pieces))
     rig.scatter.take_calls()
@@ -225,7 +227,7 @@ def test_what_has_ended_already_waits_for_no_device(end: ReceivingEnd, rig: Link
     assert rig.scatter.take_calls() == []
 
 
-def test_a_transfer_on_the_host_gives_nothing_up(end: ReceivingEnd) -> None:
+def test_a_transfer_on_the_host_cancels_nothing(end: ReceivingEnd) -> None:
     host = LinkRig("prefill-1")
     end.bind(host, 1, [0, 1])
     end.send(host, (1, 1, 0, 0), b"cccc")
@@ -233,9 +235,7 @@ def test_a_transfer_on_the_host_gives_nothing_up(end: ReceivingEnd) -> None:
     assert host.scatter.take_calls() == []
 
 
-def test_what_has_landed_before_a_break_counts_and_the_rest_is_given_up(
-    end: ReceivingEnd, rig: LinkRig
-) -> None:
+def test_pieces_arrived_before_a_break_count_and_others_are_dropped(end: ReceivingEnd, rig: LinkRig) -> None:
     pieces = expect_two_blocks(end, rig)
     record = end.commit(rig, 1, [0, 2])
     end.bind(rig, 2, [0, 1])
@@ -251,7 +251,7 @@ def test_what_has_landed_before_a_break_counts_and_the_rest_is_given_up(
     assert len(end.transfers) == 1
 
 
-def test_a_link_breaks_once_whatever_is_found_meanwhile(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_link_breaks_once(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 2])
     bad = end.send(rig, (1, 1, 0, 1), b"ccc", 0)
     rig.wire.checksums[bad] = bad.checksum

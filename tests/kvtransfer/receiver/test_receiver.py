@@ -1,4 +1,4 @@
-"""What a receiver does in one poll, whose turn it is, and when it asks for another."""
+"""What a receiver does in one poll, in which order, and when it wakes for another."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OneReceiver:
         self.pipes[link].to_receiver.extend(encode(frame) for frame in said)
 
     def record(self, transfer: int, blocks: int) -> bytes:
-        """Pays for a transfer of so many blocks."""
+        """Metadata with the ticket of a transfer of this many blocks."""
         ticket, body = self.tickets.ticket(transfer, [blocks])
         record = CommitRecord(attempt=body.attempt, token_ids=[1], prompt_length=1, block_counts=[blocks])
         record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
@@ -110,7 +110,7 @@ class OneReceiver:
         return told
 
     def left(self) -> list[int]:
-        """Frames of each link that were not heard yet."""
+        """How many frames of each link are unread."""
         return [len(pipe.to_receiver) for pipe in self.pipes]
 
     def polled(self, max_pieces: int) -> bool:
@@ -134,7 +134,7 @@ def three() -> Iterator[OneReceiver]:
     made.receiver.close()
 
 
-def test_a_poll_hears_so_many_frames_and_asks_for_another_where_there_may_be_more(one: OneReceiver) -> None:
+def test_a_poll_handles_at_most_max_frames_and_wakes_for_more(one: OneReceiver) -> None:
     one.hears(*[IDLE] * 5)
     assert one.polled(3)
     assert one.receiver.counters.dropped_unknown == 3
@@ -143,7 +143,7 @@ def test_a_poll_hears_so_many_frames_and_asks_for_another_where_there_may_be_mor
     assert not one.polled(2)
 
 
-def test_what_lands_is_bounded_alike(one: OneReceiver) -> None:
+def test_progress_has_the_same_bound(one: OneReceiver) -> None:
     one.hears(*[IDLE] * 5)
     one.receiver.progress(3)
     assert one.left() == [2]
@@ -183,7 +183,7 @@ def test_a_link_that_breaks_takes_no_further_turn(three: OneReceiver) -> None:
     assert three.pipes[0].error.message == f"malformed frame: blocks are not cut into such pieces: {piece}"
 
 
-def test_a_sender_with_more_to_say_is_not_judged_yet(one: OneReceiver) -> None:
+def test_a_sender_with_unread_frames_is_not_overdue(one: OneReceiver) -> None:
     """The answer that it is late with may be among it."""
     one.receiver.transfers.expect(7, [1])
     one.hears(Metadata(7, one.record(7, 1)))
@@ -221,7 +221,7 @@ def test_commits_are_answered_and_counted(one: OneReceiver) -> None:
     assert len(one.receiver.transfers) == 0
 
 
-def test_a_commit_is_told_before_anything_else_is_done(one: OneReceiver) -> None:
+def test_a_commit_is_reported_before_anything_else(one: OneReceiver) -> None:
     one.commits(7)
     one.receiver.progress(9)
     one.hears(IDLE)
@@ -247,7 +247,7 @@ class _Listener:
         """Nothing was started."""
 
 
-def test_it_listens_as_it_was_told(one: OneReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_listens_with_the_given_settings(one: OneReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
     listeners = [_Listener(Endpoint("ipc", "here/1")), _Listener(Endpoint("grpc", "127.0.0.1:7"))]
 

@@ -1,4 +1,4 @@
-"""What a sender is told of a record or a commit that is not right, and what it costs its transfer."""
+"""Answers to invalid metadata and commits, and what becomes of their transfers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def refused(end: ReceivingEnd, rig: LinkRig, told: tuple[ErrorKind, str]) -> Non
     assert rig.take_told() == [answer]
 
 
-def test_a_commit_that_cannot_be_read(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_commit_that_cannot_be_parsed(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 0])
     end.handle(rig, Commit(1, b"\xff"))
     refused(end, rig, UNREADABLE)
@@ -114,8 +114,8 @@ def test_a_commit_of_another_attempt(end: ReceivingEnd, rig: LinkRig) -> None:
     refused(end, rig, ANOTHER_ATTEMPT)
 
 
-def test_pieces_that_never_came(end: ReceivingEnd, rig: LinkRig) -> None:
-    """Another attempt may be luckier."""
+def test_missing_pieces(end: ReceivingEnd, rig: LinkRig) -> None:
+    """Another attempt may succeed."""
     end.bind(rig, 1, [2, 1], [1, 0])
     end.commit(rig, 1, [1, 1])
     refused(end, rig, (ErrorKind.UNAVAILABLE, "3 pieces never arrived"))
@@ -154,7 +154,7 @@ def test_counts_that_differ(
     refused(end, rig, (ErrorKind.INTERNAL, f"block counts differ: {told}"))
 
 
-def test_a_described_transfer_has_the_counts_of_its_commit(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_transfer_with_metadata_has_the_counts_of_its_commit(end: ReceivingEnd, rig: LinkRig) -> None:
     """And the first token of its commit, whatever the record ahead says of it."""
     end.transfers.expect(1, [0, 0], [])
     record = end.record(1, [0, 0])

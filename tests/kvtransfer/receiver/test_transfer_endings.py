@@ -1,4 +1,4 @@
-"""Transfers that end without a commit, or whose link ends: who is told, and what goes on."""
+"""Transfers that end without a commit, or whose link breaks: what is reported, and what continues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_committed_transfer_is_not_withdrawn(end: ReceivingEnd, rig: LinkRig) 
     assert (end.counters.dropped_unknown, len(end.transfers)) == (1, 1)
 
 
-def test_what_is_forgotten_is_told_to_its_sender_and_to_nobody_else(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_forgotten_transfer_is_reported_to_its_sender_alone(end: ReceivingEnd, rig: LinkRig) -> None:
     for transfer in (1, 2):
         end.bind(rig, transfer, [0, 1])
         end.send(rig, (transfer, 1, 0, 0), b"cccc")
@@ -53,7 +53,7 @@ def test_what_is_forgotten_is_told_to_its_sender_and_to_nobody_else(end: Receivi
     assert (rig.take_told(), len(end.transfers)) == ([], 1)
 
 
-def test_a_link_that_breaks_ends_what_it_carries_and_nothing_else(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_link_that_breaks_ends_its_own_transfers_alone(end: ReceivingEnd, rig: LinkRig) -> None:
     other = LinkRig("prefill-1")
     for transfer in (9, 3):
         end.bind(rig, transfer, [0, 1])
@@ -70,7 +70,7 @@ def test_a_link_that_breaks_ends_what_it_carries_and_nothing_else(end: Receiving
     assert (rig.take_told(), other.take_told()) == ([], [frames.CommitAck(5, 5)])
 
 
-def test_only_what_a_device_still_moves_is_announced(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_only_commits_that_a_device_delays_are_reported_as_pending(end: ReceivingEnd, rig: LinkRig) -> None:
     """On the host a piece that is heard is there, so nothing is said before it is true."""
     end.bind(rig, 1, [0, 1])
     assert not end.transfers.all_commits_received(rig.link)

@@ -1,4 +1,4 @@
-"""What a receiver does with frames of which it expects nothing, or not so, and what its sender is told."""
+"""Unexpected frames at a receiver, and the answers to their sender."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def complaint(error: pytest.ExceptionInfo[BatonError]) -> tuple[ErrorKind, str]:
     return error.value.kind, error.value.message
 
 
-def test_a_transfer_whole_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_transfer_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 1])
     assert (end.take_events(), len(end.transfers)) == ([], 1)
     places = [(0, 0, 0), (0, 0, 8), (1, 0, 0)]
@@ -64,7 +64,7 @@ def test_a_transfer_whole_from_its_ticket_to_its_answer(end: ReceivingEnd, rig: 
     assert (len(end.transfers), end.counters.dropped_unknown) == (0, 0)
 
 
-def test_a_record_ahead_is_completed_by_its_commit_and_by_nothing_else_of_it(
+def test_metadata_is_completed_by_the_first_token_of_its_commit_alone(
     end: ReceivingEnd, rig: LinkRig
 ) -> None:
     end.transfers.expect(1, [0, 0], [])
@@ -125,7 +125,7 @@ def test_records_and_commits_of_unknown_transfers_are_refused(end: ReceivingEnd,
     assert end.take_events() == []
 
 
-def test_what_comes_over_another_link_changes_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_frames_over_another_link_change_nothing(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 1])
     other = LinkRig("prefill-1")
     end.handle(other, Metadata(1, end.record(1, [1, 1]).SerializeToString()))
@@ -139,7 +139,7 @@ def test_what_comes_over_another_link_changes_nothing(end: ReceivingEnd, rig: Li
     assert rig.link.transfers == {1}
 
 
-def test_a_commit_that_comes_again_has_the_same_answer(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_repeated_commit_gets_the_same_answer(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])
     end.commit(rig, 1, [0, 0])  # not answered yet
@@ -213,7 +213,7 @@ def test_every_wrong_byte_is_counted_and_ends_its_transfer_alone(end: ReceivingE
     assert (rig.link.transfers, len(end.transfers), end.scattered) == ({3}, 1, [])
 
 
-def test_pieces_that_are_cut_otherwise_break_the_link(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_pieces_cut_differently_break_the_link(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [1, 0])
     with pytest.raises(FrameError) as error:
         end.send(rig, (1, 0, 0, 4), b"aaaaaaaa")
@@ -238,7 +238,7 @@ def test_a_block_that_is_not_expected_is_refused(
     assert end.scattered == []
 
 
-def test_a_piece_is_taken_once(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_a_piece_is_accepted_once(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [2, 0])
     for _ in range(3):
         end.send(rig, (1, 0, 1, 8), b"bbbbbbbb")
@@ -250,7 +250,7 @@ def test_a_piece_is_taken_once(end: ReceivingEnd, rig: LinkRig) -> None:
     assert (counters.dropped_unknown, counters.bytes_received, counters.blocks_received) == (2, 32, [2, 0])
 
 
-def test_blocks_behind_those_that_are_held(end: ReceivingEnd, rig: LinkRig) -> None:
+def test_blocks_after_resident_ones(end: ReceivingEnd, rig: LinkRig) -> None:
     end.bind(rig, 1, [3, 2], [2, 1])
     for place in ((0, 2, 0), (0, 2, 8)):
         end.send(rig, (1, *place), b"aaaaaaaa")

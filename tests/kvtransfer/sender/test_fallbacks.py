@@ -1,4 +1,4 @@
-"""A link that fell to a slower transport comes back to the better one, and no transfer is lost by it."""
+"""A link that fell back to a slower transport returns to the better one without losing a transfer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_pauses_double_up_to_their_bound() -> None:
     assert pauses(Fallbacks(), 100.0, 9) == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_until_a_retry_is_due_the_better_way_is_passed_over() -> None:
+def test_until_a_retry_is_due_the_better_route_is_skipped() -> None:
     falls = Fallbacks()
     assert (falls.skipped(KEY, 0.0), falls.due(KEY, 0.0)) == (0, False)
     falls.fall_back(KEY, 1, "broken", 0.0)
@@ -44,7 +44,7 @@ def test_until_a_retry_is_due_the_better_way_is_passed_over() -> None:
     assert (falls.skipped(KEY, 1.0), falls.due(KEY, 1.0)) == (0, True)
 
 
-def test_one_that_breaks_soon_after_its_return_waits_longer_and_later_no_more() -> None:
+def test_a_route_that_breaks_soon_after_its_return_waits_longer() -> None:
     falls = Fallbacks()
     falls.fall_back(KEY, 1, "broken", 0.0)
     falls.returned(KEY, 1.0)
@@ -56,7 +56,7 @@ def test_one_that_breaks_soon_after_its_return_waits_longer_and_later_no_more() 
     assert falls.due(KEY, 5.0 + MAX_PAUSE_S + 1 + MIN_PAUSE_S)
 
 
-def test_receivers_remembered_are_bounded() -> None:
+def test_kept_fallbacks_are_bounded() -> None:
     falls = Fallbacks()
     for number in range(2000):
         falls.fall_back(LinkKey((Endpoint("grpc", str(number)),), b""), 1, "broken", 0.0)
@@ -108,7 +108,7 @@ def broken_ipc(peers: Peers) -> None:
     peers.run_until(lambda: not peers.sender.links and not peers.receiver.links)
 
 
-def test_it_comes_back_by_itself_and_what_is_under_way_ends_where_it_is(
+def test_a_link_returns_by_itself_and_transfers_end_where_they_are(
     peers: Peers, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -127,7 +127,7 @@ def test_it_comes_back_by_itself_and_what_is_under_way_ends_where_it_is(
     peers.check_ledger()
 
 
-def test_a_better_way_that_stays_away_is_asked_for_less_and_less(peers: Peers) -> None:
+def test_an_unavailable_route_is_tried_less_and_less(peers: Peers) -> None:
     peers.endpoints = (Endpoint("ipc", address_of("gone")), peers.endpoints[1])
     numbers = peers.sender._link_numbers
     assert finish(peers, half(peers, 1)) == "grpc"
@@ -140,7 +140,7 @@ def test_a_better_way_that_stays_away_is_asked_for_less_and_less(peers: Peers) -
     assert transports(peers) == ["grpc"]
 
 
-def test_a_link_that_is_withdrawn_from_leaves_too(peers: Peers) -> None:
+def test_a_replaced_link_closes_after_a_withdrawal_too(peers: Peers) -> None:
     broken_ipc(peers)
     under_way = half(peers, 10)
     peers.run_until(lambda: transports(peers) == ["grpc", "ipc"])

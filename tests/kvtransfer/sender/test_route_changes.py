@@ -1,4 +1,4 @@
-"""Links that fall to the next way and come back: what is tried when, what is logged and counted."""
+"""Links that fall back to the next route and return: what is tried when, logged and counted."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def fallen(ways: Ways) -> None:
     assert ways.send(1) == "b"
 
 
-def test_every_fall_and_return_is_logged_and_counted(ways: Ways, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_fallback_and_return_is_logged_and_counted(
+    ways: Ways, caplog: pytest.LogCaptureFixture
+) -> None:
     a, _ = ways.ways
     fallen(ways)
     assert logged(caplog, FELL) == [fell("b", "nobody at a")]
@@ -71,7 +73,7 @@ def test_every_fall_and_return_is_logged_and_counted(ways: Ways, caplog: pytest.
     assert ways.counted() == (4, 2, 2, 2)
 
 
-def test_after_the_last_way_the_best_has_its_turn_at_once(ways: Ways) -> None:
+def test_after_the_last_route_the_best_is_tried_at_once(ways: Ways) -> None:
     a, b = ways.ways
     fallen(ways)
     a.out_of_reach = ""
@@ -80,7 +82,7 @@ def test_after_the_last_way_the_best_has_its_turn_at_once(ways: Ways) -> None:
     assert ways.counted() == (2, 1, 0, 1)
 
 
-def test_a_better_way_is_asked_when_its_pause_is_over_and_no_sooner(ways: Ways) -> None:
+def test_a_better_route_is_tried_when_its_pause_is_over(ways: Ways) -> None:
     """Beside the link in use, and twice as long after each failure."""
     a, b = ways.ways
     fallen(ways)
@@ -96,7 +98,7 @@ def test_a_better_way_is_asked_when_its_pause_is_over_and_no_sooner(ways: Ways) 
     assert ways.counted() == (1, 1, 0, 0)
 
 
-def test_a_return_may_go_no_further_than_the_next_better_way(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_return_may_reach_only_the_next_better_route(caplog: pytest.LogCaptureFixture) -> None:
     """From there the best is tried again, and not what is in use by then."""
     ways = Ways("abc")
     a, b, _ = ways.ways
@@ -144,7 +146,7 @@ def test_a_return_when_the_link_in_use_has_broken_replaces_none(
     assert ways.counted() == (2, 1, 1, 1)
 
 
-def test_a_return_that_fails_when_the_link_in_use_has_broken_leaves_no_way_out(ways: Ways) -> None:
+def test_a_return_that_fails_after_the_link_in_use_broke_skips_no_route(ways: Ways) -> None:
     a, b = ways.ways
     trying(ways)
     ways.cut(b)
@@ -171,7 +173,7 @@ def test_a_link_that_is_needed_sooner_than_the_return_is_ready_takes_its_place(
     assert ways.in_use() == ways.received() == ["a"]
 
 
-def test_a_return_that_takes_too_long_is_given_up(ways: Ways) -> None:
+def test_a_return_has_a_deadline(ways: Ways) -> None:
     a, _ = ways.ways
     trying(ways)
     ways.later(1.5 * ways.peers.shape.timeout_s + 0.5)
@@ -210,7 +212,7 @@ def test_closing_ends_a_link_that_is_being_tried(ways: Ways) -> None:
     ways.peers.run_until(lambda: ways.received() == [])
 
 
-def test_closing_fails_what_is_under_way(ways: Ways, caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_fails_active_transfers(ways: Ways, caplog: pytest.LogCaptureFixture) -> None:
     half = ways.half(1)
     ways.peers.sender.close()
     (failed,) = ways.peers.sender.poll(1)

@@ -1,4 +1,4 @@
-"""Several ways to one receiver: which is taken, and what happens when it breaks."""
+"""Several routes to one receiver: which is used, and what happens when it breaks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_link_that_broke_is_followed_by_one_over_grpc(
     assert peers.sender.counters.link_fallbacks == 1
 
 
-def test_ends_that_do_not_fit_are_told_so_over_the_first_way(peers: Peers) -> None:
+def test_ends_that_do_not_fit_are_refused_over_the_first_route(peers: Peers) -> None:
     peers.sender._fingerprint = b"g" * 32
     transfer = peers.begin(1, [1])
     peers.push(transfer, 0, 0, 1)
@@ -129,7 +129,7 @@ def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
 
 
 @pytest.mark.parametrize("transport", ["grpc", "ipc", "nccl"])
-def test_a_sender_that_is_told_one_takes_it(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sender_uses_the_configured_transport(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Again when it breaks: there is no other way then."""
     peers = both_have_all(monkeypatch, transport)
     assert [endpoint.transport for endpoint in peers.endpoints] == ["ipc", "nccl", "grpc"]
@@ -140,7 +140,9 @@ def test_a_sender_that_is_told_one_takes_it(transport: str, monkeypatch: pytest.
     peers.close()
 
 
-def test_each_link_that_breaks_is_followed_by_one_over_the_next_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_link_that_breaks_is_followed_by_one_over_the_next_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """After the last of them the first has its turn."""
     peers = both_have_all(monkeypatch)
     taken = []
@@ -152,7 +154,7 @@ def test_each_link_that_breaks_is_followed_by_one_over_the_next_way(monkeypatch:
     peers.close()
 
 
-def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_skips_unavailable_transports(monkeypatch: pytest.MonkeyPatch) -> None:
     bounds = "127.0.0.1", 0, 4096, 1.0, 4, lambda: None
     monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
     started = start_listeners("auto", *bounds)
@@ -163,7 +165,7 @@ def test_auto_does_without_what_is_not_there(monkeypatch: pytest.MonkeyPatch) ->
         listener.close()
 
 
-def test_nccl_is_not_taken_unless_told() -> None:
+def test_auto_does_not_use_nccl() -> None:
     """Before it is known to hold: docs/decisions/0015."""
     device = FakeDevice(Pump(None))
     blocks = DeviceBlocks(device, [torch.zeros((4, 64), dtype=torch.uint8)])
@@ -172,9 +174,7 @@ def test_nccl_is_not_taken_unless_told() -> None:
 
 
 @pytest.mark.parametrize("transport", ["ipc", "nccl"])
-def test_what_this_process_cannot_have_is_refused_at_once(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unavailable_transport_is_refused_at_once(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.transports.registry.STORES_IN_ORDER", False)
     for start in (
         lambda: make_connectors(transport, lambda: None),
@@ -195,7 +195,7 @@ def test_a_listener_that_cannot_bind_leaves_none_of_the_others() -> None:
     holds.close()
 
 
-def test_no_way_in_common_is_said_at_once() -> None:
+def test_no_common_transport_is_reported_at_once() -> None:
     peers = make_peers(Shape(), transport="ipc", connectors=make_connectors("grpc", lambda: None))
     with pytest.raises(BatonError, match="cannot be reached over grpc") as error:
         peers.begin(1, [1])

@@ -1,4 +1,4 @@
-"""What a sender makes of its tickets and of its receiver's answers, and when it asks for another poll."""
+"""How a sender handles tickets and answers of its receivers, and when it wakes for another poll."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def failure(one: OneSender, transfer: Transfer) -> tuple[ErrorKind, str]:
         ),
     ],
 )
-def test_a_ticket_that_nothing_can_be_sent_to_begins_nothing(
+def test_an_unusable_ticket_is_refused(
     one: OneSender, body: TicketBody, kind: ErrorKind, message: str
 ) -> None:
     with pytest.raises(BatonError) as error:
@@ -74,7 +74,7 @@ def test_a_ticket_that_nothing_can_be_sent_to_begins_nothing(
     assert (error.value.kind, error.value.message) == (kind, message)
 
 
-def test_a_transfer_that_is_under_way_is_not_begun_again(one: OneSender) -> None:
+def test_an_active_transfer_is_not_begun_again(one: OneSender) -> None:
     begun = one.begin(7)
     with pytest.raises(BatonError) as error:
         one.begin(7)
@@ -100,7 +100,7 @@ def test_two_receivers_keep_their_links(three: OneSender) -> None:
         (Refused(7, ErrorKind.OVERLOADED, "no room"), ErrorKind.OVERLOADED, "no room"),
     ],
 )
-def test_what_the_receiver_ends_has_failed_for_its_reason(
+def test_a_transfer_that_the_receiver_ends_fails_with_its_reason(
     one: OneSender, answer: ReceiverFrame, kind: ErrorKind, message: str
 ) -> None:
     transfer, other = one.begin(7, 2), one.begin(8)
@@ -115,7 +115,7 @@ def test_what_the_receiver_ends_has_failed_for_its_reason(
 
 
 def test_answers_about_unknown_transfers_are_counted_and_dropped(one: OneSender) -> None:
-    """A stop is answered all the same: whoever asked waits for it."""
+    """A stop is acknowledged in any case, since its sender waits for that."""
     sending = one.begin(7)
     one.sender.poll(MANY)
     one.told()
@@ -129,7 +129,7 @@ def test_answers_about_unknown_transfers_are_counted_and_dropped(one: OneSender)
     assert sending.state is TransferState.SENDING, "it was not committed yet"
 
 
-def test_what_the_receiver_accepts_is_acknowledged_once(one: OneSender) -> None:
+def test_an_accepted_commit_is_acknowledged_once(one: OneSender) -> None:
     transfers = [one.commit(7, 1), one.commit(8)]
     assert all(transfer.commit_deadline == one.clock.now + SHAPE.timeout_s for transfer in transfers)
     one.hears(CommitAck(7, 1), CommitAck(7, 1), CommitAck(8, 1))
@@ -171,7 +171,7 @@ def test_a_commit_has_its_deadline_to_the_second(one: OneSender) -> None:
     assert one.told() == [Withdraw(7, WithdrawReason.ABORTED)]
 
 
-def test_what_was_sent_of_blocks_that_were_given_up_is_counted(one: OneSender) -> None:
+def test_bytes_of_abandoned_blocks_are_counted(one: OneSender) -> None:
     """Four bytes of each, of ten that it has; of whole blocks all ten."""
     counters = one.sender.counters
     for transfer, abandoned in ((7, 4), (8, 8), (9, 12), (10, 16)):
@@ -195,13 +195,13 @@ def test_what_was_sent_of_blocks_that_were_given_up_is_counted(one: OneSender) -
 # -- polls ----------------------------------------------------------------------------------------
 
 
-def test_a_poll_that_leaves_nothing_asks_for_none(one: OneSender) -> None:
+def test_a_poll_that_leaves_nothing_causes_no_wake_up(one: OneSender) -> None:
     one.begin(7, 1)
     assert not one.polled()
     assert not one.polled()
 
 
-def test_one_that_ships_all_it_may_asks_for_another(one: OneSender) -> None:
+def test_a_poll_that_ships_its_maximum_wakes_for_another(one: OneSender) -> None:
     one.begin(7, 1)
     assert one.polled(2)
     assert one.pieces() == 1
@@ -211,7 +211,7 @@ def test_one_that_ships_all_it_may_asks_for_another(one: OneSender) -> None:
     assert not one.polled(1)
 
 
-def test_an_answer_is_told_at_once_and_what_comes_behind_it_by_the_next_poll(one: OneSender) -> None:
+def test_an_answer_is_reported_at_once_and_later_frames_by_the_next_poll(one: OneSender) -> None:
     first, second = one.commit(7), one.commit(8)
     one.hears(CommitAck(7, 1), CommitAck(8, 1))
     before = one.wakes
@@ -220,7 +220,7 @@ def test_an_answer_is_told_at_once_and_what_comes_behind_it_by_the_next_poll(one
     assert [event.transfer for event in one.sender.poll(MANY)] == [second]
 
 
-def test_a_receiver_that_says_very_much_is_heard_in_several_polls(one: OneSender) -> None:
+def test_many_frames_of_a_receiver_are_handled_in_several_polls(one: OneSender) -> None:
     one.hears(*[Refused(99, ErrorKind.INTERNAL, "no")] * 300)
     assert one.polled()
     assert one.sender.counters.dropped_unknown == 256
@@ -228,7 +228,7 @@ def test_a_receiver_that_says_very_much_is_heard_in_several_polls(one: OneSender
     assert one.sender.counters.dropped_unknown == 300
 
 
-def test_credits_that_come_home_are_spent_within_the_polls_bound(one: OneSender) -> None:
+def test_returned_credits_are_spent_within_the_polls_bound(one: OneSender) -> None:
     """Of a window of eight one transfer has four at most."""
     one.begin(7, 6)
     one.sender.poll(MANY)
@@ -254,7 +254,7 @@ def test_one_link_that_has_nothing_to_send_holds_up_none(three: OneSender) -> No
     assert [three.pieces(link) for link in range(3)] == [0, 4, 0]
 
 
-def test_one_poll_hears_what_all_receivers_say(three: OneSender) -> None:
+def test_one_poll_handles_frames_of_all_receivers(three: OneSender) -> None:
     transfers = [three.commit(7 + link, link=link) for link in range(3)]
     for link in range(3):
         three.hears(Refused(7 + link, ErrorKind.INTERNAL, "no"), link=link)

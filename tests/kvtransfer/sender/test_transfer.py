@@ -93,7 +93,7 @@ def test_a_new_transfer_has_nothing_but_its_ticket_to_send(outgoing: Outgoing) -
         (1, 0, [1, 2, 3], "blocks 0 to 2 of group 1"),
     ],
 )
-def test_blocks_that_the_ticket_does_not_want_are_not_taken(
+def test_blocks_outside_the_ticket_are_refused(
     outgoing: Outgoing, group: int, first: int, blocks: list[int], which: str
 ) -> None:
     with pytest.raises(ValueError, match=f"^the ticket does not expect {which}$"):
@@ -101,7 +101,7 @@ def test_blocks_that_the_ticket_does_not_want_are_not_taken(
     assert (outgoing.transfer.queued_blocks, outgoing.wakes) == (0, 0)
 
 
-def test_every_place_of_the_ticket_is_taken_once(outgoing: Outgoing) -> None:
+def test_every_place_of_the_ticket_is_accepted_once(outgoing: Outgoing) -> None:
     outgoing.transfer.push(0, 0, [1, 2])
     outgoing.transfer.push(0, 3, [4, 5, 6])
     outgoing.transfer.push(1, 1, [7, 8])
@@ -121,7 +121,7 @@ def test_a_push_of_no_blocks_is_none(outgoing: Outgoing) -> None:
 
 
 def test_the_sender_is_woken_by_the_first_blocks_alone(outgoing: Outgoing) -> None:
-    """Whoever ships the first goes on with those that were pushed meanwhile."""
+    """A sender that ships the first continues with those pushed meanwhile."""
     outgoing.transfer.push(0, 0, [1])
     assert outgoing.wakes == 1
     outgoing.transfer.push(0, 1, [2])
@@ -218,7 +218,7 @@ def test_a_piece_has_so_many_blocks_at_most(
     assert [piece.blocks for piece in outgoing.pieces(SPANNING, most_blocks)] == runs
 
 
-def test_of_a_block_that_has_begun_the_next_piece_is_of_it_alone(outgoing: Outgoing) -> None:
+def test_a_started_block_is_finished_by_single_block_pieces(outgoing: Outgoing) -> None:
     outgoing.transfer.push(0, 0, [50, 51])
     begun = outgoing.transfer.next_piece(GEOMETRY)
     outgoing.transfer.shipped(begun)
@@ -240,7 +240,7 @@ def test_a_piece_is_final_when_the_step_of_its_block_has_ended(outgoing: Outgoin
     assert transfer.is_final(), "a block that was final when it was pushed"
 
 
-def test_a_description_goes_ahead_with_the_ticket(outgoing: Outgoing) -> None:
+def test_metadata_is_sent_with_the_ticket(outgoing: Outgoing) -> None:
     outgoing.transfer.send_metadata(CommitRecord(attempt=ATTEMPT, token_ids=[1, 2], prompt_length=2))
     assert outgoing.transfer.metadata is not None
     assert CommitRecord.FromString(outgoing.transfer.metadata) == CommitRecord(
@@ -250,7 +250,7 @@ def test_a_description_goes_ahead_with_the_ticket(outgoing: Outgoing) -> None:
     assert outgoing.wakes == 1
 
 
-def test_a_description_cannot_follow_its_ticket(outgoing: Outgoing) -> None:
+def test_metadata_cannot_follow_its_ticket(outgoing: Outgoing) -> None:
     outgoing.transfer.metadata = None  # it is on the wire
     with pytest.raises(AssertionError, match=r"^metadata follows begin, before a poll$"):
         outgoing.transfer.send_metadata(CommitRecord(attempt=ATTEMPT))
@@ -288,7 +288,7 @@ def test_after_the_end_pushed_blocks_are_unpinned_and_a_commit_is_nothing(outgoi
     assert (transfer.record, transfer.queued_blocks, outgoing.wakes) == (None, 0, 2)
 
 
-def test_the_largest_record_travels_and_none_that_is_larger() -> None:
+def test_the_largest_record_is_sent_and_none_larger() -> None:
     record = CommitRecord(ticket_signature=b"x" * MAX_COMMIT_BYTES, block_counts=[0, 0])
     excess = record.ByteSize() - MAX_COMMIT_BYTES
     record.ticket_signature = record.ticket_signature[excess:]

@@ -1,4 +1,4 @@
-"""A sender whose receivers say what a test has them say."""
+"""A sender whose receivers' frames are the test's."""
 
 from __future__ import annotations
 

@@ -211,11 +211,11 @@ class Peers:
             self.step()
 
     def settle(self) -> None:
-        """Until all credits are home and nobody waits for anybody."""
+        """Runs until all credits have returned and both ends are idle."""
         self.run_until(lambda: self.at_rest() is None)
 
     def at_rest(self) -> str | None:
-        """None, or the first thing that is not back where it belongs."""
+        """None once idle, or the first resource that is still in use."""
         if self.source.pins or self.sender.pinned_blocks:
             return f"pins {self.source.pins}"
         for link in self.sender.links:
@@ -227,7 +227,7 @@ class Peers:
         return None
 
     def check_ledger(self) -> None:
-        """Everything home, and bytes shipped = blocks × block size."""
+        """Everything has returned, and bytes shipped = blocks × block size."""
         self.settle()
         counters = self.sender.counters
         sizes = self.shape.block_bytes

@@ -31,7 +31,7 @@ Place = tuple[int, int, int, int]
 
 
 class FakeWire:
-    """Keeps what its sender would hear. Of a device: says when pieces arrive and what their checksums are."""
+    """Records what is sent. For a device link: its pieces' arrival events and checksums are the test's."""
 
     def __init__(self) -> None:
         self.told: list[ReceiverFrame] = []

@@ -1,4 +1,4 @@
-"""A receiver with several ways to it, all in memory and on a virtual clock, and what its sender logs."""
+"""A receiver with several routes to it, all in memory and on a virtual clock, and its sender's log."""
 
 from __future__ import annotations
 

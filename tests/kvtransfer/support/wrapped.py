@@ -1,4 +1,4 @@
-"""Wires and connectors around others, for those that change a part of what passes."""
+"""Wires and connectors that wrap others and change some frames."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_stream_without_a_link_is_refused(peers: Peers, link_id: str | None) -
     assert not peers.receiver.links
 
 
-def test_a_link_id_is_good_for_one_stream(peers: Peers) -> None:
+def test_a_link_id_is_valid_for_one_stream(peers: Peers) -> None:
     with channel(peers) as over:
         link_id = str(open_link(peers, over).link_id)
         release = threading.Event()
@@ -150,7 +150,7 @@ def test_a_fixed_port_is_the_one_that_tickets_name(peers: Peers) -> None:
     assert peers.receiver.listen("127.0.0.1", port) == (Endpoint("grpc", f"127.0.0.1:{port}"),)
 
 
-def test_nobody_listens_there() -> None:
+def test_no_listener() -> None:
     peers = make_peers(Shape(timeout_s=2.0))
     peers.endpoints = (Endpoint("grpc", "127.0.0.1:9"),)
     transfer = peers.begin(1, [1])

@@ -35,7 +35,7 @@ def ring() -> Iterator[Ring]:
     made.close()
 
 
-def test_many_laps_of_all_lengths_arrive_in_order(ring: Ring) -> None:
+def test_messages_of_all_lengths_arrive_in_order_over_many_laps(ring: Ring) -> None:
     dice = random.Random(1)
     sent: list[bytes] = []
     heard: list[bytes] = []
@@ -75,7 +75,7 @@ def test_a_reader_that_never_reads_is_noticed_and_takes_bounded_memory() -> None
     ring.close()
 
 
-def test_bells_are_due_once_for_each_wait(ring: Ring) -> None:
+def test_doorbells_are_due_once_for_each_wait(ring: Ring) -> None:
     assert ring.reader.take() is None
     ring.writer.add(b"one")
     assert ring.writer.reader_idle()

@@ -47,7 +47,7 @@ def test_where_one_end_has_no_device_the_host_carries_it(ends: Ends, sender: boo
     assert windows(ends) == []
 
 
-def test_a_sender_that_finds_only_then_that_it_cannot_write_goes_over_grpc(ends: Ends) -> None:
+def test_a_sender_whose_device_cannot_open_the_window_falls_back_to_grpc(ends: Ends) -> None:
     """As one does that does not see the receiver's GPU, and so has to try."""
     peers = ends()
     assert isinstance(ends.rig.sender, FakeDevice)
@@ -57,7 +57,7 @@ def test_a_sender_that_finds_only_then_that_it_cannot_write_goes_over_grpc(ends:
     peers.run_until(lambda: windows(ends) == [True])
 
 
-def test_a_receiver_without_room_for_a_window_says_so_and_goes_over_grpc(ends: Ends) -> None:
+def test_a_receiver_without_memory_for_a_window_falls_back_to_grpc(ends: Ends) -> None:
     peers = ends()
     assert isinstance(ends.rig.receiver, FakeDevice)
     ends.rig.receiver.full = True
@@ -80,8 +80,8 @@ def test_a_window_goes_back_when_its_sender_has_closed_it_and_no_sooner(ends: En
     peers.run_until(lambda: not peers.sender.links)
 
 
-def test_what_was_said_to_a_device_is_done_before_its_link_is_fenced(ends: Ends) -> None:
-    """Bytes that came later would land in memory that is another's."""
+def test_enqueued_device_work_is_done_before_its_link_is_fenced(ends: Ends) -> None:
+    """Later bytes would be written into reused memory."""
     peers = ends()
     peers.expect(1, [list(range(20)), []])
     transfer = peers.begin(1, [20, 0])
@@ -98,7 +98,7 @@ def test_what_was_said_to_a_device_is_done_before_its_link_is_fenced(ends: Ends)
     assert bool((ends.rig.receiver.allocated[0].tensor == before).all())  # type: ignore[attr-defined]
 
 
-def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_until_they_are_there(
+def test_a_sleeping_receiver_is_woken_before_the_bytes_and_polls_until_they_arrive(
     ends: Ends,
 ) -> None:
     peers = ends()
@@ -127,7 +127,7 @@ def test_a_receiver_that_slept_is_woken_before_the_bytes_and_sleeps_no_more_unti
     peers.check_ledger()
 
 
-def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
+def test_a_receiver_that_expects_a_device_polls_soon(ends: Ends) -> None:
     peers = ends()
     peers.expect(1, [[1], []])
     assert not peers.receiver.poll_soon  # over what, nobody knows yet
@@ -141,7 +141,7 @@ def test_a_receiver_that_expects_a_device_looks_sooner(ends: Ends) -> None:
     peers.forget(2)
 
 
-def test_a_device_is_kept_awake_while_a_transfer_is_expected(
+def test_a_device_is_kept_warm_while_a_transfer_is_expected(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peers = ends()
@@ -160,7 +160,7 @@ def test_a_device_is_kept_awake_while_a_transfer_is_expected(
 
 
 @pytest.mark.parametrize("link_peers", ["ipc-played"], indirect=True)
-def test_a_piece_that_is_cut_otherwise_ends_the_link_when_it_has_landed(link_peers: LinkPeers) -> None:
+def test_a_piece_cut_differently_breaks_the_link_when_it_has_arrived(link_peers: LinkPeers) -> None:
     peers = link_peers(Shape(block_bytes=(8192,), window_pieces=4))
 
     def shorten(piece: Piece, payload: bytes) -> tuple[Piece, bytes]:
@@ -181,8 +181,8 @@ def test_a_piece_that_is_cut_otherwise_ends_the_link_when_it_has_landed(link_pee
     assert peers.receiver.counters.links_broken == 1
 
 
-def test_who_does_not_sleep_is_rung_no_bell(ends: Ends) -> None:
-    """However long ago the last word was: a loop that looks in vain and does not sleep wants none."""
+def test_an_end_that_does_not_sleep_gets_no_doorbell(ends: Ends) -> None:
+    """However long ago the last frame was: a loop that polls and does not sleep needs none."""
     peers = ends()
     sent(peers, 1)
     time.sleep(0.01)
@@ -201,8 +201,8 @@ def test_who_does_not_sleep_is_rung_no_bell(ends: Ends) -> None:
     peers.run_until(lambda: 2 in peers.acknowledged())
 
 
-def test_a_device_that_refuses_leaves_no_block_pinned(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link breaks, and with it ends what it was told to read and never did."""
+def test_a_device_that_fails_leaves_no_block_pinned(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link breaks, and with it the reads that were never enqueued."""
     peers = ends()
     peers.send(1, [[1], []], [[1], []])
     peers.run_until(lambda: peers.acknowledged() == [1])

@@ -105,7 +105,7 @@ def open_link(peers: Peers) -> tuple[OpenLinkResponse, IpcSenderWire]:
     return opened
 
 
-def test_who_does_not_map_our_memory_gets_no_link(peers: Peers, raw: socket.socket) -> None:
+def test_a_sender_that_does_not_map_the_page_gets_no_link(peers: Peers, raw: socket.socket) -> None:
     page_of(raw)  # and writes nothing into it
     send_message(raw, 0, b"")
     raw.settimeout(5.0)
@@ -115,7 +115,7 @@ def test_who_does_not_map_our_memory_gets_no_link(peers: Peers, raw: socket.sock
 
 
 @pytest.mark.parametrize("said", [b"", b"nonsense", b"\0" * 5, b"\0\xff\xff\xff\xff", b"\0\x03\0\0\0abc"])
-def test_a_caller_that_asks_nonsense_is_hung_up(peers: Peers, raw: socket.socket, said: bytes) -> None:
+def test_a_malformed_request_closes_the_connection(peers: Peers, raw: socket.socket, said: bytes) -> None:
     receive_message(raw, 1.0)
     raw.send(said)
     raw.shutdown(socket.SHUT_WR)
@@ -145,8 +145,8 @@ def test_a_process_of_another_user_gets_nothing(
     assert peers.receiver.links == []
 
 
-def test_a_listener_of_another_user_is_told_nothing(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever binds the name after its owner has gone gets neither a hello nor KV."""
+def test_a_listener_of_another_user_gets_nothing(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that binds the name after its owner ended gets neither a hello nor KV."""
     said: list[bytes] = []
     name = "baton-test-" + os.urandom(8).hex()
 
@@ -169,7 +169,7 @@ def test_a_listener_of_another_user_is_told_nothing(peers: Peers, monkeypatch: p
     assert said in ([b""], [bytes((ControlByte.UNMAPPED,))])
 
 
-def test_many_connections_of_others_are_one_line_of_log(
+def test_many_rejected_callers_are_logged_once(
     peers: Peers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours = os.geteuid()
@@ -203,7 +203,7 @@ def test_a_listener_of_another_version_is_out_of_reach() -> None:
     page.drop_descriptor()
 
 
-def test_nobody_listens_there() -> None:
+def test_no_listener() -> None:
     with pytest.raises(UnreachableError) as error:
         IpcConnector(lambda: None).open(Endpoint(IPC, "baton-nobody"), REQUEST, 1.0)
     assert error.value.kind is ErrorKind.UNAVAILABLE
@@ -222,7 +222,7 @@ def test_a_sender_that_unmaps_is_fenced_though_its_process_lives(peers: Peers) -
     peers.run_until(lambda: mapped("baton-link", others) == [])
 
 
-def test_a_connection_that_ends_without_the_word_is_quarantined(peers: Peers) -> None:
+def test_a_connection_that_ends_without_unmapping_is_quarantined(peers: Peers) -> None:
     """Its process lives and may write still: the window is neither free nor another's."""
     others = mapped("baton-link")
     _, wire = open_link(peers)
@@ -264,7 +264,7 @@ def test_memory_that_is_overwritten_breaks_the_link_alone(peers: Peers, where: s
     peers.check_ledger()
 
 
-def test_a_word_that_is_none_breaks_the_link(peers: Peers) -> None:
+def test_an_unknown_control_byte_breaks_the_link(peers: Peers) -> None:
     _, wire = open_link(peers)
     assert wire._control is not None
     peers.run_until(lambda: peers.receiver.links[0].credited_pieces > 0)
@@ -274,7 +274,7 @@ def test_a_word_that_is_none_breaks_the_link(peers: Peers) -> None:
     wire.close()
 
 
-def test_one_of_whom_nothing_is_heard_has_a_while_if_it_is_not_stopped(
+def test_a_silent_process_that_is_not_stopped_has_longer(
     peers: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ipc_control, "HEARTBEAT_S", 0.1)
@@ -292,7 +292,7 @@ def test_one_of_whom_nothing_is_heard_has_a_while_if_it_is_not_stopped(
     assert peers.receiver.counters.links_fenced == 1
 
 
-def test_a_link_granted_to_one_who_gave_up_is_fenced(peers: Peers) -> None:
+def test_a_link_granted_after_the_sender_hung_up_is_fenced(peers: Peers) -> None:
     """It asked, and hung up before the loop answered."""
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(socket_name(peers.address))
@@ -325,7 +325,7 @@ def one_transfer() -> None:
     peers.close()
 
 
-def test_a_machine_that_reorders_stores_has_no_such_links(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_reorders_stores_has_no_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvtransfer.transports.ipc.listener.STORES_IN_ORDER", False)
     monkeypatch.setattr("kvtransfer.transports.ipc.connector.STORES_IN_ORDER", False)
     with pytest.raises(BatonError) as error:
@@ -336,7 +336,7 @@ def test_a_machine_that_reorders_stores_has_no_such_links(monkeypatch: pytest.Mo
 
 
 def mapped(name: str, but: Collection[str] = ()) -> list[str]:
-    """This process's shared mappings of memory of this name, `but` those that were there before."""
+    """This process's new shared mappings of memory with this name."""
     with open("/proc/self/maps") as maps:
         found = [line for line in maps if f"memfd:{name} " in line or f"memfd:{name}\n" in line]
     return [line for line in found if line not in but]

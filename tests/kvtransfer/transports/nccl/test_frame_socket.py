@@ -1,4 +1,4 @@
-"""Frames over a socket, and the door through which senders connect_frames theirs."""
+"""Frames over a socket, and the acceptor of the senders' sockets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pair() -> Iterator[Pair]:
     made.other.close()
 
 
-def test_frames_come_whole_and_in_their_order(pair: Pair) -> None:
+def test_frames_arrive_whole_and_in_order(pair: Pair) -> None:
     sent = [b"", b"a", bytes(range(256)) * 300, b"end"]
     for message in sent:
         pair.one.add(message)
@@ -68,7 +68,7 @@ def test_frames_come_whole_and_in_their_order(pair: Pair) -> None:
     assert pair.other.failure() is None
 
 
-def test_more_than_the_kernel_takes_leaves_when_there_is_room(pair: Pair) -> None:
+def test_frames_beyond_the_socket_buffer_are_sent_later(pair: Pair) -> None:
     sent = [bytes([n]) * 1_000_000 for n in range(20)]
     for message in sent:
         pair.one.add(message)
@@ -106,7 +106,7 @@ def test_a_frame_that_is_too_long_is_refused_before_it_is_read(pair: Pair) -> No
     assert pair.other.take() is None
 
 
-def test_what_was_sent_before_the_end_is_heard(pair: Pair) -> None:
+def test_frames_sent_before_the_end_are_received(pair: Pair) -> None:
     pair.one.add(b"last")
     pair.one.close()
     assert pair.heard(1) == [b"last"]
@@ -114,7 +114,7 @@ def test_what_was_sent_before_the_end_is_heard(pair: Pair) -> None:
     assert "one's frames" in str(pair.other.failure())
 
 
-def test_who_sleeps_is_woken_by_the_next_frame_alone(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleeping_loop_is_woken_by_the_next_frame(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_socket, "_BUSY_S", 0.05)
     pair.one.add(b"1")
     pair.heard(1)
@@ -128,7 +128,7 @@ def test_who_sleeps_is_woken_by_the_next_frame_alone(pair: Pair, monkeypatch: py
     assert pair.heard(1) == [b"2"]
 
 
-def test_the_thread_goes_with_its_socket() -> None:
+def test_the_thread_ends_with_its_socket() -> None:
     before = threading.active_count()
     pair = Pair()
     pair.other.busy_poll()
@@ -166,7 +166,7 @@ def sent_away(caller: socket.socket) -> bool:
             return True
 
 
-def test_who_knows_the_secret_is_let_in_once(at: Door) -> None:
+def test_a_secret_is_accepted_once(at: Door) -> None:
     brought = at.door.expect(SECRET)
     ours = connect_frames("127.0.0.1", at.door.port, SECRET, 5.0)
     theirs = brought.result(5)
@@ -179,7 +179,7 @@ def test_who_knows_the_secret_is_let_in_once(at: Door) -> None:
     theirs.close()
 
 
-def test_nobody_else_is(at: Door) -> None:
+def test_unknown_secrets_are_rejected(at: Door) -> None:
     brought = at.door.expect(SECRET)
     assert sent_away(connect_frames("127.0.0.1", at.door.port, bytes(SECRET_BYTES), 5.0))
     gone = at.call()
@@ -190,7 +190,7 @@ def test_nobody_else_is(at: Door) -> None:
     assert sent_away(connect_frames("127.0.0.1", at.door.port, SECRET, 5.0))
 
 
-def test_who_says_nothing_holds_up_nobody(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_caller_does_not_delay_others(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_acceptor, "_SECRET_TIMEOUT_S", 0.2)
     silent = [at.call() for _ in range(3)]
     brought = at.door.expect(SECRET)
@@ -202,7 +202,7 @@ def test_who_says_nothing_holds_up_nobody(at: Door, monkeypatch: pytest.MonkeyPa
     ours.close()
 
 
-def test_too_many_at_once_are_sent_away(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_callers_are_rejected(at: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_acceptor, "_MAX_CALLERS", 2)
     waiting = [at.call() for _ in range(2)]
     until(lambda: len(at.door._callers) == 2)
@@ -211,7 +211,7 @@ def test_too_many_at_once_are_sent_away(at: Door, monkeypatch: pytest.MonkeyPatc
         caller.close()
 
 
-def test_a_door_that_closes_sends_all_away_and_ends_its_thread() -> None:
+def test_closing_the_acceptor_drops_callers_and_ends_its_thread() -> None:
     before = threading.active_count()
     at = Door()
     brought = at.door.expect(SECRET)
@@ -225,7 +225,7 @@ def test_a_door_that_closes_sends_all_away_and_ends_its_thread() -> None:
         connect_frames("127.0.0.1", at.door.port, SECRET, 0.5)
 
 
-def test_a_host_that_is_not_ours_is_refused() -> None:
+def test_a_host_that_cannot_be_bound_is_refused() -> None:
     with pytest.raises(BatonError, match="cannot listen on 203") as error:
         FrameAcceptor("203.0.113.1", lambda: None)
     assert error.value.kind is ErrorKind.INVALID

@@ -1,4 +1,4 @@
-"""Links by NCCL, over its double: where bytes go, when a window is fenced, what follows if NCCL hangs."""
+"""nccl links over a double of NCCL: where bytes go, when a window is fenced, what follows if NCCL hangs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_bytes_go_from_staging_to_staging(linked: Linked) -> None:
     assert linked.peers.sender.counters.link_fallbacks == 0
 
 
-def test_a_receive_without_a_sender_is_ended_by_ourselves(linked: Linked) -> None:
+def test_a_receive_without_a_sender_is_aborted(linked: Linked) -> None:
     """The sender's device stops within a piece: its window is fenced by our own abort, and by nothing
     less."""
     assert linked.send(1) == "nccl"
@@ -119,7 +119,7 @@ def test_a_link_that_broke_is_followed_by_one_over_grpc(linked: Linked) -> None:
     assert linked.peers.sender.counters.link_fallbacks == 1
 
 
-def test_ends_that_do_not_meet_leave_grpc(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_that_do_not_connect_fall_back_to_grpc(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     """No transfer fails of it."""
     monkeypatch.setattr(linked.nccl.receiving.double, "fails", Result.SYSTEM_ERROR)
     assert linked.send(1) == "grpc"
@@ -127,8 +127,8 @@ def test_ends_that_do_not_meet_leave_grpc(linked: Linked, monkeypatch: pytest.Mo
     assert not linked.peers.failures()
 
 
-def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For good, though the abort comes back at last."""
+def test_after_a_hung_abort_nccl_is_not_used(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permanently, even if the abort returns later."""
     monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
     assert linked.send(1) == "nccl"
     links, double = linked.nccl.sending, linked.nccl.sending.double
@@ -147,7 +147,7 @@ def test_where_nccl_has_hung_no_link_is_made_by_it(linked: Linked, monkeypatch: 
         links.channel(links.unique_id(), SENDER_RANK, lambda: None)
 
 
-def test_a_receiver_whose_nccl_has_hung_is_reached_another_way(
+def test_a_receiver_whose_nccl_has_hung_is_reached_over_grpc(
     linked: Linked,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,8 +189,8 @@ def test_blocks_are_gathered_when_their_step_has_ended(
     peers.check_ledger()
 
 
-def test_a_line_whose_peer_is_gone_ends_though_its_loop_stands_still(linked: Linked) -> None:
-    """Which may be since a channel waits that only this loop would end."""
+def test_a_channel_of_a_lost_peer_is_aborted_while_its_loop_is_blocked(linked: Linked) -> None:
+    """It may be blocked by the very channel that only it would abort."""
     assert linked.send(1) == "nccl"
     sending, receiving = wires(linked)
     time.sleep(0.7)
@@ -221,8 +221,8 @@ def names(*indices: int, length: int = 4096) -> bytes:
     [names(9), names(0, 0), names(1, length=4097), names(1, 2) + b"x", names(1) + encode(StopAck(3)), b""],
     ids=["far", "twice", "too long", "crumbs", "mixed", "nothing"],
 )
-def test_what_is_no_frame_of_the_senders_breaks_the_link(linked: Linked, message: bytes) -> None:
-    """And no receive is posted for a place that is not the sender's."""
+def test_a_malformed_frame_breaks_the_link(linked: Linked, message: bytes) -> None:
+    """And no receive is posted for an index that is not the sender's."""
     linked.send(1)
     sending, receiving = wires(linked)
     until(linked.peers, lambda: not receiving._receives)
@@ -233,8 +233,8 @@ def test_what_is_no_frame_of_the_senders_breaks_the_link(linked: Linked, message
     assert linked.send(2) == "grpc"
 
 
-def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
-    """Its receive waits for the bytes; those behind it land behind it."""
+def test_a_piece_is_received_before_its_bytes_arrive(linked: Linked) -> None:
+    """Its receive waits for the bytes; later pieces arrive after it."""
     linked.send(1)
     _, receiving = wires(linked)
     before = receiving.arrived_count()
@@ -253,8 +253,8 @@ def test_a_piece_is_heard_before_it_has_landed(linked: Linked) -> None:
     assert peers.equal([[1, 2]], [[30, 31]])
 
 
-def test_a_stream_that_carries_frames_breaks_the_link(linked: Linked) -> None:
-    """The lifeline is there to be broken: nothing lands over it."""
+def test_frames_over_the_keepalive_break_the_link(linked: Linked) -> None:
+    """The keepalive stream carries no frames."""
     linked.send(1)
     sending, _ = wires(linked)
     sending._keepalive.send(StopAck(3))
