@@ -206,19 +206,8 @@ def decode_headers(message: bytes) -> list[SenderFrame]:
     if len(message) < HEADER_BYTES or len(message) % HEADER_BYTES or message[_KIND_AT] != Kind.PIECE:
         return [decode_from_sender(message)[0]]
     pieces: list[SenderFrame] = []
-    for (
-        magic,
-        kind,
-        reason,
-        group,
-        transfer,
-        ordinal,
-        staging,
-        offset,
-        length,
-        zero,
-        checksum,
-    ) in _HEADER.iter_unpack(message):
+    for fields in _HEADER.iter_unpack(message):
+        magic, kind, reason, group, transfer, ordinal, staging, offset, length, zero, checksum = fields
         whole = magic == _MAGIC and kind == Kind.PIECE and reason == 0 and zero == 0
         _require(whole, "a piece's header with other fields")
         _require(length > 0, "a piece without bytes")
