@@ -92,7 +92,7 @@ class NcclDouble:
 
     def __init__(self) -> None:
         self.hangs = threading.Event()  # while set, an abort does not return
-        self.fails: Result | None = None  # what every state says from now on
+        self.fails: Result | None = None  # the result of every later state query
         self.ends: list[DoubleEnds] = []
         self.meeting = 0  # threads that wait for a peer
 
@@ -121,7 +121,7 @@ class DoubleEnds:
     def __init__(
         self, library: NcclDouble, unique_id: bytes, rank: int, given_up: Callable[[], bool]
     ) -> None:
-        """`NcclError` where the other is given up, or the library's state says that it has failed."""
+        """NcclError where the other end is given up, or the library has failed."""
         self._library = library
         self._name = "\0nccl-double-" + unique_id[:32].decode()
         self._aborted = threading.Event()

@@ -85,7 +85,7 @@ def test_a_receive_without_a_sender_ends_with_the_abort(pair: Pair) -> None:
     sender.abort()
     until(lambda: sender.terminated)
     time.sleep(0.05)
-    assert receiver.failure is None  # NCCL does not say so
+    assert receiver.failure is None  # NCCL does not report it
     assert not there.query()
     freed = threading.Event()
     receiver.abort("its peer has gone", then=freed.set)
@@ -104,7 +104,7 @@ def test_an_abort_that_hangs_is_hung_and_not_terminated(pair: Pair, monkeypatch:
     library.hangs.set()
     begun = time.monotonic()
     receiver.abort()
-    assert time.monotonic() - begun < 0.1  # nobody waits for it
+    assert time.monotonic() - begun < 0.1  # its caller does not wait
     until(lambda: receiver.hung)
     assert not receiver.terminated
     library.hangs.clear()

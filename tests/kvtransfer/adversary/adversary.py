@@ -35,7 +35,7 @@ _WHOLE_WORDS = (6000, 336)
 TIMEOUT_S = 1.0
 _BLOCKS = 200
 _STALLED_S = 10.0
-# A stranger hears that it does not fit, unless its receiver restarts or is slow meanwhile.
+# A mismatched sender is refused, unless its receiver restarts or is slow meanwhile.
 _OPENING_FAILED = (ErrorKind.CONFLICT, ErrorKind.UNAVAILABLE, ErrorKind.DEADLINE)
 
 
@@ -79,7 +79,8 @@ class Adversary:
     # -- running ----------------------------------------------------------------------------------
 
     def run(self, transfers: int, width: int = 8) -> None:
-        """So many trials, `width` of them under way at most; returns when all have ended and all is home."""
+        """Runs `count` trials, at most `width` at once; returns when all have ended and all resources
+        are free."""
         moved = time.monotonic()
         while self._begun < transfers or not self._at_rest():
             before = self._progress()
@@ -242,7 +243,7 @@ class Adversary:
         if trial.pieces >= trial.strikes_at and not trial.hit:
             self._strike(trial)
         if trial.sent is not None and trial.received is None and self._dice.random() < 0.2:
-            self._forget(trial)  # its router has heard from the sender, and gives the ticket back
+            self._forget(trial)  # its router learns it from the sender, and returns the ticket
         self._close_if_over(trial)
 
     def _push(self, trial: Trial) -> None:
@@ -304,7 +305,7 @@ class Adversary:
         self._release(trial, "forgotten")
 
     def _release(self, trial: Trial, how: str) -> None:
-        """Its blocks go to whoever asks next."""
+        """Frees its blocks for the next transfer."""
         self.sink.release(trial.number)
         trial.received = how
 
@@ -395,7 +396,7 @@ class Adversary:
         )  # fmt: skip
 
     def _restart_sender(self, index: int) -> None:
-        """It ends in the middle of everything; its transfers have nobody left to speak for them."""
+        """It ends at any point; its transfers are no longer driven."""
         self._senders[index].close()
         for trial in self._trials.values():
             if trial.sender == index and trial.fault is not Fault.WRONG_LAYOUT and trial.sent is None:

@@ -27,7 +27,7 @@ class Wrong:
 
 
 class WrongDice:
-    """Draws wrongs by weight; early bytes as likely as late ones, over several orders of magnitude."""
+    """Draws faults by weight; early bytes as likely as late ones, over several orders of magnitude."""
 
     def __init__(self, seed: int, weights: dict[str, int], farthest: int) -> None:
         self._dice = random.Random(seed)
@@ -48,7 +48,7 @@ class ByteProxy:
         self.target_port = 0
         self.port = 0
         self.connections = 0
-        # Wrongs that struck, by kind: written by the proxy's thread alone.
+        # Faults that took effect, by kind: written by the proxy's thread alone.
         self.struck: Counter[str] = Counter()
         self._dice = dice
         self._loop = asyncio.new_event_loop()

@@ -27,7 +27,7 @@ from tests.kvtransfer.support.device_taps import Taps
 from tests.kvtransfer.support.memory_transport import MemoryTransport
 from tests.kvtransfer.support.owned_blocks import Sink, Source
 from tests.kvtransfer.support.peers import FakeClock
-from tests.kvtransfer.support.wrapped import WrongedWire
+from tests.kvtransfer.support.wrapped import CorruptedWire
 
 # Of every link of an adversary's.
 PIECE_BYTES = 1024
@@ -120,7 +120,7 @@ class MemoryFabric(_OnHost):
 
 
 class GrpcFabric(_OnHost):
-    """Real time, real sockets, and a proxy between the ends that wrongs their bytes."""
+    """Real time, real sockets, and a proxy between the ends that corrupts their bytes."""
 
     def __init__(self, proxy: ByteProxy) -> None:
         self.woken = threading.Event()
@@ -144,7 +144,7 @@ class GrpcFabric(_OnHost):
         self._proxy.close()
 
 
-class _WrongedWire(WrongedWire):
+class _CorruptedWire(CorruptedWire):
     """Its memory is overwritten, or its socket is cut."""
 
     def __init__(self, wire: SenderWire, link: IpcSenderWire, fabric: IpcFabric) -> None:
@@ -161,7 +161,7 @@ class _WrongedWire(WrongedWire):
             case "window" if piece is not None and piece.staging < self._link._pieces:
                 at = piece.staging * self._link._piece_bytes + self._dice.randrange(piece.length)
                 self._flip(at, self._dice.randrange(8))
-            case _:  # anywhere in the rings: counters, records heard long ago, records not heard yet
+            case _:  # anywhere in the rings: counters, records read long ago, records not read yet
                 self._link._memory.shared.bytes[self._dice.randrange(2 * RING_BYTES)] ^= 0x40
 
     def _flip(self, at: int, bit: int) -> None:
@@ -173,7 +173,7 @@ class _WrongedWire(WrongedWire):
 
 
 class IpcFabric(_OnHost):
-    """Real time, real sockets and shared memory, which is wronged under both ends' hands."""
+    """Real time, real sockets and shared memory, which is corrupted while both ends use it."""
 
     transport = "ipc"
     weights = {"none": 2, "cut": 2, "window": 3, "rings": 3}  # noqa: RUF012
@@ -192,7 +192,7 @@ class IpcFabric(_OnHost):
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(endpoint, request, timeout_s)
-        return response, _WrongedWire(wire, wire, self)
+        return response, _CorruptedWire(wire, wire, self)
 
     def clock(self) -> float:
         return time.monotonic()
@@ -210,7 +210,7 @@ class IpcFabric(_OnHost):
 
 
 class DeviceFabric(IpcFabric):
-    """Between a rig's devices: window and rings are wronged."""
+    """Between a rig's devices: window and rings are corrupted."""
 
     def __init__(self, seed: int, rig: DeviceRig) -> None:
         super().__init__(seed)
@@ -231,7 +231,7 @@ class DeviceFabric(IpcFabric):
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(endpoint, request, timeout_s)
         assert isinstance(wire, IpcDeviceSenderWire)
-        return response, _WrongedWire(self._taps.lower(wire), wire, self)
+        return response, _CorruptedWire(self._taps.lower(wire), wire, self)
 
     def rest(self, idle: bool) -> None:
         assert self.rig is not None

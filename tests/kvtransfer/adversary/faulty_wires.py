@@ -1,4 +1,4 @@
-"""Wires between a sender and any transport that do to each transfer what its trial says.
+"""Wires between a sender and any transport that apply each transfer's trial.
 
 They stand where the transport's own completions are: whatever they swap, repeat or hold back looks to both
 ends as if the transport had done it.
@@ -31,7 +31,7 @@ from tests.kvtransfer.support.wrapped import WrappedConnector
 
 
 class FaultyWire:
-    """Passes frames on, but for what a trial says of its transfer."""
+    """Passes frames on, except for the faults of their transfer's trial."""
 
     on_device = False
     shares_clock = False
@@ -118,7 +118,7 @@ class FaultyWire:
             if trial.struck():
                 self._again.append(frame)
             return frame
-        self._let_go()  # whoever was held back comes by itself when nothing overtakes it
+        self._let_go()  # held pieces are sent when nothing overtakes them
         return None
 
     def failure(self) -> BatonError | None:
@@ -130,7 +130,7 @@ class FaultyWire:
     def _about(self, frame: ReceiverFrame) -> Trial | None:
         """The trial to which an answer's fault belongs, if any."""
         if isinstance(frame, Credit):
-            trial = self._trials(0)  # whoever wants a credit doubled
+            trial = self._trials(0)  # a trial that repeats a credit
             return trial if trial is not None and trial.fault is Fault.REPEATED_CREDIT else None
         trial = self._trials(frame.transfer)
         wanted = trial is not None and trial.fault in (Fault.LATE_ANSWER, Fault.REPEATED_ANSWER)
@@ -164,7 +164,7 @@ class FaultyWire:
 
 
 class FaultyConnector(WrappedConnector):
-    """A transport's connector, whose links do what trials say."""
+    """A transport's connector, whose links apply trials."""
 
     def __init__(self, inner: Connector, trials: Callable[[int], Trial | None], seed: int) -> None:
         dice = random.Random(seed)

@@ -21,10 +21,10 @@ from tests.kvtransfer.support.device_rigs import DeviceRig
 from tests.kvtransfer.support.device_taps import Taps
 from tests.kvtransfer.support.nccl_transport import NcclTransport
 from tests.kvtransfer.support.owned_blocks import Sink, Source
-from tests.kvtransfer.support.wrapped import WrongedWire
+from tests.kvtransfer.support.wrapped import CorruptedWire
 
 
-class _WrongedChannelWire(WrongedWire):
+class _CorruptedChannelWire(CorruptedWire):
     """An end of it is cut or ended, or its memory overwritten."""
 
     def __init__(self, wire: SenderWire, link: NcclSenderWire, fabric: NcclFabric) -> None:
@@ -39,8 +39,8 @@ class _WrongedChannelWire(WrongedWire):
         match kind:
             case "cut":
                 self._wire.close()
-            case "channel":  # one end's kernels end, and nobody is told
-                dice.choice((self._link._channel, self._far[0])).abort("wronged")
+            case "channel":  # one end's kernels end without notice
+                dice.choice((self._link._channel, self._far[0])).abort("corrupted")
             case _ if piece is not None and piece.staging < self._link._pieces:
                 staging = dice.choice((self._link._staging, self._far[1]))
                 at = piece.staging * staging.stride + dice.randrange(staging.head + piece.length)
@@ -80,7 +80,7 @@ class NcclFabric:
     ) -> tuple[OpenLinkResponse, SenderWire]:
         response, wire = self._inner.open(endpoint, request, timeout_s)
         assert isinstance(wire, NcclSenderWire)
-        return response, _WrongedChannelWire(self._taps.lower(wire), wire, self)
+        return response, _CorruptedChannelWire(self._taps.lower(wire), wire, self)
 
     def clock(self) -> float:
         return time.monotonic()

@@ -23,7 +23,7 @@ from tests.kvtransfer.support.device_rigs import rig_of
 
 # Each fault once, so that 400 transfers have it ten times: often enough to strike at least once.
 EVERY = [*Fault, *[Fault.NONE] * 10]
-# Where each connection is wronged as well, most transfers are left alone.
+# Where each connection has faults as well, most transfers have none.
 MOSTLY_NONE = [*EVERY, *[Fault.NONE] * 3 * len(EVERY)]
 WRONGS = {"none": 2, "cut": 3, "flip": 4, "delay": 2, "crumbs": 1}
 FARTHEST = 60_000
@@ -40,7 +40,7 @@ def check(adversary: Adversary) -> None:
 def prove(
     fabric: Fabric, seed: int, transfers: int, struck: Counter[str], kinds: Iterable[str], **how: float
 ) -> None:
-    """Runs so many over a fabric that wrongs its links too, in every way of `kinds`, and checks the books.
+    """Runs trials over a fabric whose links have faults too, of all `kinds`, and checks the totals.
     `how`: an `Adversary`'s."""
     adversary = Adversary(fabric, seed, MOSTLY_NONE if transfers > 1000 else EVERY, **how)  # type: ignore[arg-type]
     adversary.run(transfers)
@@ -73,7 +73,7 @@ def test_in_memory(transfers: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "kvtransfer.sender.sender"):
         adversary.run(transfers)
     print(adversary.books)
-    # A lost credit would end its link some time later, and the books would be right again.
+    # A lost credit would end its link some time later, and the totals would be right again.
     assert [line for line in caplog.messages if "no credit came back" in line] == []
     check(adversary)
     each_took_effect(adversary)

@@ -14,7 +14,7 @@ class Fault(Enum):
 
     NONE = auto()
     FLIPPED_BIT = auto()  # in a piece's bytes
-    MISPLACED_PIECE = auto()  # one field of its place says otherwise
+    MISPLACED_PIECE = auto()  # one field of its place is changed
     FOREIGN_PIECE = auto()  # it names another live transfer
     REPEATED_PIECE = auto()  # instead of the one behind it, which is lost
     REORDERED_PIECES = auto()
@@ -24,7 +24,7 @@ class Fault(Enum):
     LATE_ANSWER = auto()  # others overtake it
     REPEATED_CREDIT = auto()  # ends the link
     STOLEN_INDEX = auto()  # a piece into staging that is not the sender's: ends the link
-    STRAY_FRAMES = auto()  # words about transfers that nobody knows
+    STRAY_FRAMES = auto()  # frames about unknown transfers
     BROKEN_LINK = auto()
 
     RECEIVER_FORGETS = auto()
@@ -77,7 +77,7 @@ class Trial:
     pieces: int = 0
     hit: bool = False
     sent: str | None = None  # acknowledged, failed, withdrawn, refused at once
-    received: str | None = None  # committed, withdrawn, forgotten; 'never' where nobody expected it
+    received: str | None = None  # committed, withdrawn, forgotten; 'never' where it was not expected
     reason: str | None = None  # why the receiver withdrew it
     answer_in: int = 0  # steps until a commit is answered
     life: int = 0  # steps an admitted transfer keeps its blocks

@@ -1,4 +1,5 @@
-"""What every transport must hold when either side ends a transfer: nothing leaks, no byte lands after.
+"""What every transport must hold when either side ends a transfer: nothing leaks, no byte is written
+afterwards.
 
 `test_contract.py` runs it on each. Each test ends with the ledger: all credits home, no pin, staging free,
 bytes shipped = blocks × block size.
@@ -55,7 +56,7 @@ class CancelContract:
         peers.check_ledger()
         sent = peers.sender.counters.bytes_shipped + peers.sender.counters.bytes_abandoned
         received = peers.receiver.counters.bytes_received
-        assert received == sent or (peers.on_device and received < sent)  # what had not landed never will
+        assert received == sent or (peers.on_device and received < sent)  # later pieces are not written
 
     def test_forgotten_while_its_commit_waits_for_an_answer(self, link_peers: LinkPeers) -> None:
         peers = link_peers()

@@ -122,7 +122,7 @@ class HappyContract:
         peers.expect(1, [list(range(20))])
         transfer = peers.begin(1, [20])
         peers.push_all(transfer, [list(range(20))])
-        link_peers.connector.deaf = True  # no credit comes home
+        link_peers.connector.deaf = True  # no credit returns
         peers.run_until(lambda: transfer.pieces_in_flight == share)
         for _ in range(5):
             peers.step()

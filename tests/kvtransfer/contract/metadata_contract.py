@@ -17,7 +17,7 @@ from tests.kvtransfer.support.peers import Peers
 
 
 def described(peers: Peers, transfer_id: int = 1) -> Transfer:
-    """A transfer of one block that the receiver has heard of, and nothing else."""
+    """A transfer of one block, of which the receiver has the metadata alone."""
     peers.expect(transfer_id, [[4]])
     transfer = peers.begin(transfer_id, [1])
     transfer.send_metadata(CommitRecord(attempt=transfer.body.attempt, token_ids=[1, 2, 3], prompt_length=3))

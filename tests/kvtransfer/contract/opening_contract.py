@@ -1,4 +1,4 @@
-"""What every transport must hold of ends that do not fit: each is told what differs before any byte.
+"""What every transport must hold of ends that do not fit: each gets the difference before any byte.
 
 `test_contract.py` runs it on each. Each test ends with the ledger: all credits home, no pin, staging free,
 bytes shipped = blocks × block size.

@@ -62,7 +62,7 @@ class HeldContract:
     def test_a_sender_with_other_resident_counts_is_refused(
         self, link_peers: LinkPeers, told: list[int], pushed: list[int]
     ) -> None:
-        """The ticket is right; its sender reads it wrongly, or was told another."""
+        """The ticket is valid; its sender misreads it, or uses another's counts."""
         peers = link_peers()
         peers.expect(1, [[5, 6, 7]], [2])
         before = peers.sink.groups[0][[5, 6]].copy()

@@ -54,7 +54,7 @@ def random_words(count: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("words", [4097, 2 * 4096, 3 * 4096 - 4])
 @pytest.mark.parametrize("how", ["reference", KERNEL])
 def test_rows_of_one_piece(how: str, words: int, stores: bool) -> None:
-    """As `RowMover` says it: each row goes on where the one before ended, whatever a tile has."""
+    """As `RowMover` enqueues it: each row continues the previous one, at any offset in a tile."""
     rows = 3
     source = random_words(rows * words, words)
     table = torch.tensor([(n * words, (rows - 1 - n) * words, words, BEGINS, n * words) for n in range(rows)])

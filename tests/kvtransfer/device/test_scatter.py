@@ -113,7 +113,7 @@ def end_of(scatter: DeviceScatter) -> Event:
 
 
 def test_cancelled_after_its_bytes_arrived_a_piece_is_waited_for(scatter: Scatter) -> None:
-    """It may have begun, which nobody knows: then it is waited for."""
+    """It may be running, which is unknown: then it is waited for."""
     end = end_of(scatter.scatter)
     scatter.pump.stands = True
     scatter.arrive()

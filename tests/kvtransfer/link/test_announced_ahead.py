@@ -21,7 +21,7 @@ from tests.support.events import PlayedEvent
 
 
 def announced(peers: Peers, ends: Ends) -> None:
-    """Transfer 2, of two blocks and its commit, is heard before any byte of it is there; the devices
+    """Transfer 2, of two blocks and its commit, is received before any of its bytes; the devices
     stand."""
     sent(peers, 1)
     ends.rig.pump.stands = True
@@ -192,7 +192,7 @@ def test_a_transfer_withdrawn_before_its_step_ends(ends: Ends) -> None:
 
 
 def test_a_link_that_breaks_before_its_step_ends(ends: Ends) -> None:
-    """Its sender's device cannot be stopped, so whoever breaks it waits for the step, and the receiver for
+    """Its sender's device cannot be stopped, so breaking it waits for the step, and the receiver waits for
     the sender."""
     peers, later = ends(), PlayedEvent()
     begun_before_its_step_ends(peers, later)
@@ -202,7 +202,7 @@ def test_a_link_that_breaks_before_its_step_ends(ends: Ends) -> None:
     peers.run_until(lambda: 1 in peers.failures() and 1 in peers.withdrawn())
     ending.join()
     assert not peers.source.pins
-    before = peers.sink.groups[1].copy()  # what landed while its blocks were reserved
+    before = peers.sink.groups[1].copy()  # what arrived while its blocks were reserved
     peers.run_until(lambda: windows(ends) == [True])
     assert (peers.sink.groups[1] == before).all()
     assert sent(peers, 2) == "grpc", "the next way"

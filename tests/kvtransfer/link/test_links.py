@@ -301,14 +301,16 @@ def test_of_two_incarnations_that_answer_at_once_the_newer_wins() -> None:
         issuer = identity("receiver", incarnation)
         ticket = peers.ticket(incarnation, [1], issuer=issuer, endpoints=where)
         peers.sender.begin(*ticket)
-        while len(woken) < incarnation - 5:  # the thread's last act: its link is there, and nobody has looked
+        while (
+            len(woken) < incarnation - 5
+        ):  # the thread's last act: its link is open, and the sender has not polled
             peers.receiver.poll(1)
     peers.sent += peers.sender.poll(4)
     assert connector.answered == 3
     assert [audit.peer.incarnation for audit in peers.sender.links] == [bytes([8]) * 16]
     assert {transfer: (error.kind, error.message) for transfer, error in peers.failures().items()} == {
         7: (ErrorKind.UNAVAILABLE, "the receiver at memory:1 has restarted"),
-        # Another address is not judged by it: that link was heard in the same poll, and its own end.
+        # Other endpoints are not affected: that link's frames and end were handled in the same poll.
         6: (ErrorKind.UNAVAILABLE, "the link to 'receiver' broke: sender 'sender' opened a newer link"),
     }
     peers.close()
@@ -320,7 +322,7 @@ class _Hanging:
     transport = "hanging"
 
     def __init__(self) -> None:
-        self.let_go = threading.Event()
+        self.answering = threading.Event()
 
     def reaches(self, endpoint: Endpoint) -> bool:
         return True
@@ -328,7 +330,7 @@ class _Hanging:
     def open(
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
-        self.let_go.wait(5)
+        self.answering.wait(5)
         raise BatonError(ErrorKind.UNAVAILABLE, "let go")
 
 
@@ -343,7 +345,7 @@ def test_opening_has_a_deadline_even_if_its_thread_hangs() -> None:
     peers.run_until(lambda: 1 in peers.failures())
     assert peers.failures()[1].kind is ErrorKind.DEADLINE
     assert not peers.source.pins
-    hanging.let_go.set()
+    hanging.answering.set()
     peers.close()
 
 

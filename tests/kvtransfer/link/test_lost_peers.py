@@ -78,7 +78,7 @@ class Remote:
         return self._bytes.decode().split("\n")[:-1]
 
     def receive(self) -> None:
-        """Takes in what it has said meanwhile."""
+        """Reads what it has printed meanwhile."""
         assert self.process.stdout is not None
         self._bytes += self.process.stdout.read() or b""
 
@@ -230,12 +230,12 @@ def test_senders(how: signal.Signals, over: str) -> None:
         survivor.expect(20, BLOCKS)
         survivor.until(lambda: again.says("ready"), _START_S)
         survivor.until(lambda: again.says("committed"), LINKED_S)
-        if how is signal.SIGSTOP:  # thawed, the old ones learn that they are not wanted, and harm nobody
+        if how is signal.SIGSTOP:  # resumed, the old ones find their links broken, and do no harm
             open_ones = (peers["receiving"], peers["sent"])
             for peer in open_ones:
                 peer.signal(signal.SIGCONT)
             survivor.until(lambda: all(peer.says("failed") for peer in open_ones), LINKED_S)
-        if may_write:  # they have said that they unmapped it, or end before they could: the fence
+        if may_write:  # they reported to have unmapped it, or ended before: the fence
             survivor.until(lambda: survivor.receiver.counters.links_fenced == 2, LINKED_S)
             for stage in ("linked", "committed"):
                 peers[stage].signal(signal.SIGKILL)
@@ -311,7 +311,7 @@ def test_receivers(how: signal.Signals, over: str) -> None:
         for peer in peers.values():
             peer.signal(how)
         rest = range(BLOCKS // 2, BLOCKS)
-        push(begun["receiving"], survivor.source, rest)  # the next chunk is ready, and has nobody to go to
+        push(begun["receiving"], survivor.source, rest)  # the next chunk is ready, and has no receiver
 
         open_ones = {begun[stage] for stage in peers if stage != "committed"}
         took = survivor.until(
@@ -335,7 +335,7 @@ def test_receivers(how: signal.Signals, over: str) -> None:
 
 @pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
 def test_a_receiver_that_freezes_before_its_link_is_open(over: str) -> None:
-    """Its port takes connections still, and nobody answers there."""
+    """Its port still accepts connections, and does not answer."""
     survivor = SendingSurvivor(over)
     with remotes() as start:
         peer = start("receive", 1, 1, 1, over)

@@ -102,7 +102,7 @@ def test_frames_after_a_commit_that_waits_are_dropped(end: ReceivingEnd, rig: Li
 
 
 def test_what_is_dropped_touches_no_transfer(end: ReceivingEnd, rig: LinkRig) -> None:
-    """Neither a piece that came twice nor one that nobody expects holds up the commit."""
+    """Neither a repeated nor an unexpected piece holds up the commit."""
     first, second = expect_two_blocks(end, rig)
     again = [end.send(rig, (1, 1, 1, 0), b"cccc", 2 + n) for n in range(2)]
     unknown = end.send(rig, (8, 1, 0, 0), b"cccc", 4)
@@ -156,7 +156,7 @@ def test_a_piece_over_another_link_does_not_end_a_transfer(end: ReceivingEnd, ri
     assert end.counters.checksum_failures == 0
 
 
-# -- pieces that are looked at where they landed --------------------------------------------------
+# -- pieces that are verified in staging --------------------------------------------------------
 
 
 def test_a_piece_of_no_expected_block_stays_in_staging_and_is_refused(
@@ -175,7 +175,7 @@ def test_a_piece_of_no_expected_block_stays_in_staging_and_is_refused(
 
 
 def test_a_piece_in_staging_is_verified_by_its_senders_checksum(end: ReceivingEnd, rig: LinkRig) -> None:
-    """Its announcement may have been misread, and says nothing of its bytes."""
+    """Its announcement may have been corrupted, and proves nothing about its bytes."""
     end.bind(rig, 1, [0, 1])
     piece = end.send(rig, (1, 1, 1, 0), b"cccc", 3)
     rig.wire.checksums[piece] = piece.checksum ^ 1
@@ -185,7 +185,7 @@ def test_a_piece_in_staging_is_verified_by_its_senders_checksum(end: ReceivingEn
 
 
 def test_a_commit_waits_for_pieces_in_staging_too(end: ReceivingEnd, rig: LinkRig) -> None:
-    """And is not accepted when what was held turns out to be nobody's."""
+    """And is not accepted when a piece in staging is not of the transfer."""
     first, second = expect_two_blocks(end, rig)
     held = [end.send(rig, (1, 1, 2 + n, 0), b"cccc", 2 + n) for n in range(2)]
     assert rig.scatter.take_calls() == [("keep_in_staging", piece) for piece in held]

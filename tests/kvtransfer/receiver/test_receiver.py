@@ -44,12 +44,12 @@ from tests.kvtransfer.support.peers import (
 )
 
 SHAPE = Shape(block_bytes=(10,), piece_bytes=4, window_pieces=8)
-# A frame that changes nothing but a counter: an answer for which nobody waited.
+# A frame that changes nothing but a counter: an unexpected acknowledgement.
 IDLE = StopAck(99)
 
 
 class OneReceiver:
-    """A receiver with open links, one of each of its senders, which say what a test has them say."""
+    """A receiver with open links, one of each of its senders, whose frames are the test's."""
 
     def __init__(self, links: int) -> None:
         self.wakes = 0
@@ -234,7 +234,7 @@ def test_a_commit_is_reported_before_anything_else(one: OneReceiver) -> None:
 
 
 class _Listener:
-    """Its one call is withheld: whoever is attached is asked for it."""
+    """Counts how often it is asked for requests."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

@@ -155,7 +155,7 @@ def test_counts_that_differ(
 
 
 def test_a_transfer_with_metadata_has_the_counts_of_its_commit(end: ReceivingEnd, rig: LinkRig) -> None:
-    """And the first token of its commit, whatever the record ahead says of it."""
+    """And the first token of its commit, whatever its metadata has."""
     end.transfers.expect(1, [0, 0], [])
     record = end.record(1, [0, 0])
     record.prompt_length, record.first_token_id, record.first_number = 3, 8, 9

@@ -49,7 +49,7 @@ def test_a_forgotten_transfer_is_reported_to_its_sender_alone(end: ReceivingEnd,
     assert end.take_events() == [TransferStarted(2)]
     assert (rig.link.transfers, len(end.transfers)) == ({2}, 1)
     end.transfers.expect(3, [0, 0], [])
-    end.transfers.forget(3)  # of which no sender has been heard
+    end.transfers.forget(3)  # without any frame of a sender
     assert (rig.take_told(), len(end.transfers)) == ([], 1)
 
 
@@ -71,7 +71,7 @@ def test_a_link_that_breaks_ends_its_own_transfers_alone(end: ReceivingEnd, rig:
 
 
 def test_only_commits_that_a_device_delays_are_reported_as_pending(end: ReceivingEnd, rig: LinkRig) -> None:
-    """On the host a piece that is heard is there, so nothing is said before it is true."""
+    """On the host a received piece is there, so no commit is pending."""
     end.bind(rig, 1, [0, 1])
     assert not end.transfers.all_commits_received(rig.link)
     end.send(rig, (1, 1, 0, 0), b"cccc")

@@ -113,7 +113,7 @@ def test_only_a_committed_transfer_is_answered(end: ReceivingEnd, rig: LinkRig) 
     assert (rig.take_told(), len(end.transfers)) == ([], 1)
 
 
-# -- transfers that nobody expects ----------------------------------------------------------------
+# -- unexpected transfers ----------------------------------------------------------------------
 
 
 def test_records_and_commits_of_unknown_transfers_are_refused(end: ReceivingEnd, rig: LinkRig) -> None:

@@ -41,7 +41,7 @@ def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fallbacks(caplog: pytest.LogCaptureFixture) -> list[dict[str, str]]:
-    """Fields of the log's lines that tell of one."""
+    """The fields of the log's fallback events."""
     return [record.__dict__ for record in caplog.records if record.getMessage() == "link_fallback"]
 
 
@@ -118,7 +118,7 @@ def links(device: LinkDevice | None = None) -> NcclEndpoint:
 
 
 def both_have_all(monkeypatch: pytest.MonkeyPatch, told: str = "auto") -> Peers:
-    """Ends that have NCCL too, as `auto` may one day; the sender is told to use `told`."""
+    """Ends that have NCCL too, as `auto` may one day; the sender's setting is `told`."""
     monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("ipc", "nccl", "grpc"))
     rig = FakeRig(None)
 

@@ -42,7 +42,7 @@ def three() -> Iterator[OneSender]:
 
 
 def failure(one: OneSender, transfer: Transfer) -> tuple[ErrorKind, str]:
-    """Of this transfer, which this poll tells."""
+    """The failure of this transfer, which this poll reports."""
     (failed,) = one.sender.poll(MANY)
     assert isinstance(failed, Failed)
     assert failed.transfer is transfer

@@ -17,7 +17,7 @@ SHAPE = Shape(block_bytes=(4096, 512), piece_bytes=4096, window_pieces=4)
 
 
 class Ends:
-    """Two ends told to use what they have (`auto`), each with a device or without; nothing in between."""
+    """Two ends with the setting `auto`, each with a device or without; nothing in between."""
 
     def __init__(self) -> None:
         self.rig = FakeRig(5)

@@ -36,7 +36,7 @@ class DeviceRig(Protocol):
 
 
 class FakeRig:
-    """Devices that do what they are told some time later, by seed; at once without one."""
+    """Devices that do enqueued work some time later, by seed; at once without one."""
 
     def __init__(self, seed: int | None) -> None:
         self.pump = Pump(seed)

@@ -29,7 +29,7 @@ _FREED = 0xDD
 
 
 class Pump:
-    """Does what streams were told, in the order of each stream."""
+    """Does the work of streams, in the order of each stream."""
 
     def __init__(self, seed: int | None) -> None:
         self.at_once = seed is None
@@ -170,7 +170,7 @@ class _FakeMemory:
         return self._bytes[part].copy()
 
     def free(self) -> None:
-        """Another's from here on: whoever reads it reads nonsense."""
+        """Overwrites the memory, so that later reads find garbage."""
         if not self.freed:
             self.freed = True
             self._bytes[:] = _FREED

@@ -16,17 +16,17 @@ from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer, TransferState
 from tests.kvtransfer.support.memory_transport import Pipe
 from tests.kvtransfer.support.peers import FINGERPRINT, FakeClock, identity, until
-from tests.kvtransfer.support.several_routes import SHAPE, Ways
+from tests.kvtransfer.support.several_routes import SHAPE, SeveralRoutes
 
 # More than a sender does in one poll, unless a test says otherwise.
 MANY = 99
 
 
 class OneSender:
-    """A sender with open links, one to each of its receivers. Nobody polls but the test."""
+    """A sender with open links, one to each of its receivers; the test polls."""
 
     def __init__(self, *transports: str) -> None:
-        self.ways = [Ways([transport]) for transport in transports]
+        self.ways = [SeveralRoutes([transport]) for transport in transports]
         self.wakes = 0
         self.source = self.ways[0].peers.source
         self.sender = Sender(

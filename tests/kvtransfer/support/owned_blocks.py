@@ -40,7 +40,7 @@ class OwnedBlocks:
         return all(len(free) == self._blocks for free in self._free)
 
     def take(self, group: int) -> int:
-        """The block freed last; a byte written since then was written by nobody who owned it."""
+        """The block freed last; a byte written since then is foreign."""
         block = self._free[group].pop()
         self.foreign_bytes += int(np.count_nonzero(self.bytes[group][block] != FREE))
         return block

@@ -125,7 +125,7 @@ class Peers:
     sent: list[SenderEvent] = field(default_factory=list)
     answers: bool = True
     pieces_a_poll: int = 4
-    # Whether devices move the blocks, some time after they are told.
+    # Whether devices move the blocks, some time after they are enqueued.
     on_device: bool = False
 
     def ticket(

@@ -70,7 +70,7 @@ class FakeWire:
 
 
 class FakeScatter:
-    """Keeps what a device is told to do, in order; pieces end when the test says so."""
+    """Records a device's work, in order; pieces end when the test says so."""
 
     busy = False
 
@@ -121,7 +121,7 @@ class LinkRig:
         self.link = ReceivingLink(1, identity(name), "made-up", self.staging, self.wire, 0.0, cut, scatter)
 
     def take_told(self) -> list[ReceiverFrame]:
-        """What the sender was told since the last time."""
+        """The frames sent to the sender since the last call."""
         told, self.wire.told = self.wire.told, []
         return told
 
@@ -161,7 +161,7 @@ class ReceivingEnd:
     def record(
         self, transfer: int, counts: list[int], held: list[int] | None = None, body: TicketBody | None = None
     ) -> CommitRecord:
-        """With a ticket, which says what `body` does; without anything else."""
+        """A record with a ticket of `body` alone."""
         body = body or self.ticket(transfer, counts, held)
         signed = self.signer.sign(body)
         return CommitRecord(attempt=body.attempt, ticket_body=signed.body, ticket_signature=signed.signature)

@@ -20,7 +20,7 @@ from tests.kvtransfer.support.peers import FakeClock, Shape, make_peers
 # Blocks of three pieces each.
 SHAPE = Shape(block_bytes=(10,), piece_bytes=4, window_pieces=8)
 
-# How `Ways.cut` ends a link, and what its sender says of it.
+# How a link is cut, and its sender's error.
 BROKEN = BatonError(ErrorKind.UNAVAILABLE, "cut")
 LOST = "the link to 'receiver' broke: cut"
 
@@ -36,36 +36,36 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[str, dict
     ]
 
 
-class Way(MemoryTransport):
-    """One of the ways. It can be out of reach, and its answers can be held back."""
+class MemoryRoute(MemoryTransport):
+    """One of the routes. It can be unreachable, and its answers can be held back."""
 
     def __init__(self, name: str, woken: threading.Event) -> None:
         super().__init__(woken.set)
         self.transport, self.endpoint = name, Endpoint(name, "1")
-        self.out_of_reach = ""  # why
+        self.unreachable = ""  # why
         self.asked: list[OpenLinkRequest] = []
-        self.let_go = threading.Event()
-        self.let_go.set()
+        self.answering = threading.Event()
+        self.answering.set()
 
     def open(
         self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, MemorySenderWire]:
         self.asked.append(request)
-        self.let_go.wait(5)
-        if self.out_of_reach:
-            raise UnreachableError(self.out_of_reach)
+        self.answering.wait(5)
+        if self.unreachable:
+            raise UnreachableError(self.unreachable)
         response, wire = super().open(endpoint, request, timeout_s)
         wire.shares_clock = self.transport == "ipc"
         return response, wire
 
 
-class Ways:
-    """One sender, one receiver, and the ways between them, the best first."""
+class SeveralRoutes:
+    """One sender, one receiver, and the routes between them, the best first."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.clock = FakeClock()
         self.woken = threading.Event()
-        self.ways = [Way(name, self.woken) for name in names]
+        self.ways = [MemoryRoute(name, self.woken) for name in names]
         self.peers = make_peers(
             SHAPE, listener=self.ways[0], connectors=self.ways, clock=self.clock, woken=self.woken
         )
@@ -90,8 +90,8 @@ class Ways:
         self.peers.run_until(lambda: transfer in self.peers.arrived())
         return half
 
-    def cut(self, way: Way) -> None:
-        """The link over this way ends, and both ends notice."""
+    def cut(self, way: MemoryRoute) -> None:
+        """Cuts the link over this route; both ends notice."""
         way.pipes[-1].break_off(BROKEN)
         self.peers.run_until(lambda: way.transport not in self.in_use() + self.received())
 

@@ -39,7 +39,7 @@ BLOCK_BYTES = (8192,)
 PIECE_BYTES = 4096
 BLOCKS = 16
 WINDOW = 8
-# What workers have unless told otherwise: what is promised must hold with it.
+# What workers have by default: guarantees must hold with it.
 TIMEOUT_S = 10.0
 Blocks = TypeVar("Blocks", Source, Sink)
 STAGES = ("linked", "receiving", "sent", "committed")

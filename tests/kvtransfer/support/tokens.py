@@ -1,4 +1,4 @@
-"""A channel whose every call carries a cluster's token, for stubs that are not told of it."""
+"""A channel whose every call carries a cluster's token, for stubs made without it."""
 
 from __future__ import annotations
 

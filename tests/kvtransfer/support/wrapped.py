@@ -37,8 +37,8 @@ class WrappedWire:
         self._wire.close()
 
 
-class WrongedWire(WrappedWire, ABC):
-    """A link that is wronged once, in a way and at a message that were drawn beforehand."""
+class CorruptedWire(WrappedWire, ABC):
+    """A link with one fault, whose kind and message were drawn in advance."""
 
     on_device = False
 
@@ -68,7 +68,7 @@ class WrongedWire(WrappedWire, ABC):
 
     @abstractmethod
     def _strike(self, kind: str, piece: Piece | None) -> None:
-        """Does it; `piece` has just been put, or a frame told."""
+        """Applies the fault; `piece` has just been put, or a frame sent."""
 
 
 class WrappedConnector:

@@ -74,7 +74,7 @@ def test_a_window_goes_back_when_its_sender_has_closed_it_and_no_sooner(ends: En
     sent(peers, 1)
     wire = device_wire(peers)
     assert wire._control is not None
-    wire._control.end()  # the socket's end says nothing of a process that lives
+    wire._control.end()  # the socket's end proves nothing about a process that lives
     peers.run_until(lambda: bool(peers.receiver.links and peers.receiver.links[0].quarantined_pieces))
     assert windows(ends) == [False]
     peers.run_until(lambda: not peers.sender.links)
@@ -107,7 +107,9 @@ def test_a_sleeping_receiver_is_woken_before_the_bytes_and_polls_until_they_arri
     assert wire._control is not None
 
     time.sleep(0.01)
-    assert not peers.receiver.busy_poll  # it has looked in vain for a while, and wants a bell from here on
+    assert (
+        not peers.receiver.busy_poll
+    )  # it has polled in vain for a while, and needs a doorbell from here on
     said: list[ControlByte] = []
     wire._control.send = said.append  # type: ignore[method-assign,assignment]
     before = peers.receiver.counters.bytes_received
@@ -130,7 +132,7 @@ def test_a_sleeping_receiver_is_woken_before_the_bytes_and_polls_until_they_arri
 def test_a_receiver_that_expects_a_device_polls_soon(ends: Ends) -> None:
     peers = ends()
     peers.expect(1, [[1], []])
-    assert not peers.receiver.poll_soon  # over what, nobody knows yet
+    assert not peers.receiver.poll_soon  # over which transport is not known yet
     transfer = peers.begin(1, [1, 0])
     peers.push(transfer, 0, 0, 1)
     transfer.commit(peers.record(transfer))

@@ -48,7 +48,7 @@ def peers() -> Iterator[Peers]:
 
 @pytest.fixture
 def raw(peers: Peers) -> Iterator[socket.socket]:
-    """A connection that has not said anything yet."""
+    """A connection that has not sent anything yet."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(socket_name(peers.address))
     yield sock
@@ -56,7 +56,7 @@ def raw(peers: Peers) -> Iterator[socket.socket]:
 
 
 def hello_to(raw: socket.socket, auth: LinkAuth) -> SignedOpenLinkRequest:
-    """Says it; what goes before it is that no memory is given to anybody."""
+    """Sends it; before that no memory is given out."""
     _, greeting, descriptor = receive_message(raw, 1.0)
     assert greeting.startswith(VERSION)
     assert descriptor is None
@@ -183,7 +183,7 @@ def test_many_rejected_callers_are_logged_once(
     assert [record.getMessage() for record in warnings] == ["link_caller_rejected"]
 
 
-def test_a_listener_of_another_version_is_out_of_reach() -> None:
+def test_a_listener_of_another_version_is_unreachable() -> None:
     name = "baton-test-" + os.urandom(8).hex()
     page = SharedMemory.create("test-page", 4096)
 
@@ -210,7 +210,7 @@ def test_no_listener() -> None:
 
 
 def test_a_sender_that_unmaps_is_fenced_though_its_process_lives(peers: Peers) -> None:
-    others = mapped("baton-link")  # an earlier test's, which nobody has collected yet
+    others = mapped("baton-link")  # an earlier test's, not collected yet
     _, wire = open_link(peers)
     assert len(mapped("baton-link", others)) == 2  # one at each end, both here
     wire.close()
@@ -218,7 +218,7 @@ def test_a_sender_that_unmaps_is_fenced_though_its_process_lives(peers: Peers) -
     peers.run_until(lambda: not peers.receiver.links)
     assert peers.receiver.counters.links_fenced == 1
     del wire
-    # The thread that waited for the fence lets go of the link a moment after it has told.
+    # The thread that waited for the fence releases the link shortly after its report.
     peers.run_until(lambda: mapped("baton-link", others) == [])
 
 

@@ -95,7 +95,7 @@ def test_a_receive_without_a_sender_is_aborted(linked: Linked) -> None:
     assert linked.send(1) == "nccl"
     peers, links = linked.peers, linked.nccl.receiving
     channel, window = links.channels[0], links.stagings[0]
-    assert channel.receive(window.address_of(0), 4096)  # what nobody sends
+    assert channel.receive(window.address_of(0), 4096)  # what is never sent
     links.double.hangs.set()
     linked.nccl.sending.channels[0].abort("killed")
     peers.run_until(lambda: peers.receiver.counters.links_broken == 1)
@@ -151,7 +151,7 @@ def test_a_receiver_whose_nccl_has_hung_is_reached_over_grpc(
     linked: Linked,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At once: nobody has judged the sender's request, and no transfer fails of it."""
+    """At once: the sender's request was not judged, and no transfer fails."""
     monkeypatch.setattr(linked.nccl.receiving, "_hung", True)
     assert linked.send(1) == "grpc"
     assert not linked.peers.failures()
