@@ -1,4 +1,4 @@
-"""Memory that the C library keeps when it is freed, instead of giving it back to the kernel at once."""
+"""Makes the C library keep freed memory instead of returning it to the kernel at once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STEP_BYTES = 16 << 20
 
 
 def keep_freed_memory() -> None:
-    """Up to 128 MiB a heap. For a process that allocates and frees a MiB for each message: gRPC copies one
-    three times, and each time the kernel had to find, clear and map 256 pages.
+    """Keeps up to 128 MiB per heap. For processes that allocate and free about 1 MiB for each message: gRPC
+    copies each three times, and every time the kernel had to find, clear and map 256 pages.
 
-    Nothing changes where the C library is not glibc.
+    Does nothing where the C library is not glibc.
     """
     with contextlib.suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,6 @@
-"""Rows of an array on the device, written by the copy engine beside whatever runs there.
+"""Writes rows of device arrays by the copy engine, in parallel with the kernels that run there.
 
-`send` only enqueues: on a stream of its own, in order, from pinned memory. A CPU's twin writes at once.
+`send` only enqueues: on a stream of its own, in order, from pinned memory. On a CPU it writes at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class SideCopies:
-    """Sends rows of `arrays`, tensors of as many rows each, all of a row together and in their order: who
-    sees what was sent of the last array, sees all of the others.
+    """Sends rows of `arrays`, tensors with equal numbers of rows, one row of each together and in order: an
+    observer of the last array's row sees those of the others.
 
-    A row waits in pinned memory of its own until it has been copied, so the next for the same row waits for
-    it: microseconds, and only where the first had not yet been wanted.
+    Each row has its own pinned buffer until it has been copied, so a second send of the same row blocks until
+    the first is done: for microseconds, if at all.
     """
 
     def __init__(self, *arrays: Tensor) -> None:
@@ -22,25 +22,25 @@ class SideCopies:
         self._on_chip = arrays[0].is_cuda
         if self._on_chip:
             self._stream = torch.cuda.Stream(arrays[0].device)  # type: ignore[no-untyped-call]
-            self._waiting = [torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in arrays]
+            self._pinned = [torch.empty(a.shape, dtype=a.dtype, pin_memory=True) for a in arrays]
             self._last = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._sent = [torch.cuda.Event() for _ in range(arrays[0].shape[0])]  # type: ignore[no-untyped-call]
 
     def send(self, row: int, *values: Tensor) -> None:
-        """`values`: one on the host for each array, of that array's row."""
+        """`values`: host tensors, one for each array, of the shape of its rows."""
         if not self._on_chip:
             for array, value in zip(self._arrays, values, strict=True):
                 array[row].copy_(value)
             return
         self._sent[row].synchronize()
         with torch.cuda.stream(self._stream):
-            for array, waiting, value in zip(self._arrays, self._waiting, values, strict=True):
-                waiting[row].copy_(value)
-                array[row].copy_(waiting[row], non_blocking=True)
+            for array, pinned, value in zip(self._arrays, self._pinned, values, strict=True):
+                pinned[row].copy_(value)
+                array[row].copy_(pinned[row], non_blocking=True)
             self._sent[row].record()
             self._last.record()
 
     @property
     def arrived(self) -> bool:
-        """Whether all that was sent is on the device."""
+        """Whether everything sent is on the device."""
         return not self._on_chip or bool(self._last.query())  # type: ignore[no-untyped-call]

@@ -1,5 +1,4 @@
-"""From the host's memory to tensors anywhere: a buffer that is filled, put, and filled again; and arrays
-whose copy nobody waits for."""
+"""Copies from host memory to tensors on any device: through a reusable buffer, or asynchronously."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 
 class UploadBuffer:
-    """`size` bytes, pinned where `device` is a GPU; copies on a stream of its own. One thread's at a time."""
+    """`size` bytes, pinned where `device` is a GPU, with a stream of its own. Not thread-safe."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -23,8 +22,8 @@ class UploadBuffer:
         self.bytes = self._tensor.numpy().data
 
     def put(self, target: Tensor, dtype: torch.dtype) -> None:
-        """Copies the first `target.numel()` elements of `dtype` into `target` (1-D, contiguous), cast on its
-        device. Once it returns they are there, and the buffer may be filled again."""
+        """Copies the buffer's first `target.numel()` elements, of `dtype`, into `target` (1-D, contiguous),
+        casting on its device. Blocks until done, so the buffer may be reused."""
         source = self._tensor[: target.numel() * dtype.itemsize].view(dtype)
         with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             if dtype is not target.dtype:
@@ -35,8 +34,8 @@ class UploadBuffer:
 
 
 def put_ints(values: npt.NDArray[np.int32], target: Tensor) -> None:
-    """Copies the values to the front of `target` (1-D int32); enqueued on the current stream, returns at
-    once, and the array may be changed then."""
+    """Enqueues a copy of the values to the front of `target` (1-D int32) on the current stream; the array may
+    be changed at once."""
     host = torch.empty(values.size, dtype=torch.int32, pin_memory=target.device.type == "cuda")
     host.numpy()[:] = values
     target[: values.size].copy_(host, non_blocking=True)
@@ -45,7 +44,7 @@ def put_ints(values: npt.NDArray[np.int32], target: Tensor) -> None:
 def put_values(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """`torch.tensor(values)` on the device; enqueued on the current stream, returns at once.
 
-    The pinned memory is torch's own to give out again, once the copy has ended.
+    torch reuses the pinned memory once the copy has finished.
     """
     host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)

@@ -18,13 +18,13 @@ class Wakeup:
         try:
             os.eventfd_write(self._fd, 1)
         except BlockingIOError:
-            pass  # the counter is at its ceiling: the loop is about to wake anyway
+            pass  # the counter is at its maximum: the loop will wake anyway
 
     def clear(self) -> None:
         try:
             os.eventfd_read(self._fd)
         except BlockingIOError:
-            pass  # nobody had set it
+            pass  # it was not set
 
     def close(self) -> None:
         os.close(self._fd)

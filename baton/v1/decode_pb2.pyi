@@ -75,24 +75,20 @@ class TicketBody(_message.Message):
 
     ATTEMPT_FIELD_NUMBER: _builtins.int
     ISSUER_FIELD_NUMBER: _builtins.int
-    TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     TRANSFER_ID_FIELD_NUMBER: _builtins.int
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    HELD_COUNTS_FIELD_NUMBER: _builtins.int
-    HELD_NAME_FIELD_NUMBER: _builtins.int
-    transfer_address: _builtins.str
-    """Where the issuer's receiver listens; empty where the worker is its own prefill. HOST:PORT is grpc,
-    ipc:REALM/NAME a socket of its host; where there are several, the best first, with spaces between.
-    """
+    RESIDENT_COUNTS_FIELD_NUMBER: _builtins.int
+    RESIDENT_HASH_FIELD_NUMBER: _builtins.int
+    ENDPOINTS_FIELD_NUMBER: _builtins.int
     transfer_id: _builtins.int
     """Names this handoff on a link; 64 random bits."""
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
-    held_name: _builtins.bytes
-    """The name of the last of these, which stands for all tokens in them (baton/block_hash.py)."""
+    resident_hash: _builtins.bytes
+    """The hash of the last of these, which covers all tokens in them (baton/block_hash.py)."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
@@ -102,9 +98,13 @@ class TicketBody(_message.Message):
         """Blocks that hold the tokens prefill computes, by cache group."""
 
     @_builtins.property
-    def held_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many leading ones of the blocks its issuer holds already, by cache group: they are not sent.
-        Empty: none.
+    def resident_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """How many leading blocks the issuer already has, by cache group: they are not sent. Empty: none."""
+
+    @_builtins.property
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Endpoint]:
+        """Where the issuer's receiver listens, the preferred endpoint first; empty where the worker is its own
+        prefill.
         """
 
     def __init__(
@@ -112,17 +112,17 @@ class TicketBody(_message.Message):
         *,
         attempt: _types_pb2.Attempt | None = ...,
         issuer: _types_pb2.WorkerIdentity | None = ...,
-        transfer_address: _builtins.str = ...,
         transfer_id: _builtins.int = ...,
         block_counts: _abc.Iterable[_builtins.int] | None = ...,
         token_count: _builtins.int = ...,
         fingerprint: _builtins.bytes = ...,
-        held_counts: _abc.Iterable[_builtins.int] | None = ...,
-        held_name: _builtins.bytes = ...,
+        resident_counts: _abc.Iterable[_builtins.int] | None = ...,
+        resident_hash: _builtins.bytes = ...,
+        endpoints: _abc.Iterable[_types_pb2.Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "issuer", b"issuer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "fingerprint", b"fingerprint", "held_counts", b"held_counts", "held_name", b"held_name", "issuer", b"issuer", "token_count", b"token_count", "transfer_address", b"transfer_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "endpoints", b"endpoints", "fingerprint", b"fingerprint", "issuer", b"issuer", "resident_counts", b"resident_counts", "resident_hash", b"resident_hash", "token_count", b"token_count", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -385,15 +385,14 @@ class ReadyEvent(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
-    TRANSFER_ADDRESS_FIELD_NUMBER: _builtins.int
     CACHE_DTYPE_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     WEIGHT_FORMAT_FIELD_NUMBER: _builtins.int
+    TRANSFER_ENDPOINTS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.bytes
     max_context_tokens: _builtins.int
     vocab_size: _builtins.int
     device: _builtins.str
-    transfer_address: _builtins.str
     cache_dtype: _builtins.str
     """Part of what names a block, beside the fingerprint."""
     weight_format: _builtins.str
@@ -403,6 +402,10 @@ class ReadyEvent(_message.Message):
     def pool(self) -> _worker_pb2.Pool:
         """As in DescribeResponse."""
 
+    @_builtins.property
+    def transfer_endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Endpoint]:
+        """Where the engine's receiver listens; as in TicketBody."""
+
     def __init__(
         self,
         *,
@@ -411,14 +414,14 @@ class ReadyEvent(_message.Message):
         vocab_size: _builtins.int = ...,
         load: _worker_pb2.Load | None = ...,
         device: _builtins.str = ...,
-        transfer_address: _builtins.str = ...,
         cache_dtype: _builtins.str = ...,
         pool: _worker_pb2.Pool | None = ...,
         weight_format: _builtins.str = ...,
+        transfer_endpoints: _abc.Iterable[_types_pb2.Endpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "pool", b"pool", "transfer_address", b"transfer_address", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_dtype", b"cache_dtype", "device", b"device", "fingerprint", b"fingerprint", "load", b"load", "max_context_tokens", b"max_context_tokens", "pool", b"pool", "transfer_endpoints", b"transfer_endpoints", "vocab_size", b"vocab_size", "weight_format", b"weight_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

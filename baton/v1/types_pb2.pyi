@@ -92,9 +92,38 @@ class Attempt(_message.Message):
 Global___Attempt: _TypeAlias = Attempt  # noqa: Y015
 
 @_typing.final
-class WorkerIdentity(_message.Message):
-    """One process start of a worker. A restarted worker is a new peer."""
+class Endpoint(_message.Message):
+    """One process start of a worker. A restarted worker is a new peer.
+    Where one rank of a receiver listens for links over one transport.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    transport: _builtins.str
+    """"grpc", "ipc" or "nccl"."""
+    address: _builtins.str
+    """HOST:PORT; for ipc NAMESPACE/NAME, a socket of the same host."""
+    rank: _builtins.int
+    def __init__(
+        self,
+        *,
+        transport: _builtins.str = ...,
+        address: _builtins.str = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "rank", b"rank", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Endpoint: _TypeAlias = Endpoint  # noqa: Y015
+
+@_typing.final
+class WorkerIdentity(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int

@@ -96,15 +96,15 @@ class StagedScatter:
     def step(self) -> None:
         from kvtransfer.protocol.frames import Piece
 
-        for ended in self._scatter.ended(lambda piece: piece.checksum):
-            self._left[ended.piece.transfer] -= 1
-            self._free.append(ended.piece.staging)
+        for moved in self._scatter.moved(lambda piece: piece.checksum):
+            self._left[moved.piece.transfer] -= 1
+            self._free.append(moved.piece.staging)
         while self._waiting and self._free:
             transfer, group, ordinal, blocks = self._waiting.popleft()
             length, index = blocks * self._block_bytes[group], self._free.pop()
             self._scatter.begin(Piece(transfer, group, ordinal, 0, length, index, 0), blocks, blocks)
             self._begun += 1
-        self._scatter.land(self._begun)
+        self._scatter.start(self._begun)
 
     def ended(self, body: TicketBody) -> bool:
         return _ended(self._left, body)

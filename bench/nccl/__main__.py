@@ -1,4 +1,4 @@
-"""What NCCL really does when the peer of a link is killed, stopped, or aborts; on two GPUs of one host.
+"""What NCCL does when the peer of a link is killed, stopped, or aborts; on two GPUs of one host.
 
     python -m bench.nccl --json [--only orphaned,killed,stopped,costs,ends] [--limit 230]
 
@@ -27,7 +27,7 @@ _CTAS = (1, 2, 4, 8, 16, 32)
 
 
 def connect(sender: Peer, receiver: Peer, name: str, ctas: int = 16, blocking: bool = True) -> Facts:
-    """A link, and its first transfer, in which NCCL really connects the two."""
+    """Opens a link and makes its first transfer, in which NCCL connects the two ends."""
     begun = time.monotonic()
     number = sender.ask("unique_id", 20)["id"]
     for rank, peer in ((0, sender), (1, receiver)):
@@ -46,7 +46,7 @@ def connect(sender: Peer, receiver: Peer, name: str, ctas: int = 16, blocking: b
 
 
 def transfer(sender: Peer, receiver: Peer, name: str, buffer: str, mb: int, times: int = 1) -> Facts:
-    """From one to the other; both ends' answers, and the receiver's milliseconds on the device."""
+    """Transfers from one end to the other; both answers, and the receiver's device time in ms."""
     sender.tell("send", name=name, buffer=buffer, mb=mb, times=times)
     receiver.tell("receive", name=name, buffer=buffer, mb=mb, times=times)
     sent, received = sender.hear(), receiver.hear()
@@ -56,7 +56,7 @@ def transfer(sender: Peer, receiver: Peer, name: str, buffer: str, mb: int, time
 
 
 def begin_long(stage: Stage, sender: Peer, receiver: Peer) -> bool:
-    """Whether both are in the middle of a long transfer when this returns."""
+    """Starts a long transfer; whether both ends are in the middle of it on return."""
     long: Facts = {"name": "link", "buffer": "long", "mb": stage.long_mb, "times": stage.long_times}
     receiver.tell("receive", **long)
     sender.ask("send", **long)
@@ -71,7 +71,7 @@ def long_buffers(stage: Stage, sender: Peer, receiver: Peer) -> None:
 
 
 def killed(stage: Stage, facts: Facts, victim: str, at: str) -> None:
-    """One of two is killed while it moves bytes, or before it does; the other has a third to work with."""
+    """Kills one of two ends during a transfer or before it; the other continues with a third."""
     sender, receiver = stage.peer(_SENDER), stage.peer(_RECEIVER)
     dead, left = (sender, receiver) if victim == "sender" else (receiver, sender)
     third = stage.peer(_SENDER if dead is sender else _RECEIVER)
@@ -105,7 +105,7 @@ def killed(stage: Stage, facts: Facts, victim: str, at: str) -> None:
 
 
 def stopped(stage: Stage, facts: Facts, at: str, registered: bool = False) -> None:
-    """The sender is stopped, the receiver aborts, fills all its memory with a mark, and the sender wakes.
+    """The sender is stopped, the receiver aborts, fills all its memory with a mark, and the sender resumes.
 
     `moving`: it is stopped within a transfer. `idle`: before one, which it begins when it wakes.
     """
@@ -155,7 +155,8 @@ def late_bytes(receiver: Peer) -> Facts:
 
 
 def costs(stage: Stage, facts: Facts) -> None:
-    """By multiprocessors a communicator: making it, its memory, its speed, what it does to steps."""
+    """For each number of multiprocessors of a communicator: set-up, memory, speed, and its effect on
+    steps."""
     sender, receiver = stage.peer(_SENDER), stage.peer(_RECEIVER)
     for peer in (sender, receiver):
         peer.ask("buffer", name="long", mb=256, value=_OLD)
@@ -192,7 +193,7 @@ def _rate(mb: int, times: int, moved: Facts) -> object:
 
 
 def _steps_beside_moving(sender: Peer, receiver: Peer, name: str) -> Facts:
-    """The receiver's steps while bytes flow, and how fast those flow meanwhile."""
+    """The receiver's step times during a transfer, and the transfer's speed meanwhile."""
     sender.tell("send", name=name, buffer="long", mb=256, times=150)
     receiver.ask("receive", name=name, buffer="long", mb=256, times=150)
     steps = receiver.ask("steps", 20, replays=20)
@@ -203,7 +204,7 @@ def _steps_beside_moving(sender: Peer, receiver: Peer, name: str) -> Facts:
 
 
 def ends(stage: Stage, facts: Facts) -> None:
-    """Both live: one end aborts or revokes, then the other; how long each takes, and making it anew."""
+    """With both ends alive: one aborts or revokes, then the other; how long each takes, and reconnecting."""
     sender, receiver = stage.peer(_SENDER), stage.peer(_RECEIVER)
     facts["first"] = connect(sender, receiver, "link")
     facts["steps_alone"] = receiver.ask("steps", 20, replays=100)
@@ -241,8 +242,8 @@ def ends(stage: Stage, facts: Facts) -> None:
 
 
 def orphaned(stage: Stage, facts: Facts, how: str) -> None:
-    """Two senders of one receiver are killed while both of its kernels wait, and one link is ended long
-    before the other: whether the first end, and a launch meanwhile, waits for the second."""
+    """Kills two senders of one receiver while both of its kernels wait, and aborts one link long before the
+    other: whether the first abort, and a launch meanwhile, waits for the second."""
     receiver = stage.peer(_RECEIVER)
     senders = {name: stage.peer(_SENDER) for name in ("link", "other")}
     for name, sender in senders.items():
@@ -286,7 +287,7 @@ _CASES: list[tuple[str, str, Callable[..., None], Facts]] = [
 
 @contextlib.contextmanager
 def _case(name: str, mode: str, what: Facts, folder: Path, as_json: bool) -> Iterator[tuple[Stage, Facts]]:
-    """Whatever was seen until something went wrong is said."""
+    """Reports what was measured before a failure."""
     facts: Facts = {}
     stage, begun = Stage(mode, folder), time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""What a kernel of NCCL that waits on the device does to all else there, for `bench.nccl`."""
+"""How an NCCL kernel that waits on the device affects other work there, for `bench.nccl`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def new_event() -> torch.cuda.Event:
 
 
 def passed(event: torch.cuda.Event) -> bool:
-    """RuntimeError once this process's CUDA has failed."""
+    """RuntimeError once CUDA has failed in this process."""
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
@@ -38,7 +38,7 @@ class Steps:
         self._up = [weights(_WIDTH, _INNER) for _ in range(_LAYERS)]
         self._down = [weights(_INNER, _WIDTH) for _ in range(_LAYERS)]
         self._rows = weights(_ROWS, _WIDTH)
-        # As the engine's: before all else that shares the GPU.
+        # High priority, as the engine's.
         self._stream = new_stream(priority=-1)
         with torch.cuda.stream(self._stream):
             self._step()
@@ -48,7 +48,7 @@ class Steps:
             self._step()
 
     def measure(self, replays: int) -> dict[str, Any]:
-        """Microseconds from one replay's end to the next's: median, and the slowest of twenty."""
+        """The time in µs from one replay's end to the next's: median, and slowest of twenty."""
         events = [new_event() for _ in range(replays + 1)]
         deadline = time.perf_counter() + 10
         with torch.cuda.stream(self._stream):
@@ -68,14 +68,14 @@ class Steps:
         }
 
     def begin(self) -> None:
-        """Replays until `end`, in a thread, with three queued at most."""
+        """Replays in a thread until `end`, with at most three queued."""
         self._going = True
         self._gaps: list[float] = []
         self._thread = threading.Thread(target=self._go_on, args=(torch.cuda.current_device(),), daemon=True)
         self._thread.start()
 
     def end(self) -> dict[str, Any]:
-        """As `measure`, and the slowest of all."""
+        """As `measure`, with the maximum."""
         self._going = False
         self._thread.join(5)
         times = sorted(self._gaps)
@@ -109,10 +109,10 @@ class Steps:
 
 
 class Calls:
-    """Calls of CUDA that an engine may make at any moment, made while a kernel waits on the device."""
+    """CUDA calls that an engine may make at any time, made while a kernel waits on the device."""
 
     def __init__(self, device: int) -> None:
-        """All memory they need is there before: making it may wait itself."""
+        """Allocates all memory in advance, since allocating may block itself."""
         self._device = device
         self._rows = torch.randn(512, 512, device="cuda").mul_(1.0)
         self._page = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
@@ -135,8 +135,8 @@ class Calls:
         }
 
     def make(self, first: int, limit_s: float) -> dict[str, str]:
-        """Makes them one after the other, from the `first` on, each in a thread: how long it took, or `waits`
-        after `limit_s`. One that waits is the last: what comes behind it might wait for its lock."""
+        """Makes the calls in order from the `first` on, each in a thread: how long it took, or `waits` after
+        `limit_s`. Stops at one that blocks: later ones might wait for its lock."""
         answers: dict[str, str] = {}
         for name in list(self._calls)[first:]:
             answers[name] = self._within(self._calls[name], limit_s)

@@ -1,4 +1,4 @@
-"""One process on one GPU that does with NCCL what it is told, for `bench.nccl`.
+"""A process on one GPU that executes NCCL commands, for `bench.nccl`.
 
 It is told by lines of JSON over a socket and answers each with one. Whoever tells it may kill, stop or
 abandon it at any moment: nothing here outlives its parent.
@@ -24,13 +24,13 @@ from bench.nccl.beside import Calls, Steps, new_event, new_stream, passed
 
 _MB = 1 << 20
 _POLL_S = 20e-6
-# Pages of a hoard, largest first; what is left then is too small for any buffer of NCCL's.
+# Sizes of a hoard's allocations, largest first; what remains is too small for any NCCL buffer.
 _HOARD_PAGES = (2048 * _MB, 64 * _MB, 12 * _MB)
 _HOARD_LEAVES = 200 * _MB
 
 
 def serve(device: int, channel: socket.socket, log: Path) -> None:
-    """The process's main: answers until the other end hangs up."""
+    """The process's main loop: answers commands until the connection closes."""
     die_with_parent()
     os.environ["NCCL_DEBUG_FILE"] = str(log)
     end = End(device, log)
@@ -49,7 +49,7 @@ class End:
 
     def __init__(self, device: int, log: Path) -> None:
         torch.cuda.set_device(device)
-        # Loaded now: that would wait for a kernel that waits, and `do_end_two` looks at launches alone.
+        # Loaded in advance: loading blocks behind a waiting kernel, and `do_end_two` measures launches alone.
         torch.zeros(1 << 20, device="cuda").add_(1).sum().item()
         self._log = log
         self._nccl = Nccl()
@@ -68,7 +68,7 @@ class End:
         return {"id": self._nccl.unique_id().hex(), "version": self._nccl.version}
 
     def do_connect(self, name: str, id: str, rank: int, ctas: int, blocking: bool = False) -> dict[str, Any]:
-        """Makes the communicator; what it costs."""
+        """Creates the communicator; its cost."""
         free, begun = self._free_mb(), time.perf_counter()
         link = self._nccl.communicator(bytes.fromhex(id), rank, 2, max_ctas=ctas, blocking=blocking)
         self._links[name] = link
@@ -81,7 +81,7 @@ class End:
         }
 
     def do_buffer(self, name: str, mb: int, value: int) -> dict[str, Any]:
-        """Makes it, or fills it anew: that waits for nothing else on the device."""
+        """Allocates or refills a buffer, without waiting for other work on the device."""
         with torch.cuda.stream(self._side):
             if name not in self._buffers or self._buffers[name].numel() != mb * _MB:
                 self._buffers[name] = torch.empty(mb * _MB, dtype=torch.uint8, device="cuda")
@@ -101,7 +101,7 @@ class End:
         return self._move(self._links[name].receive, name, buffer, mb, times, peer=0)
 
     def do_wait(self, name: str, within: float) -> dict[str, Any]:
-        """Whether what was enqueued last has ended, and what the communicator says of itself."""
+        """Whether the work enqueued last has finished, and the communicator's state."""
         begun = time.perf_counter()
         ended, error = self._ended(name, within)
         try:
@@ -116,7 +116,7 @@ class End:
         }
 
     def do_end(self, name: str, how: str, within: float) -> dict[str, Any]:
-        """Aborts or revokes in a side thread, and looks at the stream meanwhile."""
+        """Aborts or revokes in a thread, and polls the stream meanwhile."""
         link, failed = self._links[name], []
 
         def call() -> None:
@@ -144,8 +144,8 @@ class End:
         return answer | {"freed_mb": round(self._free_mb() - free, 1)}
 
     def do_end_two(self, first: str, second: str, how: str, later_s: float) -> dict[str, Any]:
-        """Ends two links whose kernels wait for peers that are gone, each in a side thread, the second so
-        much later; and how long a kernel's launch took at most meanwhile."""
+        """Aborts two links whose kernels wait for lost peers, each in a thread, the second `later_s` after
+        the first; and the longest time of a kernel launch meanwhile."""
         ended: dict[str, float] = {}
         begun = time.perf_counter()
 
@@ -172,8 +172,8 @@ class End:
         return {"filled": self._quiet(self._side, 5)}
 
     def do_count(self, buffer: str, value: int) -> dict[str, Any]:
-        """How many bytes of the buffer are not `value`; of the first, what is there instead. In parts that
-        what a hoard leaves has room for."""
+        """How many bytes of the buffer differ from `value`, and the first one's value; in parts that fit
+        into what a hoard leaves free."""
         wrong = 0
         first = -1
         with torch.cuda.stream(self._side):
@@ -186,7 +186,7 @@ class End:
         return {"other_bytes": wrong, "first_other": first}
 
     def do_hoard(self, value: int) -> dict[str, Any]:
-        """Takes all the memory that is free on this GPU, and fills it: what others still write is seen."""
+        """Allocates and fills all free memory of this GPU, so that stray writes can be detected."""
         begun = time.perf_counter()
         torch.cuda.empty_cache()
         for size in _HOARD_PAGES:
@@ -207,12 +207,12 @@ class End:
         }
 
     def do_spoil(self) -> dict[str, Any]:
-        """Writes one byte of the hoard, so that a check that finds nothing is known to look."""
+        """Changes one byte of the hoard, to prove that the check detects it."""
         self._hoard[-1][12345] ^= 0xFF
         return {}
 
     def do_check_hoard(self, value: int) -> dict[str, Any]:
-        """Pages of the hoard in which something else stands now."""
+        """How many allocations of the hoard have changed."""
         changed = 0
         with torch.cuda.stream(self._side):
             for page in self._hoard:
@@ -238,7 +238,7 @@ class End:
         return {"usable": right, "took_s": round(time.perf_counter() - begun, 4)}
 
     def do_steps(self, replays: int) -> dict[str, Any]:
-        """The time of a decode-like graph beside whatever runs here."""
+        """The time of a decode-like graph while other work runs here."""
         if self._steps is None:
             self._steps = Steps()
         return self._steps.measure(replays)
@@ -258,13 +258,13 @@ class End:
         return {}
 
     def do_calls_that_wait(self, name: str, first: int) -> dict[str, Any]:
-        """Which calls of CUDA wait for the kernel on the link's stream; from the `first` of them on."""
+        """Which CUDA calls block behind the kernel on the link's stream, from the `first` on."""
         assert self._calls is not None, "prepared before there is a kernel to wait for"
         running = not passed(self._events[name])
         return {"kernel_ran": running, "calls": self._calls.make(first, 1.0)}
 
     def do_paths(self) -> dict[str, Any]:
-        """How NCCL says that it reaches the peer, and what it warned of."""
+        """How NCCL reports that it reaches the peer, and its warnings."""
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         warnings = [line.partition(" WARN ")[2] for line in lines if " WARN " in line]
         return {
@@ -286,7 +286,7 @@ class End:
         times: int,
         peer: int,
     ) -> dict[str, Any]:
-        """Enqueues and returns; `enqueue_us` is until NCCL had handed the last to CUDA."""
+        """Enqueues and returns; `enqueue_us`: until NCCL has passed the last one to CUDA."""
         stream, link = self._streams[name], self._links[name]
         begin, self._events[name] = new_event(), new_event()
         begin.record(stream)
@@ -301,7 +301,7 @@ class End:
         return {"state": state.name, "enqueue_us": round(1e6 * sorted(host)[len(host) // 2], 1)}
 
     def do_elapsed(self, name: str, within: float) -> dict[str, Any]:
-        """Milliseconds on the device of what was enqueued last."""
+        """The device time in ms of the work enqueued last."""
         ended, error = self._ended(name, within)
         ms = self._begins[name].elapsed_time(self._events[name]) if ended and error is None else None
         return {"ended": ended, "ms": ms, "cuda_error": error}
@@ -326,7 +326,7 @@ class End:
         return True
 
     def _settle(self, link: Communicator, timeout: float) -> Result:
-        """Looks without a pause at first: how long NCCL takes is measured."""
+        """Polls without a pause at first, since NCCL's time is measured."""
         begun = time.perf_counter()
         while (state := link.state()) is Result.IN_PROGRESS and time.perf_counter() < begun + timeout:
             time.sleep(0 if time.perf_counter() < begun + 1e-3 else _POLL_S)

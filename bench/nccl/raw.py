@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import torch
 
+from baton.device.cuda_nccl import MAX_CTAS
 from baton.device.nccl import Nccl
-from baton.device.nccl_on_cuda import MAX_CTAS
 from bench.cluster.asked_process import AskedProcess
 
 _SENDER, _RECEIVER = 0, 1
 
 
 class RawEnd:
-    """One of two, which are made at the same time."""
+    """One of two ends, which are made at the same time."""
 
     def __init__(self, unique_id: bytes, size: int, device: str, *, sends: bool) -> None:
         torch.cuda.set_device(torch.device(device))
@@ -25,18 +25,18 @@ class RawEnd:
         self._communicator = Nccl().communicator(
             unique_id, 1 - self._peer, 2, max_ctas=MAX_CTAS, blocking=True
         )
-        # The first call of a pair waits for the other's, to connect them: while both are made.
+        # The first call of a pair connects the two ends and blocks for the other's: it is made during set-up.
         if sends:
             self.send()
         else:
             self.receive()
 
     def receive(self) -> None:
-        """Waits on the device, not here."""
+        """Enqueues a receive; returns at once."""
         self._communicator.receive(*self._where, self._peer, int(self._stream.cuda_stream))
 
     def send(self) -> float:
-        """Seconds, on the device's clock."""
+        """The device time in s."""
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begun.record(self._stream)
         self._communicator.send(*self._where, self._peer, int(self._stream.cuda_stream))
@@ -49,7 +49,7 @@ class RawEnd:
 
 
 class RawNccl:
-    """The sender's, which asks the receiver's process for the other."""
+    """The sender's end, which asks the receiver's process for the other."""
 
     def __init__(self, receiver: AskedProcess, size: int, device: str) -> None:
         self._receiver = receiver

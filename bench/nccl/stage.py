@@ -1,4 +1,4 @@
-"""Processes on GPUs that are told what to do, stopped and killed, for `bench.nccl`."""
+"""Processes on GPUs that are given commands, stopped and killed, for `bench.nccl`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# By mode, MB and how many of them one after the other: most of a second, to be cut off in the middle.
+# By mode: MB and repetitions that take most of a second, to be interrupted in the middle.
 _LONG = {"p2p": (4096, 60), "legacy": (4096, 60), "shm": (512, 20), "net": (128, 10)}
 _MODES: dict[str, dict[str, str]] = {
     "p2p": {},
@@ -28,7 +28,7 @@ class SilentError(RuntimeError):
 
 
 class Peer:
-    """An end, told what to do over a socket; forked, so that torch is imported once."""
+    """An end that gets commands over a socket; forked, so that torch is imported once."""
 
     def __init__(self, device: int, mode: str, folder: Path) -> None:
         ours, theirs = socket.socketpair()
@@ -63,7 +63,7 @@ class Peer:
         return self.hear(timeout)
 
     def stop(self) -> str:
-        """Stops the process; the state that the kernel then names ("T")."""
+        """Stops the process; its state according to the kernel ("T")."""
         self._signal(signal.SIGSTOP)
         time.sleep(0.002)
         status = Path(f"/proc/{self._process.pid}/stat").read_text()
@@ -73,7 +73,7 @@ class Peer:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> float:
-        """Seconds until the kernel has taken the process, its GPU context included."""
+        """Kills the process; the time in s until it is gone, its GPU context included."""
         begun = time.monotonic()
         self._signal(signal.SIGKILL)
         self._process.join(10)
@@ -98,7 +98,7 @@ def _become_end(device: int, mode: dict[str, str], channel: socket.socket, log: 
 
 
 class Stage:
-    """The ends of one case, which end with it."""
+    """The ends of one case, closed with it."""
 
     def __init__(self, mode: str, folder: Path) -> None:
         self.long_mb, self.long_times = _LONG[mode]

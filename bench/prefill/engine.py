@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from baton.block_hash import BlockHasher
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefill.cost import PrefillCost, half_context
@@ -143,7 +143,7 @@ class _CaseRun:
             cost=PrefillCost(half_context(decoder.config)),
             prefixes=self._prefixes,
         )
-        self._loop = PrefillLoop(engine.prompt_pass, scheduler, lane_of(decoder.device))
+        self._loop = PrefillLoop(engine.prompt_pass, scheduler, compute_stream(decoder.device))
         if case.prefix:
             self._prime()
 

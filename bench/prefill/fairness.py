@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill.loop import PrefillLoop
@@ -117,7 +117,7 @@ def traffic(engine: PrefillEngine, bounds: StepBounds) -> Traffic:
     scheduler = PrefillScheduler(pools, bounds, max_sequences=_QUEUE, cost=cost)
     clock = RealTime()
     loop = PrefillLoop(
-        WatchedPass(engine.prompt_pass, log, clock.now), scheduler, lane_of(decoder.device), clock.now
+        WatchedPass(engine.prompt_pass, log, clock.now), scheduler, compute_stream(decoder.device), clock.now
     )
     return Traffic(loop, log, clock, lambda count: engine.token_ids(count, engine.fresh_seed()))
 

@@ -1,4 +1,4 @@
-"""How fast blocks travel: gathered, checksummed, sent, verified, scattered; raw bytes beside it.
+"""How fast blocks travel: gathered, checksummed, sent, verified, scattered; and raw bytes for comparison.
 
     python -m bench.transfer --transport grpc|ipc [--mb 8,64,256] [--rounds 5] [--json]
     python -m bench.transfer --transport ipc|nccl --device cuda [--peer 1] [--mb 8,64] [--rounds 5] [--json]
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 def two_processes(
     megabytes: int, rounds: int, transport: str, device: str = "cpu", peer: str = "cpu"
 ) -> dict[str, float]:
-    """One case; a first round, which opens the link and touches the memory, is not counted."""
+    """Measures one case; a warm-up round, which opens the link and touches the memory, is not counted."""
     blocks = blocks_for(megabytes, device)
     size = blocks * block_bytes_on(device) / 1e9
     with receiver_process(blocks, transport, peer) as receiver, ExitStack() as ends:
@@ -122,7 +122,7 @@ def _held_step(device: str) -> HeldStep:
 def _raw(
     ends: ExitStack, receiver: ReceiverProcess, megabytes: int, transport: str, device: str, peer: str
 ) -> Callable[[], float]:
-    """Seconds of as many bytes over the transport alone; what that needs goes with `ends`."""
+    """The time in s of as many bytes over the transport alone; `ends` closes what that needs."""
     if device == "cpu":
         return partial(receiver.raw_seconds, megabytes)
     size = blocks_for(megabytes, device) * block_bytes_on(device)
@@ -167,7 +167,7 @@ def _device(name: str) -> str:
 
 
 def decode(arguments: argparse.Namespace) -> None:
-    """One object a kind of window, or a table of them."""
+    """Prints one JSON object for each kind of window, or a table of them."""
     from bench.transfer.decode_windows import beside_decode, table
 
     asked = ("transport", "shape", "output_len", "rounds")

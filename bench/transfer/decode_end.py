@@ -37,6 +37,7 @@ from bench.decode.clocks import BEGUN, ENDED, ROWS
 from bench.decode.step_lines import StepLines
 from bench.transfer.ends import nccl_links_for, receiver_of
 from bench.transfer.spare_blocks import SpareBlocks
+from kvtransfer.protocol.addresses import to_text
 from kvtransfer.receiver.events import Committed, Withdrawn
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
     from bench.decode.engine import DecodeEngine
     from kvtransfer.device.blocks import DeviceSink
 
-# Expected at once, and so the most that a sender may have under way; each has its blocks, and so have as many
-# that have ended.
+# Transfers expected at once, which bounds those in flight; each has its own blocks, and so do as many that
+# have ended.
 EXPECTED = 4
 _SETS = 2 * EXPECTED
-# Steps with the whole batch before a window.
+# Warm-up steps with the full batch before a window.
 _WARM = 32
 # As an engine's (services/worker/engine/process.py).
 _PIECES_A_TURN = 16
@@ -61,7 +62,7 @@ WINDOW_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`device`: cpu or cuda:N; `steps`: of the longest window."""
+    """`device`: cpu or cuda:N. `steps`: those of the longest window."""
 
     shape: str
     dtype: str
@@ -77,7 +78,7 @@ class Setting:
 
     @property
     def blocks(self) -> int:
-        """Of a transfer: all KV of one sequence's prompt."""
+        """Blocks of one transfer: the KV of one sequence's prompt."""
         return -(-self.context // BLOCK_TOKENS)
 
     @property
@@ -86,19 +87,19 @@ class Setting:
 
     @property
     def room(self) -> Room:
-        """Admitted over several steps, and two steps are queued behind a window's last."""
+        """Sequences are admitted over several steps, and two steps are queued after a window's last."""
         output = _WARM + self.steps + 2 * SPARE
         return Room(self.batch, self.context + output + 1, _SETS * self.blocks)
 
 
 class DecodingEnd:
-    """Owns both; all calls from one thread."""
+    """The engine and its receiver. All calls come from one thread."""
 
     def __init__(
         self, setting: Setting, engine: DecodeEngine, device: LinkDevice | None, wait: Callable[[float], Any]
     ) -> None:
-        """`device`: where the KV cache is, and transfers may be written to; `wait` is called with the longest
-        that a turn may wait for the next."""
+        """`device`: of the KV cache, where transfers may be written. `wait` is called with the longest time
+        in s that an idle iteration may wait."""
         self.setting = setting
         self.engine = engine
         self.wakeup = Wakeup()
@@ -108,9 +109,10 @@ class DecodingEnd:
         sink = self._device_sink(device)
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
-        self.address = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
+        endpoints = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
+        self.address = to_text(endpoints)
         if sink is None:  # a device's own steps are never interrupted
-            engine.loop.meanwhile = lambda: self.receiver.land(_PIECES_MEANWHILE)
+            engine.loop.meanwhile = lambda: self.receiver.progress(_PIECES_MEANWHILE)
         self._expected: set[int] = set()
         self._next = 1
         self._lines: StepLines | None = None
@@ -127,7 +129,8 @@ class DecodingEnd:
         return DeviceSink(blocks, self._spare.place, steps_run=lambda: self.engine.loop.has_work)
 
     def turn(self) -> None:
-        """Links, a step, and a wait where there was neither. RuntimeError where a transfer fails."""
+        """One iteration: polls the links, runs a step, and waits where there was neither. RuntimeError where
+        a transfer fails."""
         self.wakeup.clear()
         events = self.receiver.poll(_PIECES_A_TURN)
         for event in events:
@@ -143,41 +146,42 @@ class DecodingEnd:
             self._wait(self._patience())
 
     def _patience(self) -> float:
-        if self.receiver.restless:
+        if self.receiver.busy_poll:
             return 0.0
-        if self.receiver.expectant:
+        if self.receiver.poll_soon:
             return _EXPECTANT_S
         return _RING_FULL_S if self.engine.loop.has_work else _IDLE_S
 
     def _take(self, transfer: int) -> None:
-        """A transfer is whole; another is expected before its sender hears of that."""
+        """A transfer is complete; another is expected before it is acknowledged."""
         self._expected.remove(transfer)
         self._spare.give_back(transfer, whole=True)
         self._expect_one()
-        self.receiver.acknowledge(transfer)
+        self.receiver.transfers.acknowledge(transfer)
 
     def _expect_one(self) -> None:
         self._spare.take(self._next)
-        self.receiver.expect(self._next, [self.setting.blocks])
+        self.receiver.transfers.expect(self._next, [self.setting.blocks])
         self._expected.add(self._next)
         self._next += 1
 
     def expect(self, arrivals: bool) -> None:
-        """Whether transfers are expected from now on. Those that were, and have not begun, keep their numbers
-        for later."""
+        """Starts or stops expecting transfers. Numbers of expected transfers that have not begun are kept for
+        later."""
         while arrivals and len(self._expected) < EXPECTED:
             self._expect_one()
         while not arrivals and self._expected:
             self._next -= 1
             self._expected.remove(self._next)
-            self.receiver.forget(self._next)
+            self.receiver.transfers.forget(self._next)
             self._spare.give_back(self._next, whole=False)
 
     def digest(self) -> dict[str, Any]:
         return {"transfer": self._spare.last, "digest": self._spare.digest()}
 
     def window(self, steps: int, begun: Callable[[], None]) -> dict[str, Any]:
-        """`begun` is called when the batch is full and warm; what the next steps were, and what came."""
+        """Runs one window; `begun` is called when the batch is full and warmed up. The figures of the steps
+        and transfers."""
         engine, batch = self.engine, self.setting.batch
         self._lines = StepLines(engine)
         for index in range(batch):
@@ -192,7 +196,7 @@ class DecodingEnd:
             "seconds": time.monotonic() - at,
             "transfers": counters.transfers_committed - transfers,
             "bytes": counters.bytes_received - received,
-            "on_device": self.receiver.expectant,
+            "on_device": self.receiver.poll_soon,
             "clock": self._lines.clock,
         }
         engine.empty()
@@ -216,7 +220,7 @@ class DecodingEnd:
 
 
 def engine_of(setting: Setting) -> DecodeEngine:
-    """With its front in a process of its own. SystemExit where the GPU has no room for it."""
+    """An engine whose front is a process of its own. SystemExit where the GPU has too little memory."""
     import torch
 
     from bench.decode.engine import DecodeEngine
@@ -235,7 +239,7 @@ def engine_of(setting: Setting) -> DecodeEngine:
 
 
 def link_device_of(setting: Setting) -> LinkDevice | None:
-    """None where bytes come through the host."""
+    """The device that transfers are written to; None where bytes come through the host."""
     if setting.device == "cpu" or setting.transport == "grpc":
         return None
     import torch
@@ -265,7 +269,7 @@ def main() -> None:
 
 
 def _answer(end: DecodingEnd, selector: selectors.BaseSelector) -> bool:
-    """Answers what was asked, if anything was; False where nobody will ask any more."""
+    """Answers a request, if there is one; False once stdin is closed."""
     if sys.stdin not in [key.fileobj for key, _ in selector.select(0)]:
         return True
     line = sys.stdin.readline()

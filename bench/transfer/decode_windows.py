@@ -34,15 +34,15 @@ from bench.transfer.sending import SendingEnd
 
 ALONE, PACED, SATURATING = KINDS = "alone", "paced", "saturating"
 CONTEXT = 1024
-# One travels while the other's commit is answered.
+# One is in flight while the other's commit is answered.
 _SATURATING = 2
 _SEED = 1
 
 
 @dataclass(slots=True)
 class Window:
-    """`told` by the receiver; `seconds` of each transfer from its first push to its commit's answer;
-    `compared`: the bytes of the last one, at both ends."""
+    """`told`: the receiver's figures. `seconds`: of each transfer, from its first push to the acknowledgement
+    of its commit. `compared`: whether the bytes of the last one were compared at both ends."""
 
     kind: str
     rate: float  # of transfers, a second, where they are paced
@@ -56,7 +56,7 @@ class Window:
 
 
 class Sending:
-    """Numbers, sends and compares transfers to a receiver that is asked for windows."""
+    """Sends numbered transfers to a receiver while it runs windows, and compares their bytes."""
 
     def __init__(self, setting: Setting, end: AskedProcess, sending: SendingEnd) -> None:
         self._setting = setting
@@ -66,8 +66,8 @@ class Sending:
         self._next = 1
 
     def window(self, kind: str, steps: int, rate: float = 0.0) -> Window:
-        """Raises BatonError where a transfer fails, RuntimeError where the receiver does or got other bytes,
-        TimeoutError."""
+        """Runs one window. BatonError where a transfer fails, RuntimeError where the receiver fails or its
+        bytes differ, TimeoutError."""
         found, plan = Window(kind, rate if kind == PACED else 0.0), due(kind, rate)
         most = _SATURATING if kind == SATURATING else EXPECTED
         self._end.tell({"steps": steps, "arrivals": kind != ALONE})
@@ -100,12 +100,12 @@ class Sending:
         self._next += 1
 
     def _first(self, transfer: int) -> int:
-        """The pool's block that a transfer begins with: it brings other bytes to its blocks than the one did
-        that had them before."""
+        """The pool's block that a transfer starts with: its bytes differ from those of the previous transfer
+        into the same blocks."""
         return transfer % self._setting.blocks
 
     def _take(self, wait_s: float) -> list[float]:
-        """Seconds of those that have been answered."""
+        """The times in s of acknowledged transfers."""
         numbers, now = self._sending.answered(wait_s), time.monotonic()
         return [now - self._begun.pop(number) for number in numbers]
 
@@ -116,7 +116,7 @@ class Sending:
 
 
 def due(kind: str, rate: float) -> Iterator[float]:
-    """When transfers are, in seconds from a window's beginning on; the same for the same rate."""
+    """Poisson arrival times in s from a window's start; equal for equal rates."""
     if kind == ALONE:
         return itertools.repeat(float("inf"))
     if kind == SATURATING:
@@ -126,13 +126,13 @@ def due(kind: str, rate: float) -> Iterator[float]:
 
 
 def beside_decode(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Each kind's figures, all rounds together."""
+    """The figures of each kind of window, over all rounds."""
     on_gpu = arguments.device == "cuda"
     setting = Setting(
         arguments.shape, "bf16", arguments.decode, CONTEXT, arguments.steps, arguments.transport,
         f"cuda:{arguments.peer}" if on_gpu else "cpu",
     )  # fmt: skip
-    # What travels by grpc comes from the host's memory anyway.
+    # Over grpc, bytes come from host memory in any case.
     source = "cuda:0" if on_gpu and arguments.transport != "grpc" else "cpu"
     end = AskedProcess("bench.transfer.decode_end", json.dumps(asdict(setting)))
     try:
@@ -140,7 +140,7 @@ def beside_decode(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             setting.blocks, device=source, transport=arguments.transport, block_bytes=setting.block_bytes
         )
         sending = Sending(setting, end, sender)
-        # Opens the link, and touches what will be used: not counted.
+        # Warm-up, not counted: opens the link and touches the memory.
         sending.window(SATURATING, max(2, setting.steps // 4))
         if sender.transport != arguments.transport:
             raise RuntimeError(f"the link went over {sender.transport}")
@@ -163,8 +163,8 @@ def _rounds(sending: Sending, setting: Setting, rounds: int, output: int) -> Ite
 
 
 def told(kind: str, windows: list[Window], setting: Setting) -> dict[str, Any]:
-    """Of all windows of a kind. Steps are from end to end; gaps, from a step's end to the next one's first
-    kernel."""
+    """The figures of all windows of a kind. A step is measured from end to end, a gap from a step's end to
+    the next one's first kernel."""
     alone = [window.step_ms for window in windows if window.kind == ALONE]
     ours = [window for window in windows if window.kind == kind]
     steps = np.concatenate([window.told["step_ns"] for window in ours]) / 1e6
@@ -196,7 +196,7 @@ def told(kind: str, windows: list[Window], setting: Setting) -> dict[str, Any]:
 
 
 def table(cases: list[dict[str, Any]]) -> None:
-    """The kinds side by side, for people."""
+    """A table of the kinds of windows."""
     from rich.console import Console
     from rich.table import Table
 

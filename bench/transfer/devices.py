@@ -1,4 +1,4 @@
-"""Blocks on a GPU for `bench.transfer`, and what a copy engine alone does with as many bytes."""
+"""Blocks on a GPU for `bench.transfer`, and copies of as many bytes by a copy engine alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.device.cuda_link_device import CudaLinkDevice
 from baton.device.cuda_runtime import call, cuda_driver
 from baton.device.cuda_stream import CudaStream
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
 from kvtransfer.device.mover import warm
 
@@ -23,7 +23,7 @@ _AWAKE_CYCLES = 5_000_000  # 2.5 ms of an H200's
 
 
 class GpuBlocks:
-    """A pool of blocks on a GPU: where block n of a transfer lies was drawn beforehand."""
+    """A pool of blocks on a GPU; the place of a transfer's nth block is drawn in advance."""
 
     def __init__(self, count: int, device: torch.device, block_bytes: int = GPU_BLOCK_BYTES) -> None:
         self._pool = _random_pool(count, device, block_bytes)
@@ -32,27 +32,27 @@ class GpuBlocks:
         warm(self.blocks)
 
     def sink(self) -> DeviceSink:
-        """What a receiver needs; the pool is emptied."""
+        """The pool as a receiver's sink; clears it."""
         self._pool.zero_()
         torch.cuda.synchronize(self._pool.device)
         return DeviceSink(self.blocks, lambda transfer, group, ordinal: self._places[ordinal])
 
     def place(self, ordinal: int) -> int:
-        """The number of a sender's nth block."""
+        """The pool's number of a sender's nth block."""
         return self._places[ordinal]
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
         return self._pool[block, offset : offset + length].cpu().numpy().data
 
     def unpin(self, group: int, block: int) -> None:
-        """Nobody else uses them."""
+        """Does nothing: blocks are not shared."""
 
     def scatter(self, transfer_id: int, group: int, ordinal: int, offset: int, data: memoryview) -> None:
         source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         self._pool[self._places[ordinal], offset : offset + len(data)].copy_(source)
 
     def equal(self, blocks: int) -> bool:
-        """Whether the last transfer's blocks are those of a sender's pool; emptied again for the next."""
+        """Whether the last transfer's blocks equal those of a sender's pool; clears the pool."""
         sent = _random_pool(len(self._pool), self._pool.device, self._pool.shape[1])
         same = all(torch.equal(self._pool[place], sent[place]) for place in self._places[:blocks])
         self._pool.zero_()
@@ -61,14 +61,14 @@ class GpuBlocks:
 
 
 def gpu_blocks(count: int, device: str, block_bytes: int = GPU_BLOCK_BYTES) -> GpuBlocks:
-    """`device`: cuda:N."""
+    """A pool on `device`, cuda:N."""
     there = torch.device(device)
     torch.cuda.set_device(there)
     return GpuBlocks(count, there, block_bytes)
 
 
 def _random_pool(count: int, device: torch.device, block_bytes: int) -> Tensor:
-    """The same in every process."""
+    """A pool of random bytes, equal in every process."""
     generator = torch.Generator(device).manual_seed(0)
     shape = (count, block_bytes // 4)
     numbers = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, device=device, generator=generator)
@@ -76,8 +76,8 @@ def _random_pool(count: int, device: torch.device, block_bytes: int) -> Tensor:
 
 
 class HeldStep:
-    """Stands for a prefill step: what is handed over with its end is final when it is let go, at a time of
-    the host's. A GPU that computes nothing meanwhile is kept awake by a thread of one kernel."""
+    """A stand-in for a prefill step, whose end event completes when the host releases it. One kernel thread
+    keeps the otherwise idle GPU warm meanwhile."""
 
     def __init__(self, device: torch.device) -> None:
         self._step = CudaStream(int(device.index or 0), [])
@@ -85,25 +85,25 @@ class HeldStep:
         self._seen = self._word.numpy()
         self._count = 0
 
-    def begin(self) -> Moment:
-        """Its end."""
+    def begin(self) -> Event:
+        """Starts a step; the event of its end."""
         self._count += 1
         torch.cuda._sleep(_AWAKE_CYCLES)  # type: ignore[no-untyped-call]
         call(
             cuda_driver(), "cuStreamWaitValue64_v2", ctypes.c_void_p(self._step.handle),
             ctypes.c_uint64(self._word.data_ptr()), ctypes.c_uint64(self._count), _AT_LEAST,
         )  # fmt: skip
-        return self._step.moment()
+        return self._step.record_event()
 
     def end(self) -> float:
-        """When, on the monotonic clock: just before."""
+        """Ends the step; the time just before, by the monotonic clock in s."""
         at = time.monotonic()
         self._seen[0] = self._count
         return at
 
 
 class RawCopies:
-    """One copy of so many bytes from one GPU to another, or within one, timed on the GPU."""
+    """A copy of `size` bytes between two GPUs, or within one, timed on the GPU."""
 
     def __init__(self, size: int, source: str, destination: str) -> None:
         self._from = torch.empty(size, dtype=torch.uint8, device=source)

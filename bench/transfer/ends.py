@@ -37,13 +37,14 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt, WorkerIdentity
 from bench.cluster.asked_process import AskedProcess
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.protocol.addresses import from_text, to_text
 from kvtransfer.protocol.frames import HEADER_BYTES
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Committed
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.receiver.transfers import BlockSink
 from kvtransfer.transports.grpc.stream import channel_options
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -63,11 +64,11 @@ TRANSFER = TransferConfig()
 
 
 def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, TicketBody]:
-    """A ticket that the receiver of this file takes."""
+    """A ticket that this module's receiver accepts."""
     body = TicketBody(
         attempt=Attempt(request_id=secrets.token_bytes(16), number=1),
         issuer=_identity("receiver"),
-        transfer_address=address,
+        endpoints=[endpoint.message() for endpoint in from_text(address)],
         transfer_id=transfer,
         block_counts=[blocks],
         token_count=1,
@@ -77,7 +78,8 @@ def ticket_for(address: str, transfer: int, blocks: int) -> tuple[Ticket, Ticket
 
 
 class Blocks:
-    """A pool of random blocks, source and sink: where block n of a transfer lies was drawn beforehand."""
+    """A pool of random blocks, as source and sink; the place of a transfer's nth block is drawn in
+    advance."""
 
     def __init__(self, count: int, block_bytes: int = BLOCK_BYTES) -> None:
         self._bytes = np.random.default_rng(0).integers(0, 256, (count, block_bytes), dtype=np.uint8)
@@ -87,14 +89,14 @@ class Blocks:
         return self._bytes[self._places[block], offset : offset + length].data
 
     def place(self, ordinal: int) -> int:
-        """The number of a sender's nth block."""
+        """The pool's number of a sender's nth block."""
         return ordinal
 
     def unpin(self, group: int, block: int) -> None:
-        """Nobody else uses them."""
+        """Does nothing: blocks are not shared."""
 
     def equal(self, blocks: int) -> bool:
-        """Whether the first blocks of the last transfer are those of a sender's `Blocks`."""
+        """Whether the last transfer's first blocks equal those of a sender's `Blocks`."""
         sent = Blocks(len(self._bytes))
         return all(
             np.array_equal(self._bytes[self._places[n]], sent._bytes[sent._places[n]]) for n in range(blocks)
@@ -116,15 +118,15 @@ class ReceiverProcess(AskedProcess):
         self.ask({"transfer": transfer, "blocks": blocks})
 
     def verified_at(self) -> float:
-        """Of the last transfer, on the clock that processes of a host share."""
+        """When the last transfer was committed, by the host's monotonic clock in s."""
         return float(self.ask({"verified": True})["at"])
 
     def compare(self, blocks: int) -> None:
-        """AssertionError unless the last transfer's blocks are what was sent."""
+        """AssertionError unless the last transfer's blocks equal what was sent."""
         assert self.ask({"compare": blocks})["equal"], "what arrived is not what was sent"
 
     def raw_seconds(self, megabytes: int) -> float:
-        """Time of so many bytes over the transport alone."""
+        """The time in s of as many bytes over the transport alone."""
         if self._transport == "ipc":
             return copy_seconds(megabytes)
         return raw_seconds(self.said["raw_address"], megabytes)
@@ -132,7 +134,7 @@ class ReceiverProcess(AskedProcess):
 
 @contextmanager
 def receiver_process(blocks: int, transport: str, device: str = "cpu") -> Iterator[ReceiverProcess]:
-    """Ends it, too."""
+    """A receiver that is closed on exit."""
     receiver = ReceiverProcess(blocks, transport, device)
     try:
         yield receiver
@@ -141,7 +143,8 @@ def receiver_process(blocks: int, transport: str, device: str = "cpu") -> Iterat
 
 
 def raw_seconds(address: str, megabytes: int) -> float:
-    """Time of so many bytes in messages of a piece each, until the server has had the last."""
+    """The time in s of as many bytes in messages of one piece each, until the server has received the
+    last."""
     messages = -(-blocks_for(megabytes) * BLOCK_BYTES // TRANSFER.piece_bytes)
     message = np.random.default_rng(2).bytes(TRANSFER.piece_bytes + HEADER_BYTES)
     options = channel_options(TRANSFER.piece_bytes, TRANSFER.peer_timeout_s)
@@ -154,7 +157,8 @@ def raw_seconds(address: str, megabytes: int) -> float:
 
 
 def copy_seconds(megabytes: int) -> float:
-    """Time of so many bytes copied into a window of shared memory, piece by piece, from scattered blocks."""
+    """The time in s to copy as many bytes into a window of shared memory, piece by piece, from scattered
+    blocks."""
     blocks = blocks_for(megabytes)
     source = Blocks(blocks)
     shared = SharedMemory.create("bench-window", TRANSFER.window_pieces * BLOCK_BYTES)
@@ -179,7 +183,7 @@ def block_bytes_on(device: str) -> int:
 
 
 def blocks_for(megabytes: int, device: str = "cpu") -> int:
-    """Whole blocks that hold so many 10^6 bytes."""
+    """How many whole blocks hold this many 10^6 bytes."""
     return -(-megabytes * 10**6 // block_bytes_on(device))
 
 
@@ -204,7 +208,7 @@ def _raw_server() -> tuple[grpc.Server, str]:
 
 
 def main() -> None:
-    """A receiver that takes what stdin announces; ends with its stdin."""
+    """Runs a receiver that expects the transfers named on stdin, until stdin closes."""
     keep_freed_memory()
     sharpen_timers()
     wakeup = Wakeup()
@@ -213,7 +217,7 @@ def main() -> None:
     receiver = receiver_of(sink, block_bytes_on(where), wakeup.set, device)
     server, raw_address = _raw_server()
     nccl = nccl_links_for(transport, None if device is None else device.blocks)
-    address = receiver.listen("127.0.0.1", transport=transport, nccl=nccl)
+    address = to_text(receiver.listen("127.0.0.1", transport=transport, nccl=nccl))
     _say({"address": address, "raw_address": raw_address})
     selector = selectors.SelectSelector()  # as an engine's: epoll's waits are whole milliseconds
     selector.register(wakeup, selectors.EVENT_READ)
@@ -221,7 +225,7 @@ def main() -> None:
     raw: RawEnd | None = None
     verified_at = 0.0
     while True:
-        patience = 0.0 if receiver.restless else _EXPECTANT_S if receiver.expectant else WAIT_S
+        patience = 0.0 if receiver.busy_poll else _EXPECTANT_S if receiver.poll_soon else WAIT_S
         ready = [key.fileobj for key, _ in selector.select(patience)]
         wakeup.clear()
         if sys.stdin in ready:
@@ -231,7 +235,7 @@ def main() -> None:
             job = json.loads(line)
             answer: dict[str, bool | float] = {}
             if "transfer" in job:
-                receiver.expect(job["transfer"], [job["blocks"]])
+                receiver.transfers.expect(job["transfer"], [job["blocks"]])
             elif "verified" in job:
                 answer["at"] = verified_at
             elif "compare" in job:
@@ -244,7 +248,7 @@ def main() -> None:
         for event in receiver.poll(PIECES_A_POLL if device is None else PIECES_A_POLL_ON_GPU):
             if isinstance(event, Committed):
                 verified_at = time.monotonic()
-                receiver.acknowledge(event.transfer_id)
+                receiver.transfers.acknowledge(event.transfer_id)
     receiver.close()
     server.stop(0)
     if raw is not None:
@@ -260,7 +264,7 @@ def _raw_end(job: dict[str, Any], device: str) -> RawEnd:
 def receiver_of(
     sink: BlockSink, block_bytes: int, wake: Callable[[], None], device: DeviceSink | None
 ) -> Receiver:
-    """One that takes what `ticket_for` names; it does not listen yet."""
+    """A receiver that accepts tickets of `ticket_for`, without listeners."""
     return Receiver(
         identity=_identity("receiver"), fingerprint=FINGERPRINT, signer=TicketSigner(_SECRET),
         block_bytes=[block_bytes], piece_bytes=TRANSFER.piece_bytes,
@@ -269,13 +273,13 @@ def receiver_of(
     )  # fmt: skip
 
 
-def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclLinks | None:
-    """What links by NCCL have in common, where the measurement is of them."""
+def nccl_links_for(transport: str, blocks: DeviceBlocks | None) -> NcclEndpoint | None:
+    """This process's NCCL, where the measurement is over nccl."""
     if transport != "nccl" or blocks is None:
         return None
-    from kvtransfer.transports.nccl.between_gpus import nccl_links
+    from baton.device.cuda_nccl import CudaNccl
 
-    return nccl_links(blocks.device)
+    return NcclEndpoint(blocks.device, CudaNccl(blocks.device.tensors_on))
 
 
 def _sink(blocks: int, device: str) -> tuple[Blocks | GpuBlocks, DeviceSink | None]:

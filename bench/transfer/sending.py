@@ -1,4 +1,4 @@
-"""The sender that `bench.transfer` measures, and drives itself."""
+"""The sender that `bench.transfer` measures and drives itself."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.registry import make_connectors
 
 if TYPE_CHECKING:
     from bench.transfer.devices import GpuBlocks, HeldStep
 
-# As long before its end as prefill does.
+# How long before a step's end its blocks are pushed, as by prefill.
 _AHEAD_S = 0.001
 _IDENTITY = WorkerIdentity(name="bench", incarnation=b"b" * 16, rank=0, rank_count=1)
 
@@ -41,7 +41,7 @@ Condition = Callable[[list[SenderEvent]], bool]
 
 
 class SendingEnd:
-    """A sender: one transfer at a time is driven to its end, or several that are under way together."""
+    """A sender that drives one transfer at a time to its end, or several together."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class SendingEnd:
         block_bytes: int | None = None,
         secret: str = "",
     ) -> None:
-        """`secret`: of the receiver's cluster."""
+        """`secret`: that of the receiver's cluster."""
         keep_freed_memory()
         sharpen_timers()
         self._woken = threading.Event()
         self._patience = WAIT_S
         self._block_bytes = block_bytes or block_bytes_on(device)
         auth = LinkAuth(secret)
-        connectors = connectors_of("auto", self._woken.set, auth=auth)
+        connectors = make_connectors("auto", self._woken.set, auth=auth)
         if device == "cpu":
             source: Blocks | GpuBlocks = Blocks(blocks, self._block_bytes)
         else:
@@ -68,7 +68,7 @@ class SendingEnd:
             source, self._patience = gpu_blocks(blocks, device, self._block_bytes), 0.0
             nccl = nccl_links_for(transport, source.blocks)
             which = transport if nccl is not None else "auto"
-            connectors = connectors_of(which, self._woken.set, source.blocks, nccl, auth)
+            connectors = make_connectors(which, self._woken.set, source.blocks, nccl, auth)
         self.blocks = source
         self._count = blocks
         self._sender = Sender(
@@ -79,22 +79,23 @@ class SendingEnd:
         self._pieces = PIECES_A_POLL if device == "cpu" else PIECES_A_POLL_ON_GPU
 
     def begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
-        """Opens the link if need be, and says what is known beforehand, as when a prompt's prefill begins; no
-        byte of a block is sent yet."""
+        """Begins a transfer as when a prompt's prefill begins: opens the link if needed and sends early
+        metadata, but no block."""
         transfer = self._begin(ticket, body)
         self._until(lambda events: any(link.window_pieces for link in self._sender.links))
         return transfer
 
     def send(self, ticket: Ticket, body: TicketBody, first: int) -> Transfer:
-        """Hands over all of a transfer that begins with the pool's block `first`; `answered` drives it."""
+        """Pushes and commits a whole transfer, whose first block is the pool's `first`; `answered`
+        drives it."""
         transfer = self._begin(ticket, body)
         transfer.push(0, 0, self._places(transfer, first))
         _commit(transfer)
         return transfer
 
     def answered(self, wait_s: float) -> list[int]:
-        """Which transfers have been acknowledged; where there is nothing to do, after `wait_s` at most.
-        Raises BatonError where one failed."""
+        """Polls; the transfers that were acknowledged. Waits at most `wait_s` where there is nothing to do.
+        BatonError where one failed."""
         if not self._patience:
             wait_s = 0.0
         if wait_s:
@@ -102,7 +103,7 @@ class SendingEnd:
         return [event.transfer.transfer_id for event in self._turn() if isinstance(event, Acknowledged)]
 
     def digest(self, first: int) -> str:
-        """Of all bytes that a transfer with this `first` sends, in their order."""
+        """The digest of all bytes that a transfer with this `first` block sends, in order."""
         found = hashlib.sha256()
         for ordinal in range(self._count):
             found.update(self.blocks.read(0, self._place(ordinal, first), 0, self._block_bytes))
@@ -112,20 +113,20 @@ class SendingEnd:
         return self.blocks.place((ordinal + first) % self._count)
 
     def _places(self, transfer: Transfer, first: int = 0) -> list[int]:
-        """Of all blocks that it has, where the first is the pool's block `first`."""
+        """Pushes all blocks of a transfer whose first is the pool's block `first`."""
         return [self._place(ordinal, first) for ordinal in range(transfer.body.block_counts[0])]
 
     def commit(self, transfer: Transfer) -> tuple[float, float]:
-        """When the first block was pushed and when the commit's acknowledgement was heard, by the host's
-        monotonic clock."""
+        """When the first block was pushed and when the commit was acknowledged, by the monotonic clock
+        in s."""
         places = self._places(transfer)
         begun = time.monotonic()
         transfer.push(0, 0, places)
         return begun, self._acknowledged(transfer)
 
     def commit_ahead(self, transfer: Transfer, step: HeldStep) -> tuple[float, float]:
-        """As prefill does: blocks are handed over before the step that computes them ends. When it ended, and
-        when the acknowledgement of the commit, said then, was heard."""
+        """Pushes blocks before the step that computes them ends, as prefill does. When the step ended, and
+        when the commit sent then was acknowledged."""
         transfer.push(0, 0, self._places(transfer), step.begin())
         until = time.monotonic() + _AHEAD_S
         while time.monotonic() < until:
@@ -133,13 +134,14 @@ class SendingEnd:
         return step.end(), self._acknowledged(transfer)
 
     def _acknowledged(self, transfer: Transfer) -> float:
-        """Commits it; when that was heard to be accepted."""
+        """Commits a transfer; when the acknowledgement was received."""
         _commit(transfer)
         self._until(lambda events: any(isinstance(event, Acknowledged) for event in events))
         return time.monotonic()
 
     def credits_home(self, transfer: Transfer) -> float:
-        """Seconds from the first block's push until the receiver has verified and scattered the last."""
+        """The time in s from the first block's push until the receiver has verified and scattered the
+        last."""
         places = self._places(transfer)
         begun = time.monotonic()
         transfer.push(0, 0, places)
@@ -152,12 +154,12 @@ class SendingEnd:
         return time.monotonic() - begun
 
     def poll(self) -> None:
-        """Lets last words out."""
+        """Polls until frames that wait were sent."""
         self._sender.poll(self._pieces)
 
     @property
     def transport(self) -> str:
-        """Of the link there is."""
+        """The transport of the open link."""
         return self._sender.links[0].transport
 
     def close(self) -> None:
@@ -165,11 +167,11 @@ class SendingEnd:
 
     def _begin(self, ticket: Ticket, body: TicketBody) -> Transfer:
         transfer = self._sender.begin(ticket, body)
-        transfer.describe(CommitRecord(attempt=body.attempt, token_ids=[1], prompt_length=1))
+        transfer.send_metadata(CommitRecord(attempt=body.attempt, token_ids=[1], prompt_length=1))
         return transfer
 
     def _until(self, holds: Condition) -> None:
-        """Raises BatonError where the transfer fails, TimeoutError where it takes too long."""
+        """Drives a transfer to its acknowledgement. BatonError where it fails, TimeoutError."""
         deadline = time.monotonic() + TRANSFER_S
         while True:
             if holds(self._turn()):

@@ -1,4 +1,4 @@
-"""Blocks of a decode engine's own KV cache that no sequence has: where transfers go while it decodes."""
+"""Unused blocks of a decode engine's KV cache, into which transfers go while it decodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class SpareBlocks:
-    """As many as `sets` transfers of `blocks` each want, in random order; what a set holds stays until the
-    others have all been given out again."""
+    """Blocks for `sets` transfers of `blocks` blocks each, in random order; a set keeps its contents until
+    all others have been used again."""
 
     def __init__(self, cache: KVCache, spare: tuple[int, ...], blocks: int) -> None:
-        """`spare`: blocks of the cache's only group. ValueError where it has several."""
+        """`spare`: unused blocks of the cache's only group. ValueError where it has several."""
         if len(cache.groups) != 1:
             raise ValueError(f"a cache of {len(cache.groups)} groups")
         places = random.Random(1).sample(spare, len(spare))
@@ -24,15 +24,15 @@ class SpareBlocks:
         self._free = deque(places[at : at + blocks] for at in range(0, len(places), blocks))
         self._places: dict[int, list[int]] = {}
         self._last: list[int] = []
-        # The transfer that ended last with all its bytes.
+        # The last complete transfer.
         self.last = 0
 
     def take(self, transfer: int) -> None:
-        """From now on that transfer goes to the set that was given back longest ago."""
+        """Assigns the least recently used set to a transfer."""
         self._places[transfer] = self._free.popleft()
 
     def give_back(self, transfer: int, *, whole: bool) -> None:
-        """The transfer has ended; `whole`: with all its bytes."""
+        """Returns the set of a transfer that has ended; `whole`: with all its bytes."""
         places = self._places.pop(transfer)
         self._free.append(places)
         if whole:
@@ -45,7 +45,7 @@ class SpareBlocks:
         self._cache.write_block(group, self.place(transfer_id, group, ordinal), offset, data)
 
     def digest(self) -> str:
-        """Of all bytes of `last`."""
+        """The digest of all bytes of `last`."""
         size = self._cache.layout.groups[0].block_bytes
         found = hashlib.sha256()
         for place in self._last:

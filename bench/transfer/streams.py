@@ -1,4 +1,4 @@
-"""Transfers to a decode worker that serves token streams meanwhile: what each costs the other.
+"""Transfers to a decode worker that streams tokens at the same time: what each costs the other.
 
 python -m bench.transfer.streams ADDRESS INCARNATION TOKENS BLOCKS
     the sender: transfers blocks to the worker at ADDRESS until its stdin closes; says the seconds of each
@@ -48,7 +48,7 @@ MODEL = "fake"
 _PROMPT = 32
 _CONTEXT = 1 << 15
 _BLOCK_TOKENS = 64
-# 16 KiB a token, so that a block has BLOCK_BYTES.
+# 16 KiB for each token, so that a block has BLOCK_BYTES.
 _KV_HEADS, _HEAD_DIM = 16, BLOCK_BYTES // _BLOCK_TOKENS // (2 * 4 * 16)
 _WARM_TOKENS = 8
 _TTL_MS = 60_000
@@ -56,7 +56,7 @@ _CALL_S = 5.0
 
 
 def beside_streams(arguments: argparse.Namespace, sizes: list[int]) -> Iterator[tuple[int, dict[str, float]]]:
-    """Each size's figures."""
+    """The figures of each transfer size."""
     yield from uvloop.run(_cases(arguments, sizes)).items()
 
 
@@ -116,8 +116,8 @@ async def _cluster(
 
 
 async def _spread(admin: str) -> None:
-    """Clients and router on the first core, and with us the sender, which is our child; prefill anywhere; the
-    decode worker, of which neither takes anything then, on the rest."""
+    """Pins clients, router and sender to the first core, and the decode worker to the others; prefill runs
+    anywhere."""
     cores = sorted(os.sched_getaffinity(0))
     ours, any_core = cores[:1], cores
     places = {"clients": ours, "router": ours, "prefill_front": any_core, "prefill_engine": any_core}
@@ -130,7 +130,7 @@ async def _decode_worker(admin: str) -> WorkerAudit:
 
 
 class _Bench:
-    """The clients of a running cluster, with or without a sender beside them."""
+    """The clients of a running cluster, with or without a concurrent sender."""
 
     def __init__(self, arguments: argparse.Namespace, channel: grpc.aio.Channel, worker: WorkerAudit) -> None:
         self._arguments = arguments
@@ -138,7 +138,7 @@ class _Bench:
         self._worker = worker
 
     async def run(self, megabytes: int | None) -> dict[str, float]:
-        """One run of all clients; with transfers of so many megabytes, unless None."""
+        """Runs all clients once, with concurrent transfers of this many MB, or none."""
         output_len = self._arguments.output_len
         clients = Clients(self._channel, MODEL, _PROMPT, output_len)
         sender = None if megabytes is None else self._sender(megabytes)
@@ -176,19 +176,19 @@ class _Bench:
 
 
 def _raw(megabytes: int, arguments: argparse.Namespace) -> float:
-    """The transport alone, with the streams' cluster idle."""
+    """Measures transfers while the streams' cluster is idle."""
     with receiver_process(1, arguments.transport) as receiver:
         seconds = [receiver.raw_seconds(megabytes) for _ in range(arguments.rounds + 1)]
     return blocks_for(megabytes) * BLOCK_BYTES / 1e9 / median(seconds[1:])
 
 
 class _Reservations:
-    """Promises of one decode worker, asked for as a router does."""
+    """Reserves tickets of one decode worker, as a router does."""
 
     def __init__(self, stub: DecodeServiceStub, incarnation: bytes) -> None:
         self._stub = stub
         self._router_id = secrets.token_bytes(16)
-        # Open for as long as this is: tickets live as long as their router follows.
+        # Kept open: tickets live as long as their router's stream.
         self._following = stub.Follow(
             FollowRequest(router_id=self._router_id, incarnation=incarnation), metadata=METADATA
         )
@@ -216,7 +216,8 @@ class _Reservations:
 
 
 def main() -> None:
-    """Says a line after the first transfer, which is not counted, and the others' seconds at the end."""
+    """Prints a line after the first transfer, which is a warm-up, and the times of the others in s at
+    the end."""
     address, incarnation, tokens, blocks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     pace = float(sys.argv[5])
     seconds: list[float] = []

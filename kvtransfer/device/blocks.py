@@ -1,7 +1,8 @@
-"""Blocks in a device's memory, as links that move them there need them: where they are, and who says which.
+"""Blocks in device memory, as links between devices use them: their addresses, and which block a piece is
+for.
 
-A link between two devices has its own cut of blocks into pieces: large ones, since a piece costs each host
-some microseconds, whatever its length.
+Links between devices cut blocks into large pieces, since a piece costs each host some microseconds, whatever
+its length.
 """
 
 from __future__ import annotations
@@ -11,37 +12,38 @@ from typing import TYPE_CHECKING
 
 from baton.device.link_device import LinkDevice
 from kvtransfer.device.kernels.move_plan import WORD_BYTES
-from kvtransfer.protocol.piece_geometry import MOST_BLOCKS
+from kvtransfer.protocol.piece_geometry import MAX_BLOCKS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Eight blocks of 64 tokens of an 8B model in 16 bits, which are on the wire for longer than the hosts take to
-# speak of them, and four such pieces on their way.
+# Eight blocks of 64 tokens of an 8B model in 16 bits: on the wire for longer than the hosts take to announce
+# them; and four such pieces in flight.
 _PIECE_BYTES = 64 << 20
 WINDOW_PIECES = 4
 _ALIGNED_BYTES = 16
 
 
-def largest_piece(block_bytes: Sequence[int]) -> int:
-    """What a piece has at most, unless told otherwise: whole blocks of the largest, where one is not too
-    much."""
+def default_piece_bytes(block_bytes: Sequence[int]) -> int:
+    """The default maximum size of a piece: a whole number of the largest blocks, where one is not too
+    large."""
     largest = max(block_bytes)
     if largest > _PIECE_BYTES:
         return _PIECE_BYTES
-    return largest * min(MOST_BLOCKS, _PIECE_BYTES // largest)
+    return largest * min(MAX_BLOCKS, _PIECE_BYTES // largest)
 
 
 def staging_bytes(block_bytes: Sequence[int]) -> int:
-    """What a link between devices takes of either: the receiver's window, or the sender's half of it."""
-    return WINDOW_PIECES * largest_piece(block_bytes)
+    """Device memory that a link takes at either end."""
+    return WINDOW_PIECES * default_piece_bytes(block_bytes)
 
 
 class DeviceBlocks:
-    """The pools of every cache group, [blocks, …] each, contiguous, on `device`."""
+    """The pools of all cache groups on one device."""
 
     def __init__(self, device: LinkDevice, pools: Sequence[Tensor]) -> None:
-        """ValueError where blocks are no whole words."""
+        """`pools`: of each cache group [blocks, …], contiguous. ValueError where a block is not a whole
+        number of words."""
         from kvtransfer.device.reference import words_of
 
         self.device = device
@@ -50,18 +52,19 @@ class DeviceBlocks:
         self.block_bytes = tuple(pool[0].nbytes for pool in pools)
         self.block_words = tuple(size // WORD_BYTES for size in self.block_bytes)
         if any(size % WORD_BYTES for size in self.block_bytes):
-            raise ValueError(f"blocks of {self.block_bytes} bytes are no whole words")
+            raise ValueError(f"blocks of {self.block_bytes} bytes are not whole words")
 
     def aligned(self, piece_bytes: int) -> bool:
-        """Whether all pieces begin and end at multiples of 16 bytes."""
+        """Whether all pieces start and end at multiples of 16 bytes."""
         return not any(size % _ALIGNED_BYTES for size in (piece_bytes, *self.block_bytes))
 
-    def largest_piece(self) -> int:
-        return largest_piece(self.block_bytes)
+    def default_piece_bytes(self) -> int:
+        """The default maximum size of a piece of these blocks."""
+        return default_piece_bytes(self.block_bytes)
 
 
 class DeviceSink:
-    """Where a receiver's bytes go that arrive in its device's memory."""
+    """Where a receiver puts bytes that arrive in device memory."""
 
     def __init__(
         self,
@@ -72,10 +75,11 @@ class DeviceSink:
         window_pieces: int = WINDOW_PIECES,
         piece_bytes: int | None = None,
     ) -> None:
-        """`place`: the block that the ticket of a transfer reserved as `ordinal`-th of a group. `steps_run`:
-        whether the device decodes at this moment, and is to be left most of itself."""
+        """`place(transfer, group, ordinal)`: the block that a transfer's ticket reserved as the `ordinal`-th
+        of a group. `steps_run`: whether decode steps run on the device now, and moves must leave most of it
+        to them."""
         self.blocks = blocks
         self.place = place
         self.steps_run = steps_run
         self.window_pieces = window_pieces
-        self.piece_bytes = piece_bytes if piece_bytes is not None else blocks.largest_piece()
+        self.piece_bytes = piece_bytes if piece_bytes is not None else blocks.default_piece_bytes()

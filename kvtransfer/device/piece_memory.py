@@ -1,8 +1,8 @@
-"""Staging in a device's memory: pieces by index, before each of them a head where its transport has one.
+"""Staging in device memory: pieces by index, each with a header where its transport has one.
 
-    head 0 | piece 0 | head 1 | piece 1 …     `stride` bytes apart; seen from outside, pieces alone
+    header 0 | piece 0 | header 1 | piece 1 …     `stride` bytes apart; a `Window` shows the pieces alone
 
-A head is for the parts of its piece's sum (`piece_sums`), where they travel with the bytes.
+A header has the partial sums of its piece (`piece_sums`), where they travel with the bytes.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kvtransfer.device.piece_sums import ROW_BYTES, sum_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-_ALIGNED = 16
+_ALIGNMENT = 16
 
 
 class PieceMemory:
-    """A `Window`. Whose it is frees it. Who has heads has a transport that brings bytes into this process's
-    memory itself: no other opens it."""
+    """A `Window`, freed by its owner. With headers, no other process can open it: its transport brings bytes
+    into this process's memory itself."""
 
     def __init__(self, device: LinkDevice, pieces: int, piece_bytes: int, *, heads: bool = False) -> None:
-        """OSError where the device has no room."""
+        """OSError where the device has no memory left."""
         self.head = ROW_BYTES if heads else 0
-        self.stride = self.head + (-(-piece_bytes // _ALIGNED) * _ALIGNED if heads else piece_bytes)
+        self.stride = self.head + (-(-piece_bytes // _ALIGNMENT) * _ALIGNMENT if heads else piece_bytes)
         self.size = pieces * piece_bytes
         self._piece_bytes = piece_bytes
         allocate = device.allocate_own if heads else device.allocate
@@ -39,23 +39,19 @@ class PieceMemory:
         """uint8, from the first piece's first byte on."""
         return self.memory.tensor[self.head :]
 
-    def address(self, index: int) -> int:
-        """Where an index begins, with its head."""
+    def address_of(self, index: int) -> int:
+        """The device address of an index's header, or of its piece where there are no headers."""
         return self.memory.address + index * self.stride
 
-    def place(self, index: int) -> int:
-        """As sums have it: of the parts of an index's."""
-        return self.address(index)
-
     def parts(self, index: int) -> Tensor:
-        """int64 [SUM_PARTS]: the head of an index."""
+        """The header of an index: int64 [SUM_PARTS]."""
         import torch
 
         begins = index * self.stride
         return self.memory.tensor[begins : begins + self.head].view(torch.int64)
 
     def sum_of(self, index: int) -> int:
-        """That of an index's head; waits for the device."""
+        """The sum in an index's header, in [0, 2^64); synchronizes with the device."""
         begins = index * self.stride
         return sum_of(self.memory[begins : begins + self.head].view(np.uint64))
 
@@ -66,5 +62,5 @@ class PieceMemory:
         return self.memory[begins : begins + part.stop - part.start]
 
     def free(self) -> None:
-        """When every line that moves its bytes is over. Idempotent."""
+        """Frees it; all work that accesses it must have finished. Idempotent."""
         self.memory.free()

@@ -1,14 +1,14 @@
-"""What the programs that move a piece have found of its words' sum, each its part; the host adds them up.
+"""Checksums of pieces that a kernel moves: each of its programs writes a partial sum, and the host adds them.
 
-    parts   uint64 [staging indices, SUM_PARTS], in the host's memory, written by a device; twice as wide
-            where the parts that a sender found travel before their piece, and are copied there
+    parts   uint64 [staging indices, SUM_PARTS], in host memory, written by a device; twice as wide where the
+            partial sums of the sender travel before their piece, and are copied here
 
-So a sum needs no memory of the device's that somebody has to clear, and no copy to the host.
+So a sum needs no device memory that must be cleared, and no copy to the host.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,36 +22,27 @@ ROW_BYTES = 8 * SUM_PARTS
 
 
 def sum_of(parts: NDArray[np.uint64]) -> int:
-    """Mod 2^64."""
+    """The sum of the parts mod 2^64."""
     return int(np.add.reduce(parts))
 
 
-class SumPlaces(Protocol):
-    """Where a mover leaves parts: here, or in staging, to travel with their piece (`piece_memory`)."""
-
-    def place(self, index: int) -> int:
-        """The address of a staging index's, as the device has it."""
-
-    def parts(self, index: int) -> Tensor:
-        """The same as int64 [SUM_PARTS]."""
-
-
 class PieceSums:
-    """Of one link's staging. Whose memory it is keeps it until every line that writes it has finished."""
+    """The partial sums of one link's staging. The memory's owner must keep it until every stream that writes
+    it was synchronized."""
 
     def __init__(self, parts: NDArray[np.uint64], address: int) -> None:
-        """`address`: of the parts, as the device finds them."""
+        """`address`: of `parts`, on the device."""
         self._parts = parts[:, :SUM_PARTS]
-        self._said = parts[:, SUM_PARTS:]
+        self._reported = parts[:, SUM_PARTS:]
         self._address = address
         self._row_bytes: int = parts.itemsize * parts.shape[1]
 
-    def place(self, index: int) -> int:
+    def address_of(self, index: int) -> int:
         """Where a device writes the parts of a staging index."""
         return self._address + index * self._row_bytes
 
     def parts(self, index: int) -> Tensor:
-        """As int64 [SUM_PARTS]."""
+        """The parts of a staging index: int64 [SUM_PARTS]."""
         import torch
 
         return torch.from_numpy(self._parts[index].view(np.int64))
@@ -60,20 +51,20 @@ class PieceSums:
         """The sum of the words that were moved last, in [0, 2^64), once the device is done with them."""
         return sum_of(self._parts[index])
 
-    def forget_said(self, index: int) -> None:
-        """What was said of the piece that had the index before: only a move says it anew."""
-        self._said[index] = 0
+    def clear_reported(self, index: int) -> None:
+        """Clears the sender's sum of the piece that had the index before; a move writes it anew."""
+        self._reported[index] = 0
 
-    def said(self, index: int) -> int:
-        """The sum that its sender found, of a piece that was moved."""
-        return sum_of(self._said[index])
+    def reported(self, index: int) -> int:
+        """The sum that the sender computed, of a piece that was moved."""
+        return sum_of(self._reported[index])
 
-    def said_parts(self, index: int) -> Tensor:
-        """As int64 [SUM_PARTS]."""
+    def reported_parts(self, index: int) -> Tensor:
+        """The sender's parts of a staging index: int64 [SUM_PARTS]."""
         import torch
 
-        return torch.from_numpy(self._said[index].view(np.int64))
+        return torch.from_numpy(self._reported[index].view(np.int64))
 
-    def let_go(self) -> None:
-        """Of the memory; nothing else is called any more."""
-        self._parts, self._said = self._parts[:0].copy(), self._said[:0].copy()
+    def detach(self) -> None:
+        """Drops every view of the memory; no call may follow."""
+        self._parts, self._reported = self._parts[:0].copy(), self._reported[:0].copy()

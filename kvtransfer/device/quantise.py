@@ -3,8 +3,8 @@
     scale = max |x| / limit over the row, 1 where that is 0           limit = 448 (e4m3), 127 (int8)
     code  = x / scale, rounded to nearest even                        x ≈ code · scale
 
-A row is what one head keeps of one token: the last dimension of a block. Rounding costs at most 1/16 of an
-element (e4m3, above scale · 2^-6), or half a scale (int8).
+A row is one head's vector of one token: the last dimension of a block. The rounding error is at most 1/16 of
+an element (e4m3, above scale · 2^-6), or half a scale (int8).
 
 A GPU runs `kvtransfer.device.kernels.quantise`, a CPU the reference here; both give the same bits.
 """
@@ -20,7 +20,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class EightBit(Enum):
-    """How eight bits are read; the value is the largest size they have."""
+    """An 8-bit format; the value is its largest magnitude."""
 
     E4M3 = 448.0
     INT8 = 127.0
@@ -34,16 +34,17 @@ def quantise(rows: Tensor, kind: EightBit) -> tuple[Tensor, Tensor]:
 
 
 def restore(codes: Tensor, scales: Tensor, kind: EightBit, dtype: torch.dtype) -> Tensor:
-    """What `quantise` made of rows, in one of its dtypes. ValueError for another."""
+    """Inverse of `quantise`: codes uint8 [n, dim], scales float32 [n] → rows [n, dim] of `dtype`, one of
+    those that `quantise` takes; ValueError for another."""
     if dtype not in _DTYPES:
-        raise ValueError(f"rows are restored in 16 or 32 bits, not as {dtype}")
+        raise ValueError(f"rows are restored as float32, bfloat16 or float16, not {dtype}")
     if codes.device.type == "cpu":
         return _restore(codes, scales, kind, dtype)
     return restore_by_kernel(codes, scales, kind, dtype)
 
 
 def quantise_by_kernel(rows: Tensor, kind: EightBit) -> tuple[Tensor, Tensor]:
-    """Triton is imported when first needed."""
+    """`quantise` by the Triton kernel, which is imported when first needed."""
     from kvtransfer.device.kernels import quantise as eight_bit
 
     codes = torch.empty_like(rows, dtype=torch.uint8)
@@ -53,7 +54,7 @@ def quantise_by_kernel(rows: Tensor, kind: EightBit) -> tuple[Tensor, Tensor]:
 
 
 def restore_by_kernel(codes: Tensor, scales: Tensor, kind: EightBit, dtype: torch.dtype) -> Tensor:
-    """Triton is imported when first needed."""
+    """`restore` by the Triton kernel, which is imported when first needed."""
     from kvtransfer.device.kernels import quantise as eight_bit
 
     rows = torch.empty_like(codes, dtype=dtype)

@@ -1,14 +1,14 @@
-"""Frames between the thread that carries them and the loop that works on them: bounded, in order.
+"""A bounded queue of frames, from the thread that reads a link's messages to the loop that handles them.
 
-A receiver's inbox also lands pieces: their bytes go into staging before their frame is queued, so a
-piece that is heard is a piece that is there.
+A receiver's queue also stores pieces: their bytes are in staging before their frame is queued, so the bytes
+of a piece that was received are there.
 """
 
 from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from baton.errors import BatonError
 from kvtransfer.link.staging import Staging
@@ -22,22 +22,27 @@ from kvtransfer.protocol.frames import (
 
 T = TypeVar("T")
 
-# Control frames an inbox holds besides a window of pieces; a peer that sends more has to wait.
+# Control frames a queue holds besides a window of pieces; a peer that sends more has to wait.
 CONTROL_FRAMES = 1024
-# How often a full inbox looks whether it was closed meanwhile.
+# How often `put` on a full queue checks whether the queue was closed.
 _FULL_POLL_S = 0.05
 
 
-class Inbox(Generic[T]):
-    """One thread puts, another takes. `close` names why no more will come."""
+class FrameQueue(Generic[T]):
+    """One thread calls `accept` and `close`, another `take`."""
 
-    def __init__(self, bound: int, wake: Callable[[], None]) -> None:
+    def __init__(self, bound: int, decode: Callable[[bytes], T], wake: Callable[[], None]) -> None:
+        """`decode` raises FrameError for a message that is not a valid frame. `wake` is called when
+        something was queued, and on close."""
         self._frames: queue.Queue[T] = queue.Queue(bound)
+        self._decode = decode
         self._wake = wake
         self._closed: BatonError | None = None
 
-    def put(self, frame: T) -> None:
-        """Queues a frame; waits while the inbox is full, which holds the peer back. Dropped once closed."""
+    def accept(self, message: bytes) -> None:
+        """Decodes a message and queues its frame; blocks while the queue is full, which holds the peer back.
+        Dropped once closed. FrameError: the link is to be broken."""
+        frame = self._decode(message)
         while self._closed is None:
             try:
                 self._frames.put(frame, timeout=_FULL_POLL_S)
@@ -47,55 +52,35 @@ class Inbox(Generic[T]):
             return
 
     def take(self) -> T | None:
+        """The next frame, or None."""
         try:
             return self._frames.get_nowait()
         except queue.Empty:
             return None
 
     def close(self, error: BatonError) -> None:
-        """The first reason stays."""
+        """No frame follows, for this reason; the first reason is kept."""
         if self._closed is None:
             self._closed = error
         self._wake()
 
     def closed(self) -> BatonError | None:
+        """Why no frame follows; None while open."""
         return self._closed
 
 
-class Landing(Protocol):
-    """What a receiver's stream needs of whoever takes its messages."""
+def receiver_queue(staging: Staging, wake: Callable[[], None]) -> FrameQueue[SenderFrame]:
+    """A receiver's queue, which stores the payload of pieces in `staging`."""
 
-    def accept(self, message: bytes) -> None:
-        """By the thread that carries them. Raises `FrameError`, after which nothing more comes."""
-
-    def take(self) -> SenderFrame | None: ...
-
-    def close(self, error: BatonError) -> None: ...
-
-    def closed(self) -> BatonError | None: ...
-
-
-class ReceiverInbox(Inbox[SenderFrame]):
-    """Takes a sender's raw messages, lands pieces in staging."""
-
-    def __init__(self, staging: Staging, wake: Callable[[], None]) -> None:
-        super().__init__(staging.pieces + CONTROL_FRAMES, wake)
-        self._staging = staging
-
-    def accept(self, message: bytes) -> None:
-        """Raises `FrameError` where the message is no frame, or a piece that may not land."""
+    def decode(message: bytes) -> SenderFrame:
         frame, payload = decode_from_sender(message)
         if isinstance(frame, Piece):
-            self._staging.land(frame, payload)
-        self.put(frame)
+            staging.store(frame, payload)
+        return frame
+
+    return FrameQueue(staging.pieces + CONTROL_FRAMES, decode, wake)
 
 
-class SenderInbox(Inbox[ReceiverFrame]):
-    """Takes a receiver's raw messages."""
-
-    def __init__(self, window_pieces: int, wake: Callable[[], None]) -> None:
-        super().__init__(window_pieces + CONTROL_FRAMES, wake)
-
-    def accept(self, message: bytes) -> None:
-        """Raises `FrameError` where the message is no frame."""
-        self.put(decode_from_receiver(message))
+def sender_queue(window_pieces: int, wake: Callable[[], None]) -> FrameQueue[ReceiverFrame]:
+    """A sender's queue."""
+    return FrameQueue(window_pieces + CONTROL_FRAMES, decode_from_receiver, wake)

@@ -1,18 +1,18 @@
-"""What a transport must do, and nothing about links, credits or transfers.
+"""What a transport provides. It knows nothing of credits and transfers.
 
-    receiver                                     sender
+    receiver                                        sender
     listener = …(host, port)
-    call = listener.next_call()          ◀────   connector.open(address, request)
-    staging = Staging(…, call.window(size))
-    wire = call.grant(response, staging) ────▶   response, wire
-                                         ◀────   wire.put(piece, payload)     bytes, then their piece
-    wire.hear()                          ◀────   wire.tell(frame)             behind every earlier put
-    wire.tell(frame)                     ────▶   wire.hear()
+    request = listener.next_request()       ◀────   connector.open(endpoint, request)
+    staging = Staging(…, request.window(size))
+    wire = request.grant(response, staging) ────▶   response, wire
+                                            ◀────   wire.put(piece, payload)   bytes, then their piece
+    wire.receive()                          ◀────   wire.send(frame)           after every earlier put
+    wire.send(frame)                        ────▶   wire.receive()
 
-One-sided: granting a call exports the window of staging; `put` writes into one index of it, and the
-piece is heard only when its bytes are there (but see `LandingWire`). All methods but `open` return at once
-(`close` where a device writes waits until it has stopped); they are called by one thread, the engine's loop.
-A transport's own threads do no more than move frames through bounded queues and call `wake`.
+One-sided: granting a request exports the staging window; `put` writes one index of it, and the piece is
+received only when its bytes are there (except on a `DeviceReceiverWire`). All methods but `Connector.open`
+return at once (`close` blocks where a device writes, until it has stopped); they are called by one thread,
+the engine's loop. A transport's own threads only move frames through bounded queues and call `wake`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.device.link_device import LinkDevice, Moment
+from baton.device.link_device import LinkDevice
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.link.staging import Staging, Window
-from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderFrame, Words
+from kvtransfer.protocol.addresses import Endpoint
+from kvtransfer.protocol.frames import Piece, ReceiverFrame, SenderControl, SenderFrame
 
 
-class OutOfReachError(BatonError):
-    """This transport cannot link these two processes; another may. Nobody has judged the request."""
+class UnreachableError(BatonError):
+    """This transport cannot link these two processes; another may. The request was not judged."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorKind.UNAVAILABLE, message)
@@ -37,117 +39,118 @@ class OutOfReachError(BatonError):
 class ReceiverWire(Protocol):
     """The receiver's end of one link."""
 
-    def hear(self) -> SenderFrame | None:
-        """The next frame in the order it was sent, or None if none is there yet."""
+    def receive(self) -> SenderFrame | None:
+        """The next frame in the order of sending, or None if none has come yet."""
 
-    def tell(self, frame: ReceiverFrame) -> None:
+    def send(self, frame: ReceiverFrame) -> None:
         """Sends a frame; dropped once the wire is broken."""
 
     def attached(self) -> bool:
-        """Whether the sender has come to this wire."""
+        """Whether the sender has connected to this wire."""
 
-    def broken(self) -> BatonError | None:
-        """Why nothing more will be heard, once every earlier frame was; None while the wire is whole."""
+    def failure(self) -> BatonError | None:
+        """Why nothing more will be received, once every earlier frame was; None while the wire works."""
 
-    def restless(self) -> bool:
-        """Whether something is on its way that no wake will tell of: look again within microseconds."""
+    def busy_poll(self) -> bool:
+        """Whether something is under way that causes no wake-up: poll again within microseconds."""
 
     def fenced(self) -> bool:
-        """Proof that nothing can write into the exported staging any more."""
+        """True once it is certain that nothing can write the exported staging any more."""
 
     def close(self, error: BatonError) -> None:
-        """Breaks the wire, telling the sender why if it still listens, and begins to fence it."""
+        """Breaks the wire, sends the sender the reason if it still listens, and starts fencing."""
 
 
-class LandingWire(ReceiverWire, Protocol):
-    """The receiver's end of a link between devices: a piece may be heard before its bytes are there."""
+class DeviceReceiverWire(ReceiverWire, Protocol):
+    """The receiver's end of a link between devices: a piece may be received before its bytes are there."""
 
-    def landed(self) -> int:
-        """How many of the pieces that were heard, or are about to be, are there; they land in their order."""
+    def arrived_count(self) -> int:
+        """How many pieces have their bytes in staging, in the order of the pieces."""
 
-    def arrival(self, piece: Piece) -> Moment | None:
-        """When the bytes of the piece that was heard last are there, where the receiver's device knows."""
+    def arrival_event(self, piece: Piece) -> Event | None:
+        """An event that completes with the bytes of the piece received last, where this device has one."""
 
     def checksum(self, piece: Piece) -> int:
-        """What the sender's device found in a piece that has landed."""
+        """The checksum that the sender's device computed of a piece whose bytes are there."""
 
 
 class SenderWire(Protocol):
     """The sender's end of one link."""
 
     @property
-    def gathers(self) -> bool:
-        """Whether it takes pieces by `put_blocks` in place of `put`: a `GatheringWire`."""
+    def shares_clock(self) -> bool:
+        """Whether both ends have one monotonic clock: they are on one host."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it takes pieces by `put_blocks` in place of `put`: a `DeviceSenderWire`."""
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         """Writes `payload` into the piece's staging index, then announces it; has read it on return."""
 
-    def tell(self, frame: Words) -> None:
-        """Sends a frame behind every earlier put; dropped once the wire is broken."""
+    def send(self, frame: SenderControl) -> None:
+        """Sends a frame after every earlier put; dropped once the wire is broken."""
 
-    def hear(self) -> ReceiverFrame | None:
-        """The next frame in the order it was sent, or None if none is there yet."""
+    def receive(self) -> ReceiverFrame | None:
+        """The next frame in the order of sending, or None if none has come yet."""
 
-    def broken(self) -> BatonError | None:
-        """Why nothing more will be heard, once every earlier frame was; None while the wire is whole."""
+    def failure(self) -> BatonError | None:
+        """Why nothing more will be received, once every earlier frame was; None while the wire works."""
 
     def close(self) -> None:
-        """Breaks the wire. Frames that have not left are lost."""
+        """Breaks the wire. Frames that have not been sent are lost."""
 
 
-class GatheringWire(SenderWire, Protocol):
-    """The sender's end of a link between devices: it reads the blocks itself, later."""
+class DeviceSenderWire(SenderWire, Protocol):
+    """The sender's end of a link between devices: the device reads the blocks itself, later."""
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
-        """Announces a piece of these blocks of its group, which are final at that moment of their device's;
-        `gather` is to follow. Its checksum is of its place alone: that of its words is added on the way."""
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
+        """Announces a piece of these blocks of its group, which are final once `after` completes; `gather`
+        must follow. The piece's checksum covers its place alone: the device adds that of its words."""
 
     def gather(self) -> None:
-        """Has the device read what was put. Apart from it, for a word that goes behind the piece is said
-        sooner than that."""
+        """Enqueues the device's reads of what was put. Separate from `put_blocks`, so that a frame that
+        follows the piece can be sent first, which is faster."""
 
-    def keep_awake(self) -> None:
-        """Blocks are about to be put: the device is to be ready when they are."""
+    def keep_warm(self) -> None:
+        """Keeps the device from going idle: blocks are about to be put."""
 
-    def restless(self) -> bool:
-        """Whether something is under way that wakes nobody: look again within microseconds, `gathered`
-        too."""
+    def busy_poll(self) -> bool:
+        """Whether something is under way that causes no wake-up: poll again within microseconds, also for
+        `gathered_count`."""
 
-    def gathered(self) -> int:
-        """How many pieces' blocks have been read since the link is there, in the order of their puts; all,
-        once it is closed."""
+    def gathered_count(self) -> int:
+        """How many pieces' blocks have been read since the link was opened, in the order of their puts; all
+        of them once it is closed."""
 
 
-class OpenCall(Protocol):
-    """A sender that asks for a link and waits for the answer; answered exactly once."""
+class LinkRequest(Protocol):
+    """A sender that requests a link and waits; answered exactly once, by `grant` or `refuse`."""
 
     @property
     def request(self) -> OpenLinkRequest: ...
 
     @property
     def device(self) -> LinkDevice | None:
-        """Where the sender's device would write; None where bytes come to the host."""
+        """The receiver's device that the sender's would write to; None where bytes come to the host."""
 
     def window(self, pieces: int, piece_bytes: int) -> Window | None:
-        """Memory for the staging of this call's link, the device's where there is one; None where messages
-        bring their pieces. `BatonError` OVERLOADED."""
+        """Memory for the staging of this link, on the device where there is one; None where messages bring
+        their pieces. BatonError(OVERLOADED) where there is none left."""
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> ReceiverWire:
-        """Exports the window to this sender and gives the wire it will come to."""
+        """Exports the window to this sender; the wire that it will connect to."""
 
     def refuse(self, error: BatonError) -> None: ...
 
 
 class Listener(Protocol):
-    """Where senders find a receiver."""
+    """Where senders reach a receiver."""
 
     @property
-    def transport(self) -> str: ...
+    def endpoint(self) -> Endpoint: ...
 
-    @property
-    def address(self) -> str: ...
-
-    def next_call(self) -> OpenCall | None: ...
+    def next_request(self) -> LinkRequest | None: ...
 
     def close(self) -> None:
         """Breaks every wire and ends every thread of this listener."""
@@ -159,14 +162,14 @@ class Connector(Protocol):
     @property
     def transport(self) -> str: ...
 
-    def takes(self, address: str) -> bool:
-        """Whether this is an address of a listener of this transport."""
+    def reaches(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is of this transport and can be reached from this process."""
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, SenderWire]:
         """Opens a link; blocks for at most `timeout_s`, so it is called in a thread of its own.
 
-        Raises `BatonError`: CONFLICT where the ends do not fit together, DEADLINE, UNAVAILABLE, OVERLOADED;
-        `OutOfReachError` where another transport is worth a try.
+        BatonError: CONFLICT where the ends do not fit together, DEADLINE, UNAVAILABLE, OVERLOADED;
+        UnreachableError where another transport should be tried.
         """

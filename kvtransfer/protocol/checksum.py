@@ -10,13 +10,13 @@
                     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
                     z ^ (z >> 31)                                     all mod 2^64
 
-Any change of a single word is detected for certain: it adds d * m[i] with 0 < |d| < 2^32, and an odd
+A change of a single word is always detected: it adds d * m[i] with 0 < |d| < 2^32, and an odd
 m[i] is invertible mod 2^64, so the product is not 0. The same holds for the place: splitmix64 is a
-bijection, so two places that differ in one field never have the same `a`. Any other change escapes
-with a chance of about 2^-60 (it guards against faults, not against forgers: tickets do that).
-Padding is unambiguous, since the length is part of the place. A sum of independent products suits
-numpy, and a GPU kernel may add them in any order. There the first factors of a tile's words stay in
-registers, and the second is one for all of them: a word costs it one product.
+bijection, so two places that differ in one field never have the same `a`. Any other change goes
+undetected with a probability of about 2^-60 (the checksum guards against faults; tickets guard against
+forgery). Padding is unambiguous, since the length is part of the place. A sum of independent products suits
+numpy, and a GPU kernel may add the products in any order. There a tile's first factors stay in registers and
+its second factor is shared, so a word costs one multiplication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MASK = (1 << 64) - 1
-# Words with a first factor each; so many in a row share their second.
+# Words of a tile have their own first factors and share one second factor.
 TILE_WORDS = 4096
 TILE_SEED = 1 << 32
 _WORD_BYTES, _PAIR_BYTES = 4, 8
@@ -50,7 +50,7 @@ def multipliers(count: int) -> NDArray[np.uint64]:
 
 
 def _factors(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """First factors, of a tile's words; second ones, of as many tiles as hold `count` words."""
+    """The first factors of one tile, and the second factors of as many tiles as hold `count` words."""
     tiles = np.arange(-(-count // TILE_WORDS), dtype=np.uint64) + np.uint64(TILE_SEED)
     return _odd(np.arange(TILE_WORDS, dtype=np.uint64)), _odd(tiles)
 
@@ -64,7 +64,7 @@ def _odd(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def place_sum(transfer: int, group: int, ordinal: int, offset: int, length: int) -> int:
-    """`a` of the formula."""
+    """`a` of the formula, in [0, 2^64)."""
     mixed = _begun(transfer, group)
     for field in (ordinal, offset, length):
         mixed = splitmix64(mixed ^ field)
@@ -73,19 +73,19 @@ def place_sum(transfer: int, group: int, ordinal: int, offset: int, length: int)
 
 @lru_cache(maxsize=1024)
 def _begun(transfer: int, group: int) -> int:
-    """What all pieces of a transfer's group begin with."""
+    """The common prefix of the place sums of a transfer's group."""
     return splitmix64(splitmix64(transfer) ^ group)
 
 
 class PieceChecksum:
     """Computes the checksum of pieces of at most `piece_bytes` bytes. Owned by one thread.
 
-    Words are read in pairs W = w[2i] + w[2i+1] * 2^32, as they lie there, and not widened one by one:
+    Words are read in pairs W = w[2i] + w[2i+1] * 2^32, without widening each:
 
         w[2i] * m[2i] + w[2i+1] * m[2i+1]  =  W * m[2i] + (W >> 32) * (m[2i+1] - m[2i] * 2^32)   mod 2^64
 
-    First factors alone, some tiles at a time, then each tile's sum times its second: what is computed with
-    stays in the nearest caches.
+    First factors are applied to a few tiles at a time, then each tile's sum is multiplied by its second
+    factor, so that the working set stays in the L1 and L2 caches.
     """
 
     def __init__(self, piece_bytes: int) -> None:
@@ -110,7 +110,7 @@ class PieceChecksum:
         return total & _MASK
 
     def _tiles(self, pairs: NDArray[np.uint64], first: int) -> int:
-        """Of tiles one behind the other, [n, _TILE_PAIRS]."""
+        """The sum of consecutive tiles, pairs [n, _TILE_PAIRS]."""
         upper = np.right_shift(pairs, 32, out=self._scratch[: len(pairs)])
         sums = np.einsum("tp,p->t", pairs, self._of_pair)
         sums += np.einsum("tp,p->t", upper, self._of_upper)

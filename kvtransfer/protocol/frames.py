@@ -1,21 +1,22 @@
-"""What travels on a link's stream: frames of a fixed little-endian header and a payload.
+"""Frames of a link: a fixed little-endian header and a payload.
 
-    sender -> receiver                              receiver -> sender
-      PIECE     bytes of a block, into staging        CREDIT     staging indices, free again
-      RECORD    what is known of it at the beginning  STOP       send no more of this transfer
-      COMMIT    the CommitRecord, or what RECORD left
-                out; behind all pieces
-      WITHDRAW  nothing more comes; not committed     COMMITTED  the commit is accepted
-      QUIET     answers STOP: nothing more comes      REFUSED    it is not; kind and text say why
+    sender -> receiver                                 receiver -> sender
+      PIECE     bytes of a block, into staging           CREDIT      staging indices, free again
+      METADATA  the ticket, and early metadata           STOP        send no more of this transfer
+      COMMIT    the CommitRecord, or what METADATA left
+                out; follows all pieces
+      WITHDRAW  nothing more follows; not committed      COMMIT_ACK  the commit is accepted
+      STOP_ACK  answers STOP: nothing more follows       REFUSED     the transfer is refused: kind and text
 
     header, 48 bytes:  magic u16 | kind u8 | reason u8 | group u32 | transfer u64 | ordinal u32 |
                        staging u32 | offset u64 | length u32 | zero u32 | checksum u64
 
-`length` is the payload's. COMMITTED has a time in place of `offset`. A field that a kind does not use is
-zero. A piece's checksum is `checksum.py`'s, over its bytes and place, and the receiver verifies it in
-staging; that of every other frame is a digest of the whole message, verified here: a bit that flips in a
-commit's token ids, or in the transfer an answer names, ends the link. Decoding checks every field and raises
-`FrameError`; it never trusts a length and never reads past the message.
+`length` is the payload's. COMMIT_ACK has a time in place of `offset`. Fields that a kind does not use are
+zero.
+A piece's checksum is that of `checksum.py`, over its bytes and place, and the receiver verifies it in
+staging; that of every other frame is a digest of the whole message, verified here: a flipped bit in a
+commit's token ids, or in the transfer id of an answer, breaks the link. Decoding checks every field and
+raises `FrameError`; it trusts no length and never reads past the message.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_REASON_BYTES = 4096
 
 
 class FrameError(BatonError):
-    """A message that is no valid frame. Fails the link, never the process."""
+    """A message that is not a valid frame. Breaks the link, never the process."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorKind.INVALID, f"malformed frame: {message}")
@@ -50,21 +51,21 @@ class Kind(IntEnum):
     PIECE = 1
     COMMIT = 2
     WITHDRAW = 3
-    QUIET = 4
+    STOP_ACK = 4
     CREDIT = 5
     STOP = 6
-    COMMITTED = 7
+    COMMIT_ACK = 7
     REFUSED = 8
-    RECORD = 10  # 9 was another's
+    METADATA = 10  # 9 was used by an earlier version
 
 
 _KINDS = frozenset(Kind)
 
 
 class WithdrawReason(IntEnum):
-    """Why a transfer ended without a commit. The first two are the sender's and travel."""
+    """Why a transfer ended without a commit. The first two are sent by the sender."""
 
-    FINISHED = 1  # nothing is left to do for the receiver
+    FINISHED = 1  # there is nothing for the receiver to do
     ABORTED = 2
     LINK_LOST = 3
     CORRUPTED = 4  # a piece failed its checksum
@@ -72,7 +73,7 @@ class WithdrawReason(IntEnum):
 
 
 class StopReason(IntEnum):
-    FORGOTTEN = 1  # the receiver does not know this transfer, or no longer
+    UNKNOWN = 1  # the receiver does not expect this transfer, or no longer
     REFUSED = 2
 
 
@@ -90,7 +91,9 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Metadata:
+    """The ticket, and with it all of the record that is known before prefill ends."""
+
     transfer: int
     record: bytes
 
@@ -108,7 +111,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class StopAck:
     transfer: int
 
 
@@ -124,8 +127,8 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """`at_ns`: when, by the receiver's monotonic clock, which is the sender's too on one host."""
+class CommitAck:
+    """`at_ns`: when the commit was accepted, by the monotonic clock of the receiver's host."""
 
     transfer: int
     at_ns: int
@@ -138,111 +141,100 @@ class Refused:
     text: str
 
 
-Words = Record | Commit | Withdraw | Quiet
-"""What a sender says beside pieces."""
-SenderFrame = Piece | Words
-ReceiverFrame = Credit | Stop | Committed | Refused
+SenderControl = Metadata | Commit | Withdraw | StopAck
+"""Frames of a sender other than pieces."""
+SenderFrame = Piece | SenderControl
+ReceiverFrame = Credit | Stop | CommitAck | Refused
 
 
 def encode_piece_header(piece: Piece) -> bytes:
-    """The header that goes before the piece's bytes."""
+    """The header in front of the piece's bytes."""
     return _HEADER.pack(
         _MAGIC, Kind.PIECE, 0, piece.group, piece.transfer, piece.ordinal, piece.staging,
         piece.offset, piece.length, 0, piece.checksum,
     )  # fmt: skip
 
 
-def encode(frame: Words | ReceiverFrame) -> bytes:
-    """The whole message of a frame other than a piece."""
+def encode(frame: SenderControl | ReceiverFrame) -> bytes:
+    """The message of a frame other than a piece."""
     match frame:
-        case Record(transfer, record):
-            return _message(Kind.RECORD, transfer, payload=record)
+        case Metadata(transfer, record):
+            return _message(Kind.METADATA, transfer, payload=record)
         case Commit(transfer, record):
             return _message(Kind.COMMIT, transfer, payload=record)
         case Withdraw(transfer, reason):
             return _message(Kind.WITHDRAW, transfer, reason)
-        case Quiet(transfer):
-            return _message(Kind.QUIET, transfer)
+        case StopAck(transfer):
+            return _message(Kind.STOP_ACK, transfer)
         case Credit(indices):
             return _message(Kind.CREDIT, payload=struct.pack(f"<{len(indices)}I", *indices))
         case Stop(transfer, why):
             return _message(Kind.STOP, transfer, why)
-        case Committed(transfer, at_ns):
-            return _message(Kind.COMMITTED, transfer, at_ns=at_ns)
+        case CommitAck(transfer, at_ns):
+            return _message(Kind.COMMIT_ACK, transfer, at_ns=at_ns)
         case Refused(transfer, kind, text):
             payload = text.encode()[:MAX_REASON_BYTES]
             return _message(Kind.REFUSED, transfer, kind.value, payload)
 
 
 def decode_from_sender(message: bytes) -> tuple[SenderFrame, memoryview]:
-    """A frame on its way to the receiver, with its payload (a piece's bytes)."""
+    """Decodes a frame of a sender; the frame and its payload (a piece's bytes)."""
     kind, reason, frame, payload = _split(message)
     if kind is Kind.PIECE:
-        _expect(reason == 0, "a piece has a reason")
-        _expect(frame.length > 0, "a piece without bytes")
+        _require(reason == 0, "a piece has a reason")
+        _require(frame.length > 0, "a piece without bytes")
         return frame, payload
-    _expect_bare(frame)
+    _require_unused(frame)
     if kind is Kind.WITHDRAW:
         sent = {WithdrawReason.FINISHED.value, WithdrawReason.ABORTED.value}
-        _expect(reason in sent, f"withdraw reason {reason}")
-        _expect(not payload, "a withdraw with a payload")
+        _require(reason in sent, f"withdraw reason {reason}")
+        _require(not payload, "a withdraw with a payload")
         return Withdraw(frame.transfer, WithdrawReason(reason)), payload
-    _expect(reason == 0, f"{kind.name} has a reason")
-    if kind in (Kind.RECORD, Kind.COMMIT):
-        _expect(len(payload) <= MAX_COMMIT_BYTES, f"a commit record of {len(payload)} bytes")
-        what = Record if kind is Kind.RECORD else Commit
-        return what(frame.transfer, bytes(payload)), payload
-    _expect(kind is Kind.QUIET, f"{kind.name} does not come from a sender")
-    _expect(not payload, "a quiet with a payload")
-    return Quiet(frame.transfer), payload
+    _require(reason == 0, f"{kind.name} has a reason")
+    if kind in (Kind.METADATA, Kind.COMMIT):
+        _require(len(payload) <= MAX_COMMIT_BYTES, f"a commit record of {len(payload)} bytes")
+        made = Metadata if kind is Kind.METADATA else Commit
+        return made(frame.transfer, bytes(payload)), payload
+    _require(kind is Kind.STOP_ACK, f"{kind.name} does not come from a sender")
+    _require(not payload, "a stop acknowledgement with a payload")
+    return StopAck(frame.transfer), payload
 
 
-def decode_announced(message: bytes) -> list[SenderFrame]:
-    """`decode_from_sender` where pieces' bytes went another way: each is announced by its header alone,
-    several in one message."""
+def decode_headers(message: bytes) -> list[SenderFrame]:
+    """Decodes a message of a link whose pieces' bytes travel outside its frames: pieces are announced by
+    their headers alone, several in one message."""
     if len(message) < HEADER_BYTES or len(message) % HEADER_BYTES or message[_KIND_AT] != Kind.PIECE:
         return [decode_from_sender(message)[0]]
     pieces: list[SenderFrame] = []
-    for (
-        magic,
-        kind,
-        reason,
-        group,
-        transfer,
-        ordinal,
-        staging,
-        offset,
-        length,
-        zero,
-        checksum,
-    ) in _HEADER.iter_unpack(message):
+    for fields in _HEADER.iter_unpack(message):
+        magic, kind, reason, group, transfer, ordinal, staging, offset, length, zero, checksum = fields
         whole = magic == _MAGIC and kind == Kind.PIECE and reason == 0 and zero == 0
-        _expect(whole, "a piece's header with other fields")
-        _expect(length > 0, "a piece without bytes")
+        _require(whole, "a piece's header with other fields")
+        _require(length > 0, "a piece without bytes")
         pieces.append(Piece(transfer, group, ordinal, offset, length, staging, checksum))
     return pieces
 
 
 def decode_from_receiver(message: bytes) -> ReceiverFrame:
-    """A frame on its way to the sender."""
+    """Decodes a frame of a receiver."""
     kind, reason, frame, payload = _split(message)
-    _expect_bare(frame, timed=kind is Kind.COMMITTED)
+    _require_unused(frame, timed=kind is Kind.COMMIT_ACK)
     if kind is Kind.REFUSED:
-        _expect(reason in {known.value for known in ErrorKind}, f"error kind {reason}")
-        _expect(len(payload) <= MAX_REASON_BYTES, f"a reason of {len(payload)} bytes")
+        _require(reason in {known.value for known in ErrorKind}, f"error kind {reason}")
+        _require(len(payload) <= MAX_REASON_BYTES, f"a reason of {len(payload)} bytes")
         return Refused(frame.transfer, ErrorKind(reason), bytes(payload).decode(errors="replace"))
     if kind is Kind.STOP:
-        _expect(reason in {known.value for known in StopReason}, f"stop reason {reason}")
-        _expect(not payload, "a stop with a payload")
+        _require(reason in {known.value for known in StopReason}, f"stop reason {reason}")
+        _require(not payload, "a stop with a payload")
         return Stop(frame.transfer, StopReason(reason))
-    _expect(reason == 0, f"{kind.name} has a reason")
+    _require(reason == 0, f"{kind.name} has a reason")
     if kind is Kind.CREDIT:
-        _expect(frame.transfer == 0, "a credit names a transfer")
-        _expect(len(payload) % 4 == 0 and len(payload) > 0, f"a credit of {len(payload)} bytes")
+        _require(frame.transfer == 0, "a credit names a transfer")
+        _require(len(payload) % 4 == 0 and len(payload) > 0, f"a credit of {len(payload)} bytes")
         return Credit(struct.unpack(f"<{len(payload) // 4}I", payload))
-    _expect(kind is Kind.COMMITTED, f"{kind.name} does not come from a receiver")
-    _expect(not payload, "a committed with a payload")
-    return Committed(frame.transfer, frame.offset)
+    _require(kind is Kind.COMMIT_ACK, f"{kind.name} does not come from a receiver")
+    _require(not payload, "a commit acknowledgement with a payload")
+    return CommitAck(frame.transfer, frame.offset)
 
 
 def _message(
@@ -253,35 +245,35 @@ def _message(
 
 
 def _digest(header: bytes | memoryview, payload: bytes | memoryview) -> bytes:
-    """Of a frame that is no piece: over all but the checksum's own place."""
+    """The checksum of a frame other than a piece: over all bytes but its own."""
     digest = hashlib.blake2b(header[:-_CHECKSUM_BYTES], digest_size=_CHECKSUM_BYTES)
     digest.update(payload)
     return digest.digest()
 
 
 def _split(message: bytes) -> tuple[Kind, int, Piece, memoryview]:
-    """Kind, reason, the fields as if of a piece, payload."""
-    _expect(len(message) >= HEADER_BYTES, f"{len(message)} bytes are shorter than a header")
+    """Kind, reason, the fields as those of a piece, payload."""
+    _require(len(message) >= HEADER_BYTES, f"{len(message)} bytes are shorter than a header")
     magic, kind, reason, group, transfer, ordinal, staging, offset, length, zero, checksum = (
         _HEADER.unpack_from(message)
     )
-    _expect(magic == _MAGIC, f"magic {magic:#06x}")
-    _expect(zero == 0, "reserved field in use")
-    _expect(kind in _KINDS, f"kind {kind}")
+    _require(magic == _MAGIC, f"magic {magic:#06x}")
+    _require(zero == 0, "the reserved field is not zero")
+    _require(kind in _KINDS, f"kind {kind}")
     payload = memoryview(message)[HEADER_BYTES:]
-    _expect(len(payload) == length, f"{len(payload)} bytes of payload, {length} announced")
+    _require(len(payload) == length, f"{len(payload)} bytes of payload, {length} announced")
     header = memoryview(message)[:HEADER_BYTES]
     whole = kind == Kind.PIECE or header[-_CHECKSUM_BYTES:] == _digest(header, payload)
-    _expect(whole, "its checksum differs")
+    _require(whole, "its checksum does not match")
     return Kind(kind), reason, Piece(transfer, group, ordinal, offset, length, staging, checksum), payload
 
 
-def _expect_bare(frame: Piece, *, timed: bool = False) -> None:
-    """`timed`: but for a time, where a piece has its offset."""
+def _require_unused(frame: Piece, *, timed: bool = False) -> None:
+    """Fields that only pieces use are zero. `timed`: but for the offset, which holds a time."""
     unused: Iterable[int] = (frame.group, frame.ordinal, 0 if timed else frame.offset, frame.staging)
-    _expect(not any(unused), "an unused field is not zero")
+    _require(not any(unused), "an unused field is not zero")
 
 
-def _expect(holds: bool, otherwise: str) -> None:
+def _require(holds: bool, otherwise: str) -> None:
     if not holds:
         raise FrameError(otherwise)

@@ -1,4 +1,4 @@
-"""What the two ends of a link compare before any byte moves."""
+"""What the two ends of a link compare before any byte moves: identity, layout and protocol version."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkRequest
 from baton.v1.types_pb2 import WorkerIdentity
 
-# What this build speaks: frames.py, and tickets that may call blocks held. In 5 pieces could come before a
-# ticket; in 3 no record went ahead of its commit; in 2 every block was sent; in 1 only pieces had checksums.
+# The version of frames.py and of tickets. In 5 pieces could precede the ticket; in 3 there was no early
+# metadata; in 2 every block was sent, resident or not; in 1 only pieces had checksums.
 PROTOCOL_MIN = 6
 PROTOCOL_MAX = 6
 INCARNATION_BYTES = 16
 
 
-def open_request(
+def link_request(
     sender: WorkerIdentity,
     receiver_incarnation: bytes,
     fingerprint: bytes,
     link_number: int,
     *,
-    beside: bool = False,
+    keep_earlier: bool = False,
 ) -> OpenLinkRequest:
-    """What a sender asks with. `link_number`: how many links it has asked for by now; `beside`: its earlier
-    link to this receiver is to stay for a while."""
+    """A sender's request for a link. `link_number`: how many links it has requested so far. `keep_earlier`:
+    its earlier link to this receiver stays open until its transfers have ended."""
     return OpenLinkRequest(
         sender=sender,
         receiver_incarnation=receiver_incarnation,
@@ -30,31 +30,32 @@ def open_request(
         protocol_min=PROTOCOL_MIN,
         protocol_max=PROTOCOL_MAX,
         link_number=link_number,
-        beside=beside,
+        keep_earlier=keep_earlier,
     )
 
 
 def same_worker(one: WorkerIdentity, other: WorkerIdentity) -> bool:
-    """Whether both are starts of one worker of one cluster."""
+    """Whether both are incarnations of one worker of one cluster."""
     return (one.cluster_id, one.name, one.rank) == (other.cluster_id, other.name, other.rank)
 
 
 def is_newer(request: OpenLinkRequest, peer: WorkerIdentity, link_number: int) -> bool:
-    """Whether a request is newer than a link of a start of the same worker: a later start, or the same and a
-    later link. A clock that was set back makes a later start look older: it gets its link as soon as that of
-    the earlier start is found broken, seconds after its end."""
+    """Whether a request is newer than an existing link of the same worker: of a later incarnation, or of the
+    same one with a higher link number. If the wall clock was set back, a later incarnation looks older: its
+    link is granted once the earlier one's is found broken, seconds after that process ended."""
     if request.sender.incarnation == peer.incarnation:
         return request.link_number >= link_number
     return request.sender.started_ns > peer.started_ns
 
 
 def agree(request: OpenLinkRequest, receiver: WorkerIdentity, fingerprint: bytes) -> int:
-    """The protocol both speak; `BatonError` naming the difference where there can be no link."""
+    """The protocol version for this link; a BatonError that names the difference where the ends do not
+    match."""
     sender = request.sender
     if not sender.name or len(sender.incarnation) != INCARNATION_BYTES:
         raise BatonError(ErrorKind.INVALID, "a sender needs a name and an incarnation of 16 bytes")
     if request.receiver_incarnation != receiver.incarnation:
-        # The sender's ticket is of an earlier start of ours: another attempt will be right.
+        # The sender's ticket is of an earlier incarnation of this receiver: a retry will have a current one.
         raise BatonError(
             ErrorKind.UNAVAILABLE,
             f"incarnation differs: sender {sender.name!r} looks for {receiver.name!r} "

@@ -1,12 +1,12 @@
-"""How both ends of a link prove that they know the cluster's secret, before either gives the other anything.
+"""Mutual authentication of a link's ends: each proves that it knows the cluster's secret.
 
     sender                                                             receiver
-                    ◀── challenge ──                                   good once, for `LIFE_S`
+                    ◀── challenge ──                                   valid once, for `LIFETIME_S`
       hello: request, challenge, nonce, HMAC of all three ──▶          verified before any memory is allocated
                     ◀── answer: response, HMAC of it and the hello ──  verified before anything is sent
 
-The HMAC is SHA-256 under a key derived from the secret (`baton/cluster_auth.py`). A challenge that was not
-redeemed takes no memory: it carries its own time and a seal under a key of its listener's alone.
+The MAC is HMAC-SHA256 under a key derived from the secret (`baton/cluster_auth.py`). An issued challenge
+takes no memory: it carries its time and a MAC under a key that only its listener has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from baton.v1.transfer_pb2 import (
     SignedOpenLinkResponse,
 )
 
-LIFE_S = 10.0
+LIFETIME_S = 10.0
 NONCE_BYTES = 16
 _TIME = struct.Struct("<d")
 _SEAL_BYTES = 32
@@ -37,13 +37,13 @@ _CHALLENGE_BYTES = _TIME.size + NONCE_BYTES + _SEAL_BYTES
 
 
 class Challenges:
-    """Of one listener. Any thread may call it."""
+    """The challenges of one listener. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._key = secrets.token_bytes(32)
         self._lock = threading.Lock()
-        # Those redeemed within their life, the oldest first: only who knows the secret adds to them.
+        # Challenges redeemed within their lifetime, oldest first; only holders of the secret add to them.
         self._redeemed: dict[bytes, float] = {}
 
     def issue(self) -> bytes:
@@ -52,7 +52,7 @@ class Challenges:
         return body + self._seal(body)
 
     def redeem(self, challenge: bytes) -> bool:
-        """Whether it was issued here, is young enough and had not been redeemed; from now on it has."""
+        """True once for a challenge that was issued here and has not expired; marks it as redeemed."""
         body, seal = challenge[:-_SEAL_BYTES], challenge[-_SEAL_BYTES:]
         if len(challenge) != _CHALLENGE_BYTES or not hmac.compare_digest(seal, self._seal(body)):
             return False
@@ -61,9 +61,9 @@ class Challenges:
             now = self._clock()
             while self._redeemed and now > self._redeemed[oldest := next(iter(self._redeemed))]:
                 del self._redeemed[oldest]
-            if now > issued + LIFE_S or challenge in self._redeemed:
+            if now > issued + LIFETIME_S or challenge in self._redeemed:
                 return False
-            self._redeemed[challenge] = now + LIFE_S
+            self._redeemed[challenge] = now + LIFETIME_S
             return True
 
     def _seal(self, body: bytes) -> bytes:
@@ -71,14 +71,14 @@ class Challenges:
 
 
 class LinkAuth:
-    """What a process proves and verifies hellos with. An empty secret is known to everybody."""
+    """Signs and verifies the messages of the handshake. An empty secret authenticates nobody."""
 
     def __init__(self, secret: str = "") -> None:
         self.token = RpcToken(secret)
         self._key = link_key(secret)
 
     def hello(self, request: OpenLinkRequest, challenge: bytes) -> SignedOpenLinkRequest:
-        """By the sender."""
+        """The sender's signed request, in answer to a challenge."""
         hello = SignedOpenLinkRequest(
             request=request.SerializeToString(),
             challenge=challenge,
@@ -88,48 +88,54 @@ class LinkAuth:
         return hello
 
     def verify_hello(self, hello: SignedOpenLinkRequest, challenges: Challenges) -> OpenLinkRequest:
-        """By the receiver: what is asked. `BatonError` UNAUTHENTICATED, INVALID for what is no request."""
+        """The request in a hello, at the receiver. BatonError: UNAUTHENTICATED, or INVALID where it cannot be
+        parsed."""
         right = hmac.compare_digest(hello.proof, self._proof_of(hello))
         if not (right and len(hello.nonce) == NONCE_BYTES and challenges.redeem(hello.challenge)):
             raise BatonError(ErrorKind.UNAUTHENTICATED, f"no link: {UNAUTHENTICATED}")
         try:
             return OpenLinkRequest.FromString(hello.request)
         except DecodeError as error:
-            raise BatonError(ErrorKind.INVALID, "the request for a link cannot be read") from error
+            raise BatonError(ErrorKind.INVALID, "the link request cannot be parsed") from error
 
     def answer(self, hello: SignedOpenLinkRequest, response: OpenLinkResponse) -> SignedOpenLinkResponse:
-        """By the receiver, to a hello that was right."""
+        """The receiver's signed answer to a verified hello."""
         serialised = response.SerializeToString()
         return SignedOpenLinkResponse(
             response=serialised, proof=self._mac(b"answer", hello.proof, serialised)
         )
 
     def verify_answer(self, hello: SignedOpenLinkRequest, answer: SignedOpenLinkResponse) -> OpenLinkResponse:
-        """By the sender. `BatonError` UNAUTHENTICATED, INVALID for what is no answer."""
+        """The response in an answer, at the sender. BatonError: UNAUTHENTICATED, or INVALID where it cannot
+        be parsed."""
         if not hmac.compare_digest(answer.proof, self._mac(b"answer", hello.proof, answer.response)):
-            raise BatonError(ErrorKind.UNAUTHENTICATED, f"the receiver proves nothing: {UNAUTHENTICATED}")
+            raise BatonError(
+                ErrorKind.UNAUTHENTICATED, f"the receiver is not authenticated: {UNAUTHENTICATED}"
+            )
         try:
             return OpenLinkResponse.FromString(answer.response)
         except DecodeError as error:
-            raise BatonError(ErrorKind.INVALID, "the receiver's answer cannot be read") from error
+            raise BatonError(ErrorKind.INVALID, "the receiver's answer cannot be parsed") from error
 
-    def page_proof(self, hello: SignedOpenLinkRequest) -> bytes:
-        """What a receiver sends along with the first memory that it has a sender map."""
+    def probe_proof(self, hello: SignedOpenLinkRequest) -> bytes:
+        """What a receiver sends with its probe page, the first memory that it has the sender map."""
         return self._mac(b"page", hello.proof)
 
-    def verify_page(self, hello: SignedOpenLinkRequest, proof: bytes) -> None:
-        """By the sender. `BatonError` UNAUTHENTICATED."""
-        if not hmac.compare_digest(proof, self.page_proof(hello)):
-            raise BatonError(ErrorKind.UNAUTHENTICATED, f"the listener proves nothing: {UNAUTHENTICATED}")
+    def verify_probe(self, hello: SignedOpenLinkRequest, proof: bytes) -> None:
+        """Verifies `probe_proof` at the sender. BatonError(UNAUTHENTICATED)."""
+        if not hmac.compare_digest(proof, self.probe_proof(hello)):
+            raise BatonError(
+                ErrorKind.UNAUTHENTICATED, f"the listener is not authenticated: {UNAUTHENTICATED}"
+            )
 
     def frames_secret(self, nccl_id: bytes) -> bytes:
-        """What the socket of a link's frames begins with: of the link that has this communicator."""
+        """What a link's frame socket starts with; `nccl_id` identifies the link."""
         return self._mac(b"frames", nccl_id)
 
     def _proof_of(self, hello: SignedOpenLinkRequest) -> bytes:
         return self._mac(b"hello", hello.request, hello.challenge, hello.nonce)
 
     def _mac(self, *parts: bytes) -> bytes:
-        """Each part with its length, so that no two lists of parts are one text."""
+        """Over each part with its length, so that different lists of parts never have the same MAC input."""
         joined = b"".join(struct.pack("<I", len(part)) + part for part in parts)
         return hmac.digest(self._key, joined, "sha256")

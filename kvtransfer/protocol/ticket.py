@@ -1,7 +1,7 @@
-"""Tickets on the wire: a body that its issuer, and nobody else, can have signed.
+"""Transfer tickets: a body and its issuer's HMAC.
 
-A ticket is opaque to whoever carries it. Its issuer signs it with a secret drawn at its own start,
-so a ticket of an earlier incarnation fails like a forged one.
+A ticket is opaque to those who forward it. Its issuer signs it with a secret drawn when its process starts,
+so a ticket of an earlier incarnation fails verification like a forged one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 MIN_SECRET_BYTES = 16
 
 
-def held_counts(body: TicketBody) -> tuple[int, ...]:
-    """How many leading blocks its issuer holds already, by cache group. BatonError(INVALID) where these are
-    more than it has."""
-    counts = tuple(body.held_counts) or (0,) * len(body.block_counts)
+def resident_counts(body: TicketBody) -> tuple[int, ...]:
+    """How many leading blocks the issuer already has, by cache group; they are not sent. BatonError(INVALID)
+    where a group has more resident blocks than blocks."""
+    counts = tuple(body.resident_counts) or (0,) * len(body.block_counts)
     if len(counts) != len(body.block_counts) or any(map(int.__gt__, counts, body.block_counts)):
         raise BatonError(
             ErrorKind.INVALID,
-            f"a ticket for {list(body.block_counts)} blocks says that {list(counts)} of them are held",
+            f"a ticket for {list(body.block_counts)} blocks claims {list(counts)} resident blocks",
         )
     return counts
 
@@ -42,13 +42,13 @@ class TicketSigner:
         return Ticket(body=serialised, signature=self._signature(serialised))
 
     def verify(self, ticket: Ticket) -> TicketBody:
-        """The body of a ticket that this signer signed; anything else is `BatonError` FORBIDDEN."""
+        """The body of a ticket that this signer signed; BatonError(FORBIDDEN) for any other."""
         if not hmac.compare_digest(self._signature(ticket.body), ticket.signature):
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was not signed by this receiver")
         try:
             return TicketBody.FromString(ticket.body)
-        except DecodeError as error:  # only with a leaked secret, or two users of one
-            raise BatonError(ErrorKind.FORBIDDEN, "the ticket's body cannot be read") from error
+        except DecodeError as error:  # only if the secret leaked or is shared
+            raise BatonError(ErrorKind.FORBIDDEN, "the ticket's body cannot be parsed") from error
 
     def _signature(self, body: bytes) -> bytes:
         return hmac.digest(self._secret, body, "sha256")

@@ -1,38 +1,35 @@
-"""What a receiver reports to the loop that polls it."""
+"""What a receiver reports to the loop that polls it: events, and counters since its start."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """The first piece of a transfer is here; from now on only the sender's word ends it early."""
+class TransferStarted:
+    """The first piece of a transfer has come; from now on only its sender or its link ends it early."""
 
     transfer_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """A record came ahead of its blocks, and pays with our own ticket: all but what the last step finds. The
-    record that is committed is the same in all else. Who admits can look at it meanwhile."""
+class MetadataReceived:
+    """Early metadata, with a ticket of this receiver: the record without what prefill's last step adds. The
+    committed record will be the same otherwise. The engine can prepare the sequence meanwhile."""
 
     transfer_id: int
     record: CommitRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Announced:
-    """The record is here and pays with our own ticket; a device still moves the last bytes.
+class CommitPending:
+    """The commit has come; a device still moves the last bytes.
 
-    `Committed` follows with the same record unless the transfer fails. Who admits can prepare meanwhile.
+    `Committed` follows with the same record unless the transfer fails. The engine can prepare the sequence
+    meanwhile.
     """
 
     transfer_id: int
@@ -41,9 +38,9 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Every byte arrived and was scattered, and the record pays with our own ticket.
+    """Every byte has arrived and was scattered, and the record has a ticket of this receiver.
 
-    The loop answers with `Receiver.acknowledge` or `Receiver.refuse`.
+    The loop answers with `InboundTransfers.acknowledge` or `refuse`.
     """
 
     transfer_id: int
@@ -52,11 +49,28 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """The transfer ended without a commit; the receiver has forgotten it already."""
+    """The transfer ended without a commit; the receiver no longer knows it."""
 
     transfer_id: int
     reason: WithdrawReason
     message: str
 
 
-ReceiverEvent = Arrived | Described | Announced | Committed | Withdrawn
+ReceiverEvent = TransferStarted | MetadataReceived | CommitPending | Committed | Withdrawn
+
+
+@dataclass(slots=True)
+class ReceiverCounters:
+    """Totals since the receiver was made, for audits."""
+
+    # Whole blocks that arrived, by cache group; bytes counts every verified piece.
+    blocks_received: list[int]
+    bytes_received: int = 0
+    transfers_committed: int = 0
+    # Frames about unknown, forgotten or ended transfers, duplicates among them.
+    dropped_unknown: int = 0
+    checksum_failures: int = 0
+    links_opened: int = 0
+    links_refused: int = 0
+    links_broken: int = 0
+    links_fenced: int = 0

@@ -1,7 +1,7 @@
 """One expected transfer at the receiver: which of its bytes have arrived.
 
-expected ──record with its ticket──▶ bound to a link ──commit──▶ committed ──acknowledge / refuse──▶ gone
-    └────────────── forget, withdraw, link lost, bad checksum ───────────────────────────▶ gone
+expected ──metadata with its ticket──▶ bound to a link ──commit──▶ committed ──acknowledge, refuse──▶ gone
+    └────────────── forget, withdraw, link broken, bad checksum ───────────────────────▶ gone
 """
 
 from __future__ import annotations
@@ -14,161 +14,169 @@ from google.protobuf.message import DecodeError
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
-from kvtransfer.protocol.frames import Commit, Piece, Record
-from kvtransfer.protocol.piece_geometry import Geometry
-from kvtransfer.protocol.ticket import TicketSigner, held_counts
+from kvtransfer.protocol.frames import Commit, Metadata, Piece
+from kvtransfer.protocol.piece_geometry import PieceGeometry
+from kvtransfer.protocol.ticket import TicketSigner, resident_counts
 
 if TYPE_CHECKING:
     from kvtransfer.receiver.link import ReceivingLink
 
 
-class Incoming:
-    """Counts every piece of every expected block, once each: of each cache group, blocks `held_counts` to
+class InboundTransfer:
+    """Tracks every piece of every expected block: of each cache group, blocks `resident_counts` to
     `block_counts`."""
 
     def __init__(
-        self, transfer_id: int, block_counts: Sequence[int], held_counts: Sequence[int], groups: int
+        self, transfer_id: int, block_counts: Sequence[int], resident: Sequence[int], groups: int
     ) -> None:
-        if not len(block_counts) == len(held_counts) == groups:
+        """ValueError where there is not one count for each cache group."""
+        if not len(block_counts) == len(resident) == groups:
             raise ValueError(
-                f"{len(block_counts)} and {len(held_counts)} block counts for {groups} cache groups"
+                f"{len(block_counts)} and {len(resident)} block counts for {groups} cache groups"
             )
         self.transfer_id = transfer_id
         self.block_counts = tuple(block_counts)
-        self.held_counts = tuple(held_counts)
-        self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
+        self.resident_counts = tuple(resident)
+        self.sent_counts = tuple(map(int.__sub__, block_counts, resident))
         self.link: ReceivingLink | None = None
-        self.paid: Paid | None = None  # once its ticket is here and right: before that nothing is taken
-        self.arrived = False
+        self.verified: VerifiedTicket | None = None  # nothing is accepted without it
+        self.started = False
         self.committed = False
-        # Pieces that a device moves at this moment, and the record of the commit that waits for them.
-        self.under_way = 0
-        self.postponed: CommitRecord | None = None
-        self._geometry: Geometry | None = None
+        # Pieces that a device is moving, and the record of the commit that waits for them.
+        self.moving = 0
+        self.pending_commit: CommitRecord | None = None
+        self._geometry: PieceGeometry | None = None
         self._arrived: list[bytearray] = []
         self.missing_pieces = 0
 
-    def cut(self, geometry: Geometry) -> None:
-        """The pieces are those of the link that they come over; before anything else is asked of them."""
-        if self._geometry is geometry:
-            return
-        assert self.link is None, "pieces of a transfer come over one link"
+    def bind(self, link: ReceivingLink) -> None:
+        """Its pieces come over this link from now on, cut as that link cuts them."""
+        if self._geometry is not link.cut.geometry:
+            assert self.link is None, "pieces of a transfer come over one link"
+            self._cut(link.cut.geometry)
+        if self.link is None:
+            self.link = link
+            link.transfers.add(self.transfer_id)
+
+    def _cut(self, geometry: PieceGeometry) -> None:
         self._geometry = geometry
-        # One flag a piece, block after block.
+        # One flag for each piece, block after block.
         self._arrived = [
             bytearray(count * geometry.pieces_per_block(group))
             for group, count in enumerate(self.sent_counts)
         ]
         self.missing_pieces = sum(map(len, self._arrived))
 
-    def compare(self, sent: Sequence[int], body: TicketBody) -> None:
-        """BatonError(INTERNAL) unless the sender's count and its ticket are what is expected."""
-        counts = (tuple(sent), tuple(body.block_counts), held_counts(body))
-        if counts != (self.sent_counts, self.block_counts, self.held_counts):
+    def check_counts(self, sent: Sequence[int], body: TicketBody) -> None:
+        """BatonError(INTERNAL) unless the sender's counts and those of its ticket are as expected."""
+        counts = (tuple(sent), tuple(body.block_counts), resident_counts(body))
+        if counts != (self.sent_counts, self.block_counts, self.resident_counts):
             raise BatonError(
                 ErrorKind.INTERNAL,
                 f"block counts differ: {list(sent)} sent, {list(body.block_counts)} in the ticket, "
-                f"{list(self.block_counts)} expected, {list(self.held_counts)} of them held",
+                f"{list(self.block_counts)} expected, {list(self.resident_counts)} of them resident",
             )
 
     def expects(self, piece: Piece) -> bool:
-        """Whether this piece is one of the expected blocks'."""
+        """Whether this is a piece of expected blocks."""
         return (
-            self._cut.is_piece(piece.group, piece.offset, piece.length)
-            and self.held_counts[piece.group] <= piece.ordinal
+            self._bound_geometry.is_piece(piece.group, piece.offset, piece.length)
+            and self.resident_counts[piece.group] <= piece.ordinal
             and piece.ordinal + self.blocks_of(piece) <= self.block_counts[piece.group]
         )
 
     def blocks_of(self, piece: Piece) -> int:
-        return self._cut.blocks_of(piece.group, piece.length)
+        """How many blocks it belongs to."""
+        return self._bound_geometry.blocks_of(piece.group, piece.length)
 
-    def has(self, piece: Piece) -> bool:
-        """Any of it."""
+    def has_any(self, piece: Piece) -> bool:
+        """Whether any part of an expected piece was marked before."""
         first = self._flag(piece)
         return any(self._arrived[piece.group][first : first + self.blocks_of(piece)])
 
     def mark(self, piece: Piece) -> int:
-        """Notes an expected piece, once it is scattered or about to be; how many blocks it made whole."""
+        """Marks an expected piece as arrived, once it is scattered or about to be; how many blocks it
+        completes."""
         flags, flag, blocks = self._arrived[piece.group], self._flag(piece), self.blocks_of(piece)
         flags[flag : flag + blocks] = b"\1" * blocks
         self.missing_pieces -= blocks
         if blocks > 1:
             return blocks
-        first, count = self._first_flag(piece), self._cut.pieces_per_block(piece.group)
+        first, count = self._first_flag(piece), self._bound_geometry.pieces_per_block(piece.group)
         return int(all(flags[first : first + count]))
 
     def _flag(self, piece: Piece) -> int:
-        return self._first_flag(piece) + piece.offset // self._cut.piece_bytes
+        return self._first_flag(piece) + piece.offset // self._bound_geometry.piece_bytes
 
     def _first_flag(self, piece: Piece) -> int:
-        """Of the piece's block."""
-        expected = piece.ordinal - self.held_counts[piece.group]
-        return expected * self._cut.pieces_per_block(piece.group)
+        """The first flag of the piece's block."""
+        expected = piece.ordinal - self.resident_counts[piece.group]
+        return expected * self._bound_geometry.pieces_per_block(piece.group)
 
     @property
-    def closed(self) -> bool:
-        """Nothing more is taken: the commit is here."""
-        return self.committed or self.postponed is not None
+    def complete(self) -> bool:
+        """Whether its commit has come: nothing more is accepted."""
+        return self.committed or self.pending_commit is not None
 
     @property
-    def _cut(self) -> Geometry:
-        assert self._geometry is not None, "how a transfer is cut is known when its first piece is here"
+    def _bound_geometry(self) -> PieceGeometry:
+        assert self._geometry is not None, "pieces are accepted only once the transfer is bound to a link"
         return self._geometry
 
 
-class Paid(NamedTuple):
-    """A record that came ahead, and the ticket of ours in it."""
+class VerifiedTicket(NamedTuple):
+    """The metadata of a transfer, and the verified ticket in it."""
 
     record: CommitRecord
     body: TicketBody
 
     @property
-    def described(self) -> bool:
-        """Whether the record is all but what the last step finds; else it has the ticket alone."""
+    def has_metadata(self) -> bool:
+        """Whether the record has early metadata; otherwise it has the ticket alone."""
         return self.record.prompt_length > 0
 
 
-def check_record(frame: Record, signer: TicketSigner, incarnation: bytes) -> Paid:
-    """A record that pays with our own ticket for this transfer; else BatonError."""
-    record = _parsed(frame.record)
+def verify_metadata(frame: Metadata, signer: TicketSigner, incarnation: bytes) -> VerifiedTicket:
+    """Metadata with a ticket of this receiver for this transfer; BatonError otherwise."""
+    record = _parse(frame.record)
     body = signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
     if body.transfer_id != frame.transfer or body.issuer.incarnation != incarnation:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another transfer")
+        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
     if record.attempt != body.attempt:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
-    return Paid(record, body)
+        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
+    return VerifiedTicket(record, body)
 
 
-def check_commit(commit: Commit, incoming: Incoming) -> CommitRecord:
-    """The whole record, if its ticket came ahead and nothing is missing; else BatonError. Where the rest came
-    ahead too, only what the last step found is taken."""
-    if incoming.paid is None:
+def check_commit(commit: Commit, transfer: InboundTransfer) -> CommitRecord:
+    """The complete record of a commit whose ticket was verified and whose pieces are all there; BatonError
+    otherwise. Where there was early metadata, the commit only adds the results of prefill's last step."""
+    if transfer.verified is None:
         raise BatonError(ErrorKind.FORBIDDEN, "no ticket came before the commit")
-    found, body = _parsed(commit.record), incoming.paid.body
-    if incoming.paid.described:
-        record = incoming.paid.record
-        complete(record, found)
+    found, body = _parse(commit.record), transfer.verified.body
+    if transfer.verified.has_metadata:
+        record = transfer.verified.record
+        add_first_token(record, found)
         record.block_counts[:] = found.block_counts
     elif found.attempt != body.attempt:
-        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was given for another attempt")
+        raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another attempt")
     else:
         record = found
-    incoming.compare(record.block_counts, body)
-    if incoming.missing_pieces:
-        # Such as one whose transfer was misread on the way: another attempt may be luckier.
-        raise BatonError(ErrorKind.UNAVAILABLE, f"{incoming.missing_pieces} pieces never arrived")
+    transfer.check_counts(record.block_counts, body)
+    if transfer.missing_pieces:
+        # UNAVAILABLE: frames may have been corrupted on the way, so another attempt may succeed.
+        raise BatonError(ErrorKind.UNAVAILABLE, f"{transfer.missing_pieces} pieces never arrived")
     return record
 
 
-def complete(record: CommitRecord, found: CommitRecord) -> None:
-    """A record that was said at the beginning has what the last step found, and nothing else of it."""
+def add_first_token(record: CommitRecord, found: CommitRecord) -> None:
+    """Copies into early metadata what prefill's last step produced, and nothing else of `found`."""
     record.first_token_id, record.first_number = found.first_token_id, found.first_number
     if found.HasField("first_logprobs"):
         record.first_logprobs.CopyFrom(found.first_logprobs)
 
 
-def _parsed(record: bytes) -> CommitRecord:
+def _parse(record: bytes) -> CommitRecord:
     try:
         return CommitRecord.FromString(record)
     except DecodeError as error:
-        raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be read") from error
+        raise BatonError(ErrorKind.INTERNAL, "the commit record cannot be parsed") from error

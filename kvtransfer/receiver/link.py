@@ -1,9 +1,9 @@
-"""One link at its receiver: staging, credits, and the transfers that its sender must fall silent about.
+"""One link at its receiver: staging, credits, and stopped transfers that its sender must acknowledge.
 
-    open ──break_off──▶ broken: what the sender held is quarantined ──fenced──▶ gone, the window with it
+    open ──break_off──▶ broken: what the sender owned is quarantined ──fenced──▶ gone, and the window freed
 
-A link breaks when its stream ends, a frame is malformed, a deadline passes, or its sender opens a
-newer one. Nothing but the wire's own proof that no byte can land any more ends the quarantine.
+A link breaks when its stream ends, a frame is malformed, a deadline passes, or its sender opens a newer one.
+The quarantine ends only when the wire is certain that no byte can arrive any more.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import cast
 
-from baton.device.link_device import Moment
 from baton.errors import BatonError
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.device.scatter import DeviceScatter, Ended
-from kvtransfer.link.interfaces import LandingWire, ReceiverWire
+from kvtransfer.device.scatter import DeviceScatter, MovedPiece
+from kvtransfer.link.interfaces import DeviceReceiverWire, ReceiverWire
 from kvtransfer.link.staging import Owner, Staging
 from kvtransfer.protocol.checksum import PieceChecksum
-from kvtransfer.protocol.frames import Credit, Piece, Quiet, ReceiverFrame, SenderFrame, Stop, StopReason
-from kvtransfer.protocol.piece_geometry import Geometry
+from kvtransfer.protocol.frames import Credit, Stop, StopAck, StopReason
+from kvtransfer.protocol.piece_geometry import PieceGeometry
 
-# Stopped transfers a link waits for; beyond it the oldest goes, and costs another STOP if it still sends.
-MAX_DRAINING = 1024
+# Stopped transfers whose acknowledgement a link waits for; beyond that the oldest is dropped, and costs
+# another STOP if its sender still sends.
+MAX_STOPPED = 1024
 
 
 class Cut:
-    """How blocks travel over a link: in pieces of this geometry, so many at a time."""
+    """How blocks travel over a link: in pieces of this geometry, `window_pieces` at a time."""
 
-    def __init__(self, geometry: Geometry, window_pieces: int) -> None:
+    def __init__(self, geometry: PieceGeometry, window_pieces: int) -> None:
         self.geometry = geometry
         self.window_pieces = window_pieces
         self.checksum = PieceChecksum(geometry.piece_bytes)
 
 
 class ReceivingLink:
-    """What the receiver knows of one sender. Owned by the loop."""
+    """What the receiver knows of one link. Owned by the loop."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class ReceivingLink:
         scatter: DeviceScatter | None = None,
         number: int = 0,
     ) -> None:
-        """`scatter`: where staging is a device's memory; then `wire` is a `LandingWire`. `number`: of its
-        sender's links."""
+        """`scatter`: where staging is device memory; then `wire` is a `DeviceReceiverWire`. `number`: of the
+        sender's links, in the order of its requests."""
         self.link_id = link_id
         self.peer = peer
         self.number = number
@@ -62,102 +62,87 @@ class ReceivingLink:
         # Transfers bound to this link and not yet committed.
         self.transfers: set[int] = set()
         self.transport = transport
-        self._wire = wire
-        self._landing = cast(LandingWire, wire)  # where there is a scatter
-        self._draining: OrderedDict[int, float] = OrderedDict()
+        self.wire = wire
+        self._stopped: OrderedDict[int, float] = OrderedDict()
         self._freed: list[int] = []
-        # Credits go back in batches small enough to keep the sender busy; one alone, when all else is said.
+        # Credits return in batches small enough to keep the sender busy; single ones only when idle.
         self._batch = max(2, staging.pieces // 8)
 
-    def hear(self) -> SenderFrame | None:
-        return self._wire.hear()
+    @property
+    def device_wire(self) -> DeviceReceiverWire:
+        """The wire, where there is a `scatter`."""
+        return cast(DeviceReceiverWire, self.wire)
 
-    def tell(self, frame: ReceiverFrame) -> None:
-        self._wire.tell(frame)
-
-    def land(self) -> None:
-        """A device begins to move what is there by now."""
+    def start_moves(self) -> None:
+        """Makes the device move pieces that have arrived by now."""
         if self.scatter is not None:
-            self.scatter.land(self._landing.landed())
+            self.scatter.start(self.device_wire.arrived_count())
 
-    def ended(self) -> list[Ended]:
-        """What has become of pieces that were announced; each is to be released."""
+    def moved(self) -> list[MovedPiece]:
+        """Announced pieces that the device is done with; the caller frees their staging."""
         if self.scatter is None:
             return []
-        self.land()
-        return self.scatter.ended(self._landing.checksum)
+        self.start_moves()
+        return self.scatter.moved(self.device_wire.checksum)
 
-    def arrival(self, piece: Piece) -> Moment | None:
-        """When the bytes of the piece that was heard last are there, where a device knows."""
-        return self._landing.arrival(piece)
-
-    def checksum(self, piece: Piece) -> int:
-        """Of a piece that has landed."""
-        return self._landing.checksum(piece)
-
-    def release(self, index: int) -> None:
-        """The receiver is done with this staging index; `flush` tells the sender."""
-        self.staging.give_back(index)
+    def free(self, index: int) -> None:
+        """The receiver is done with this staging index; `flush` returns it to the sender."""
+        self.staging.free(index)
         self._freed.append(index)
 
     def flush_batch(self) -> None:
-        """Gives them back where they are many enough for a frame."""
+        """Returns freed indices where there are enough for a frame."""
         if len(self._freed) >= self._batch:
             self.flush()
 
     def flush(self) -> None:
-        """Gives all freed indices back to the sender."""
+        """Returns all freed indices to the sender."""
         if self._freed:
-            self._wire.tell(Credit(tuple(self._freed)))
+            self.wire.send(Credit(tuple(self._freed)))
             self._freed.clear()
 
     def stop(self, transfer_id: int, reason: StopReason, deadline: float) -> None:
-        """Asks the sender to fall silent about a transfer, once."""
-        if transfer_id in self._draining:
+        """Asks the sender, once, to stop sending a transfer; it must acknowledge by `deadline`."""
+        if transfer_id in self._stopped:
             return
-        if len(self._draining) >= MAX_DRAINING:
-            self._draining.popitem(last=False)
-        self._draining[transfer_id] = deadline
-        self._wire.tell(Stop(transfer_id, reason))
+        if len(self._stopped) >= MAX_STOPPED:
+            self._stopped.popitem(last=False)
+        self._stopped[transfer_id] = deadline
+        self.wire.send(Stop(transfer_id, reason))
 
-    def quiet(self, frame: Quiet) -> bool:
-        """The sender's answer; False if nobody waited for it."""
-        return self._draining.pop(frame.transfer, None) is not None
+    def stop_acknowledged(self, frame: StopAck) -> bool:
+        """Takes the sender's acknowledgement; False if none was awaited."""
+        return self._stopped.pop(frame.transfer, None) is not None
 
     def overdue(self, now: float) -> str | None:
-        """What this sender should have done by now, if anything."""
-        if not self._wire.attached() and now >= self.attach_deadline:
-            return "the sender opened a link and never came to it"
-        if self._draining and now >= next(iter(self._draining.values())):
-            return "the sender did not answer a stop"
+        """What this sender should have done by now, or None."""
+        if not self.wire.attached() and now >= self.attach_deadline:
+            return "the sender requested a link and never connected to it"
+        if self._stopped and now >= next(iter(self._stopped.values())):
+            return "the sender did not acknowledge a stop"
         return None
-
-    def broken(self) -> BatonError | None:
-        return self._wire.broken()
 
     def break_off(self, error: BatonError) -> None:
         """Closes the wire; what the sender could still write is quarantined."""
-        self._wire.close(error)
+        self.wire.close(error)
         self.staging.quarantine()
-        self._draining.clear()
+        self._stopped.clear()
         self._freed.clear()
 
-    def fenced(self) -> bool:
-        return self._wire.fenced()
-
-    def let_go(self) -> None:
-        """The link is fenced: its window is nobody's any more."""
+    def free_window(self) -> None:
+        """Frees the staging window of a link that is fenced."""
         self.staging.release()
         if self.scatter is not None:
             self.scatter.release()
 
-    def restless(self, *, awaited: bool) -> bool:
-        """Whether a device has something under way, or may begin to where a transfer is `awaited`, that wakes
-        nobody."""
-        moves = self.scatter is not None and (awaited or self.scatter.under_way)
-        return moves or self._wire.restless()
+    def busy_poll(self, *, expecting: bool) -> bool:
+        """Whether to poll again within microseconds: a device is at work, or may start to where a transfer is
+        expected, and its end causes no wake-up."""
+        moves = self.scatter is not None and (expecting or self.scatter.busy)
+        return moves or self.wire.busy_poll()
 
     def audit(self) -> LinkAudit:
+        """Its state, for the worker's audit."""
         return LinkAudit(
             sending=False,
             peer=self.peer,

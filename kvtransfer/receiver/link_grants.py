@@ -12,15 +12,15 @@ from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.device.blocks import DeviceSink
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.device.scatter import DeviceScatter
-from kvtransfer.link.interfaces import OpenCall
+from kvtransfer.link.interfaces import LinkRequest
 from kvtransfer.link.staging import Staging
 from kvtransfer.protocol.handshake import agree
-from kvtransfer.protocol.piece_geometry import Geometry
+from kvtransfer.protocol.piece_geometry import PieceGeometry
 from kvtransfer.receiver.link import Cut, ReceivingLink
 
 
-class Granting:
-    """One receiver's."""
+class LinkGrants:
+    """Grants the links of one receiver."""
 
     def __init__(
         self,
@@ -33,23 +33,25 @@ class Granting:
     ) -> None:
         if window_pieces < 2:
             raise ValueError("window_pieces must be at least 2")
-        self.cut = Cut(Geometry.of(block_bytes, piece_bytes), window_pieces)
+        self.cut = Cut(PieceGeometry.of(block_bytes, piece_bytes), window_pieces)
         self._identity = identity
         self._fingerprint = fingerprint
         self._device = device
         if device is not None:
             self._device_cut = Cut(
-                Geometry.of(block_bytes, device.piece_bytes, spans=True), device.window_pieces
+                PieceGeometry.of(block_bytes, device.piece_bytes, multi_block=True), device.window_pieces
             )
         self._link_ids = iter(range(1 + secrets.randbits(48), 1 << 63))
 
-    def agree(self, call: OpenCall) -> int:
-        """The protocol; `BatonError` where there can be no link."""
-        return agree(call.request, self._identity, self._fingerprint)
+    def agree(self, request: LinkRequest) -> int:
+        """The protocol version; BatonError where there can be no link."""
+        return agree(request.request, self._identity, self._fingerprint)
 
-    def grant(self, call: OpenCall, transport: str, protocol: int, attach_deadline: float) -> ReceivingLink:
-        """`BatonError` OVERLOADED where there is no memory."""
-        on_device = self._device if call.device is not None else None
+    def grant(
+        self, request: LinkRequest, transport: str, protocol: int, attach_deadline: float
+    ) -> ReceivingLink:
+        """BatonError(OVERLOADED) where there is no memory."""
+        on_device = self._device if request.device is not None else None
         cut = self.cut if on_device is None else self._device_cut
         response = OpenLinkResponse(
             receiver=self._identity,
@@ -58,22 +60,21 @@ class Granting:
             piece_bytes=cut.geometry.piece_bytes,
             window_pieces=cut.window_pieces,
         )
-        window = call.window(cut.window_pieces, cut.geometry.piece_bytes)
+        window = request.window(cut.window_pieces, cut.geometry.piece_bytes)
         scatter = None if on_device is None else _scatter(on_device, cast(PieceMemory, window))
         staging = Staging(
             cut.window_pieces, cut.geometry.piece_bytes, window, between_devices=on_device is not None
         )
-        wire = call.grant(response, staging)
-        sender = call.request.sender
+        wire = request.grant(response, staging)
+        sender, number = request.request.sender, request.request.link_number
         return ReceivingLink(
-            response.link_id, sender, transport, staging, wire, attach_deadline, cut, scatter,
-            call.request.link_number,
-        )  # fmt: skip
+            response.link_id, sender, transport, staging, wire, attach_deadline, cut, scatter, number
+        )
 
 
 def _scatter(sink: DeviceSink, window: PieceMemory) -> DeviceScatter:
     try:
         return DeviceScatter(sink, window)
     except RuntimeError as error:
-        window.free()  # nobody else knows of it
-        raise BatonError(ErrorKind.OVERLOADED, f"the device has no room for a link: {error}") from error
+        window.free()
+        raise BatonError(ErrorKind.OVERLOADED, f"the device has no memory for a link: {error}") from error

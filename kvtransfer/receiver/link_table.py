@@ -1,8 +1,8 @@
-"""All links of one receiver: granted, open, and after their break quarantined until they are fenced.
+"""All links of one receiver: granted, open, and after they break quarantined until they are fenced.
 
-A worker has one link here: a newer one, of the same start of it or a later one, breaks the older. Only a
-sender that changes the transport has two, until the older has ended what goes over it. What a break means to
-the transfers of a link is the receiver's to say (`before_break`).
+A worker has one link here: a newer one, of the same incarnation or a later one, breaks the older. Only a
+sender that changes the transport has two, until the transfers of the older one have ended. The receiver
+decides what happens to the transfers of a link that breaks (`before_break`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import LinkAudit
-from kvtransfer.link.interfaces import Listener, OpenCall
+from kvtransfer.link.interfaces import LinkRequest, Listener
 from kvtransfer.protocol.handshake import is_newer, same_worker
-from kvtransfer.receiver.counters import ReceiverCounters
+from kvtransfer.receiver.events import ReceiverCounters
 from kvtransfer.receiver.link import ReceivingLink
-from kvtransfer.receiver.link_grants import Granting
+from kvtransfer.receiver.link_grants import LinkGrants
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,19 +24,20 @@ _LOG = logging.getLogger(__name__)
 MAX_LINKS = 64
 
 
-class ReceivingLinks:
+class LinkTable:
     """Owned by the loop, as are the listeners."""
 
     def __init__(
         self,
-        granting: Granting,
+        grants: LinkGrants,
         counters: ReceiverCounters,
         timeout_s: float,
         clock: Callable[[], float],
         before_break: Callable[[ReceivingLink, BatonError], None],
     ) -> None:
-        """`before_break` is called while a link that breaks is still open."""
-        self._granting = granting
+        """`timeout_s`: how long a sender may take to connect to its link. `before_break` is called while a
+        link that breaks is still open."""
+        self._grants = grants
         self._counters = counters
         self._timeout = timeout_s
         self._clock = clock
@@ -46,49 +47,52 @@ class ReceivingLinks:
         self._quarantined: list[ReceivingLink] = []
 
     def __iter__(self) -> Iterator[ReceivingLink]:
-        """Those that are open now, whatever becomes of them meanwhile."""
+        """The open links, as of the call."""
         return iter(list(self._open))
 
     def __contains__(self, link: ReceivingLink) -> bool:
         return link in self._open
 
     def attach(self, listener: Listener) -> None:
-        """Takes links from this listener too, and owns it from now on."""
+        """Takes requests from this listener too, and owns it from now on."""
         self._listeners.append(listener)
 
-    def take_calls(self) -> None:
-        """Answers every sender that asks."""
+    def take_requests(self) -> None:
+        """Answers every sender that requests a link."""
         for listener in self._listeners:
-            while (call := listener.next_call()) is not None:
+            while (request := listener.next_request()) is not None:
                 try:
-                    self._grant(listener, call)
+                    self._grant(listener, request)
                 except BatonError as error:
                     self._counters.links_refused += 1
                     _LOG.warning("link_refused", extra={"reason": error.message})
-                    call.refuse(error)
+                    request.refuse(error)
 
-    def _grant(self, listener: Listener, call: OpenCall) -> None:
-        sender = call.request.sender
-        protocol = self._granting.agree(call)
+    def _grant(self, listener: Listener, request: LinkRequest) -> None:
+        asked, sender = request.request, request.request.sender
+        protocol = self._grants.agree(request)
         earlier = [link for link in self._open if same_worker(link.peer, sender)]
-        if not all(is_newer(call.request, link.peer, link.number) for link in earlier):
-            raise BatonError(ErrorKind.UNAVAILABLE, f"a newer start of sender {sender.name!r} has a link")
+        if not all(is_newer(asked, link.peer, link.number) for link in earlier):
+            raise BatonError(
+                ErrorKind.UNAVAILABLE, f"a newer incarnation of sender {sender.name!r} has a link"
+            )
         newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
         for link in earlier:
-            if not call.request.beside or link.peer.incarnation != sender.incarnation:
+            if not asked.keep_earlier or link.peer.incarnation != sender.incarnation:
                 self.break_off(link, newer)
         if len(self._open) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")
         deadline = self._clock() + self._timeout
-        self._open.append(self._granting.grant(call, listener.transport, protocol, deadline))
+        transport = listener.endpoint.transport
+        self._open.append(self._grants.grant(request, transport, protocol, deadline))
         self._counters.links_opened += 1
 
     def rotate(self) -> None:
-        """The next look begins with another link, so that none of them is always last."""
+        """The next poll starts with another link, so that none is always last."""
         self._open = self._open[1:] + self._open[:1]
 
     def break_off(self, link: ReceivingLink, error: BatonError) -> None:
-        """Of an open link."""
+        """Breaks an open link."""
         self._before_break(link, error)
         self._open.remove(link)
         self._quarantined.append(link)
@@ -99,22 +103,22 @@ class ReceivingLinks:
             extra={"sender": link.peer.name, "transport": link.transport, "reason": error.message},
         )
 
-    def break_overdue(self, judged: list[ReceivingLink]) -> None:
-        """Those of the judged whose sender should have done something by now."""
+    def break_overdue(self, candidates: list[ReceivingLink]) -> None:
+        """Breaks those of the candidates whose sender missed a deadline."""
         now = self._clock()
-        for link in judged:
+        for link in candidates:
             if (overdue := link.overdue(now)) is not None:
                 self.break_off(link, BatonError(ErrorKind.DEADLINE, overdue))
 
-    def let_go(self) -> None:
-        """Of the windows that nobody can write any more."""
-        for link in [link for link in self._quarantined if link.fenced()]:
+    def free_fenced(self) -> None:
+        """Frees the windows of links that are fenced."""
+        for link in [link for link in self._quarantined if link.wire.fenced()]:
             self._quarantined.remove(link)
-            link.let_go()
+            link.free_window()
             self._counters.links_fenced += 1
 
     def audit(self) -> list[LinkAudit]:
-        """Of every link, quarantined ones included."""
+        """The state of every link, quarantined ones included."""
         return [link.audit() for link in (*self._open, *self._quarantined)]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""What a sender has of an open link: the wire, and the receiver's staging as credits.
+"""A sender's side of an open link: the wire, and the receiver's staging as credits.
 
-A credit is a staging index that is ours to write. It is spent with a piece and comes home in a CREDIT
-frame, whatever became of the transfer meanwhile.
+A credit is a staging index that the sender may write. It is spent with a piece and returned in a CREDIT
+frame, whatever has become of the transfer meanwhile.
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from typing import cast
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
-from kvtransfer.link.interfaces import GatheringWire, SenderWire
+from kvtransfer.link.interfaces import DeviceSenderWire, SenderWire
 from kvtransfer.protocol.checksum import PieceChecksum, place_sum
 from kvtransfer.protocol.frames import Credit, Piece
-from kvtransfer.protocol.piece_geometry import Geometry, share_of
+from kvtransfer.protocol.piece_geometry import PieceGeometry, max_pieces_per_transfer
 from kvtransfer.sender.transfer import BlockSource, PieceSource, Transfer
 
 
-class SendingWindow:
-    """Credits at home and away, and how blocks are cut into pieces."""
+class CreditWindow:
+    """The credits of one link, free and spent, and how blocks are cut into pieces over it."""
 
     def __init__(self, response: OpenLinkResponse, wire: SenderWire, block_bytes: tuple[int, ...]) -> None:
-        """`BatonError` INVALID for a window without room."""
+        """BatonError(INVALID) for a window that is too small."""
         if response.window_pieces < 2 or response.piece_bytes < 1:
-            raise BatonError(ErrorKind.INVALID, "the receiver offers a window without room")
+            raise BatonError(ErrorKind.INVALID, "the receiver offers a window that is too small")
         self.wire = wire
         self.pieces = response.window_pieces
-        self.share = share_of(response.window_pieces, between_devices=wire.gathers)
+        self.max_per_transfer = max_pieces_per_transfer(
+            response.window_pieces, between_devices=wire.on_device
+        )
         self.credits = deque(range(response.window_pieces))
         self.in_flight: dict[int, Transfer] = {}
-        self._geometry = Geometry.of(block_bytes, response.piece_bytes, spans=wire.gathers)
-        # A wire that gathers adds a piece's words to its place's checksum, on the device.
-        self._gathering = cast(GatheringWire, wire) if wire.gathers else None
+        self._geometry = PieceGeometry.of(block_bytes, response.piece_bytes, multi_block=wire.on_device)
+        self._device_wire = cast(DeviceSenderWire, wire) if wire.on_device else None
         self._checksum = PieceChecksum(min(response.piece_bytes, max(block_bytes)))
         self._reading: deque[tuple[Transfer, PieceSource]] = deque()
         self._gathered = 0
 
     def put(self, transfer: Transfer, source: BlockSource) -> None:
-        """Reads the transfer's next piece, or announces it, and spends a credit on it; `gather` follows."""
-        if self._gathering is not None:
-            self._put_blocks(self._gathering, transfer)
+        """Reads or announces the transfer's next piece, and spends a credit; `gather` must follow."""
+        if self._device_wire is not None:
+            self._put_blocks(self._device_wire, transfer)
             return
         part = transfer.next_piece(self._geometry)
         staging = self._spend(transfer)
@@ -52,9 +53,10 @@ class SendingWindow:
         transfer.shipped(part)
         transfer.read_done(part)
 
-    def _put_blocks(self, wire: GatheringWire, transfer: Transfer) -> None:
+    def _put_blocks(self, wire: DeviceSenderWire, transfer: Transfer) -> None:
+        """The device adds the checksum of the piece's words to that of its place."""
         group = transfer.next_group()
-        part = transfer.next_piece(self._geometry, self._blocks_of_next(transfer, group))
+        part = transfer.next_piece(self._geometry, self._max_blocks_of_next(transfer, group))
         staging = self._spend(transfer)
         place = place_sum(transfer.transfer_id, group, part.ordinal, part.offset, part.length)
         self._reading.append((transfer, part))
@@ -62,26 +64,27 @@ class SendingWindow:
         transfer.shipped(part)
 
     def may_put(self, transfer: Transfer) -> bool:
-        """Whether there is a credit for its next piece, and its bytes can be read, or will be by a device
-        that waits for them itself."""
-        if not self.credits or transfer.held >= self.share:
+        """Whether there is a credit for the transfer's next piece, and its bytes can be read now, or by a
+        device that waits for them itself."""
+        if not self.credits or transfer.pieces_in_flight >= self.max_per_transfer:
             return False
-        return self._gathering is not None or transfer.is_final()
+        return self._device_wire is not None or transfer.is_final()
 
-    def keep_awake(self) -> None:
-        """A transfer is to be sent soon."""
-        if self._gathering is not None:
-            self._gathering.keep_awake()
+    def keep_warm(self) -> None:
+        """Keeps the device from going idle before a transfer."""
+        if self._device_wire is not None:
+            self._device_wire.keep_warm()
 
     def gather(self) -> None:
-        """A device reads what was only announced, when what goes right behind it has been said."""
-        if self._gathering is not None:
-            self._gathering.gather()
+        """Enqueues the device's reads of announced pieces."""
+        if self._device_wire is not None:
+            self._device_wire.gather()
 
-    def _blocks_of_next(self, transfer: Transfer, group: int) -> int:
-        """At most. What kernels do before the first piece's copy and after the last one's hides behind none:
-        so with nothing on the wire before it a piece is smaller, and a quarter of one is left for the end."""
-        most = self._geometry.blocks_per_piece(group)
+    def _max_blocks_of_next(self, transfer: Transfer, group: int) -> int:
+        """Bounds the blocks of the next piece. The kernels before a transfer's first copy and after its last
+        one overlap with no other copy: so a piece is smaller when nothing is in flight, and a quarter of a
+        full piece is left for the end."""
+        most = self._geometry.max_blocks_per_piece(group)
         quarter = most // 4
         if not self.in_flight:
             most -= quarter
@@ -90,35 +93,37 @@ class SendingWindow:
     def _spend(self, transfer: Transfer) -> int:
         staging = self.credits.popleft()
         self.in_flight[staging] = transfer
-        transfer.held += 1
+        transfer.pieces_in_flight += 1
         return staging
 
-    def take_read(self) -> None:
-        """What a device has read meanwhile is unpinned."""
-        if self._gathering is None:
+    def collect_reads(self) -> None:
+        """Unpins what a device has read meanwhile."""
+        if self._device_wire is None:
             return
-        gathered = self._gathering.gathered()
+        gathered = self._device_wire.gathered_count()
         for _ in range(gathered - self._gathered):
             transfer, part = self._reading.popleft()
             transfer.read_done(part)
         self._gathered = gathered
 
     def close(self) -> None:
-        """Breaks the wire; nothing is read any more."""
+        """Breaks the wire; afterwards no block is read any more."""
         self.wire.close()
-        self.take_read()
+        self.collect_reads()
 
-    def restless(self) -> bool:
-        """Whether a device is at work, whose end wakes nobody."""
-        return self._gathering is not None and self._gathering.restless()
+    def busy_poll(self) -> bool:
+        """Whether a device is at work, whose end causes no wake-up."""
+        return self._device_wire is not None and self._device_wire.busy_poll()
 
-    def come_home(self, frame: Credit) -> None:
-        """Raises `BatonError` INVALID for a credit that was not away."""
+    def return_credits(self, frame: Credit) -> None:
+        """BatonError(INVALID) for a credit that was not spent."""
         for index in frame.indices:
             transfer = self.in_flight.pop(index, None)
             if transfer is None:
-                raise BatonError(ErrorKind.INVALID, f"the receiver returned staging index {index} unasked")
-            transfer.held -= 1
+                raise BatonError(
+                    ErrorKind.INVALID, f"the receiver returned staging index {index}, which was not in use"
+                )
+            transfer.pieces_in_flight -= 1
             self.credits.append(index)
 
 

@@ -1,4 +1,4 @@
-"""What a sender reports to the loop that polls it."""
+"""What a sender reports to the loop that polls it: events, and counters since its start."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The receiver accepted the commit, over a link of this transport: at `at_ns` of the monotonic clock
-    where both are of one host, over ipc, else heard then."""
+    """The receiver accepted the commit, over a link of this transport. `at_ns`: when, by the monotonic clock;
+    where the two ends do not share that clock, when the acknowledgement was received."""
 
     transfer: Transfer
     transport: str
@@ -30,3 +30,24 @@ class Failed:
 
 
 SenderEvent = Acknowledged | Failed
+
+
+@dataclass(slots=True)
+class SenderCounters:
+    """Totals since the sender was made, for audits."""
+
+    # Whole blocks given to a wire, by cache group; bytes_shipped is their sum times block_bytes.
+    blocks_shipped: list[int]
+    bytes_shipped: int = 0
+    # Bytes on a wire of blocks that were not completed.
+    bytes_abandoned: int = 0
+    transfers_acknowledged: int = 0
+    transfers_failed: int = 0
+    # Answers about transfers that had ended, or are not this sender's.
+    dropped_unknown: int = 0
+    links_opened: int = 0
+    links_broken: int = 0
+    # Links over a transport other than the best that both ends have.
+    link_fallbacks: int = 0
+    # Links over a better transport that replaced one of those.
+    links_returned: int = 0

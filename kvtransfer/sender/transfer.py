@@ -1,12 +1,11 @@
-"""One transfer at its sender: the blocks it still has to read, and its commit.
+"""One transfer at its sender: the blocks that are still to be read, and its commit.
 
     sending ──commit sent──▶ committing ──▶ acknowledged
        └──────────┬────────────────┘
-                  └──▶ withdrawn (by us), failed (the receiver or the link)
+                  └──▶ withdrawn (by the sender), failed (by the receiver or the link)
 
-A pushed block is pinned by the engine and the pin is ours: it ends with `BlockSource.unpin`, called
-once for each push, when the block's last piece has been read, or the transfer has ended and nobody reads it
-any more.
+A pushed block is pinned by the engine. The transfer releases the pin with `BlockSource.unpin`, once for each
+push: when the block's last piece has been read, or the transfer has ended and no read of it is under way.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason
-from kvtransfer.protocol.piece_geometry import Geometry
-from kvtransfer.protocol.ticket import held_counts
+from kvtransfer.protocol.piece_geometry import PieceGeometry
+from kvtransfer.protocol.ticket import resident_counts
 
 
 class BlockSource(Protocol):
-    """Where a block's bytes are: the engine process."""
+    """The engine's blocks, as a sender reads them."""
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        """Contiguous bytes of a block, valid until the next call."""
+        """`length` contiguous bytes of a block from `offset` on, valid until the next call."""
 
     def unpin(self, group: int, block: int) -> None:
-        """One push of this block is over."""
+        """Releases the pin of one push of this block."""
 
 
 class TransferState(Enum):
@@ -46,18 +45,20 @@ class TransferState(Enum):
 
 @dataclass(slots=True)
 class _Pushed:
+    """A pushed block, final once `after` completes."""
+
     group: int
     ordinal: int
     block: int
-    after: Moment | None = None
+    after: Event | None = None
     offset: int = 0
-    # Pieces of it that are being read, and whether no more will be.
+    # Its pieces that are being read, and whether no further ones will be.
     reading: int = 0
-    over: bool = False
+    done: bool = False
 
 
 class PieceSource(NamedTuple):
-    """The next piece to read: bytes of one block, or several blocks whole, which are final at one moment.
+    """A piece to read: bytes of one block, or several whole blocks that become final with one event.
     `last`: it ends with its block."""
 
     pushed: tuple[_Pushed, ...]
@@ -72,12 +73,12 @@ class PieceSource(NamedTuple):
         return tuple(pushed.block for pushed in self.pushed)
 
     @property
-    def after(self) -> Moment | None:
+    def after(self) -> Event | None:
         return self.pushed[0].after
 
 
 class Transfer:
-    """A handle on one transfer; made by `Sender.begin`."""
+    """One transfer; made by `Sender.begin`."""
 
     def __init__(
         self,
@@ -85,37 +86,39 @@ class Transfer:
         body: TicketBody,
         block_bytes: tuple[int, ...],
         source: BlockSource,
-        whole: Callable[[int], None],
-        withdrawn: Callable[[Transfer, WithdrawReason], None],
+        on_block: Callable[[int], None],
+        on_withdraw: Callable[[Transfer, WithdrawReason], None],
         wake: Callable[[], None],
     ) -> None:
+        """`on_block` is called with the group of each block whose last piece was given to a wire;
+        `on_withdraw` when the transfer was withdrawn."""
         self.transfer_id = body.transfer_id
         self.body = body
         self.state = TransferState.SENDING
-        # Bytes of whole blocks handed to the wire, and of the one begun last.
+        # Bytes given to a wire: of whole blocks, and of the block begun last.
         self.bytes_shipped = 0
         self.bytes_partial = 0
-        # Waits to be sent before anything else, since without it the receiver takes nothing: the ticket, and
-        # what `describe` adds. What is committed behind the last piece.
-        self.ahead: bytes | None = _serialised(_with_ticket(CommitRecord(attempt=body.attempt), ticket))
+        # Sent before anything else, since the receiver accepts nothing without a ticket; and the record that
+        # is committed after the last piece.
+        self.metadata: bytes | None = _serialised(_with_ticket(CommitRecord(attempt=body.attempt), ticket))
         self.record: bytes | None = None
         self.commit_deadline = float("inf")
-        # Staging pieces in flight: never more than the transfer's share of the window.
-        self.held = 0
+        # Staging indices in use: at most `CreditWindow.max_per_transfer`.
+        self.pieces_in_flight = 0
         self._ticket = ticket
         self._block_bytes = block_bytes
         self._source = source
-        # Called for each block whose last piece went out, with its group.
-        self._whole = whole
-        self._withdrawn = withdrawn
+        self._on_block = on_block
+        self._on_withdraw = on_withdraw
         self._wake = wake
-        # Leading blocks that the receiver has already, by cache group: they are not pushed.
-        self.held_counts = held_counts(body)
+        # Leading blocks that the receiver already has, by cache group: they are not pushed.
+        self.resident_counts = resident_counts(body)
         self._queue: deque[_Pushed] = deque()
         self._pushed: list[set[int]] = [set() for _ in block_bytes]
 
     @property
-    def live(self) -> bool:
+    def active(self) -> bool:
+        """Whether it can still be committed."""
         return self.state in (TransferState.SENDING, TransferState.COMMITTING)
 
     @property
@@ -123,15 +126,15 @@ class Transfer:
         """Blocks still pinned for this transfer."""
         return len(self._queue)
 
-    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
-        """Hands over pinned blocks as the receiver's `first` and following of this group. They are final, or
-        will be at that moment of their device's: the receiver may hear of them before, their bytes are read
-        then.
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
+        """Takes over pinned blocks as the receiver's blocks `first` and following of this group. They are
+        final, or become so when `after` completes: they may be announced before, but their bytes
+        are read then.
 
-        After the transfer has ended the blocks are unpinned at once. `ValueError` for a place that the
-        ticket does not have or calls held, or that was pushed before, or after `commit`: then none is taken.
+        After the transfer has ended the blocks are unpinned at once. ValueError, with none taken, for places
+        that the ticket does not have, that are resident or were pushed before, and after `commit`.
         """
-        if not self.live:
+        if not self.active:
             for block in blocks:
                 self._source.unpin(group, block)
             return
@@ -139,35 +142,37 @@ class Transfer:
             raise ValueError("push after commit")
         ordinals = range(first, first + len(blocks))
         which = f"blocks {first} to {ordinals.stop - 1} of group {group}"
-        here = 0 <= group < len(self._pushed)
-        if not (here and self.held_counts[group] <= first <= ordinals.stop <= self.body.block_counts[group]):
-            raise ValueError(f"the ticket wants no {which}")
+        known = 0 <= group < len(self._pushed)
+        if not (
+            known and self.resident_counts[group] <= first <= ordinals.stop <= self.body.block_counts[group]
+        ):
+            raise ValueError(f"the ticket does not expect {which}")
         if not self._pushed[group].isdisjoint(ordinals):
             raise ValueError(f"some of {which} were pushed before")
         self._pushed[group].update(ordinals)
-        idle = not self._queue  # else whoever ships the first goes on with them
+        idle = not self._queue  # otherwise the queued blocks are being shipped already
         self._queue.extend(_Pushed(group, n, block, after) for n, block in enumerate(blocks, first))
         if idle and blocks:
             self._wake()
 
-    def describe(self, record: CommitRecord) -> None:
-        """Says what is known of the sequence at the beginning, so that the receiver has made ready for it by
-        the commit, which has the first token alone then. The ticket is filled in here. Before anything else,
-        and once: right after the transfer was made.
+    def send_metadata(self, record: CommitRecord) -> None:
+        """Sends early what is known before prefill ends, so that the receiver can prepare the sequence; the
+        commit then adds the first token alone. The ticket is filled in here. Called once, right after the
+        transfer was made.
 
-        `BatonError` INVALID for a record too large to travel.
+        BatonError(INVALID) for a record that is too large.
         """
-        assert self.ahead is not None, "nothing of the transfer has been sent"
-        self.ahead = _serialised(_with_ticket(record, self._ticket))
+        assert self.metadata is not None, "metadata follows begin, before a poll"
+        self.metadata = _serialised(_with_ticket(record, self._ticket))
         self._wake()
 
     def commit(self, record: CommitRecord) -> None:
-        """Commits behind the last pushed block. Block counts are filled in here.
+        """Commits after the last pushed block. Block counts are filled in here.
 
-        Ends with `Acknowledged` or `Failed`; nothing happens where the transfer has ended already.
-        `BatonError` INVALID for a record too large to travel.
+        `Acknowledged` or `Failed` follows; does nothing where the transfer has ended already.
+        BatonError(INVALID) for a record that is too large.
         """
-        if not self.live:
+        if not self.active:
             return
         if self.record is not None:
             raise ValueError("commit twice")
@@ -178,32 +183,33 @@ class Transfer:
         self._wake()
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        """Ends the transfer without a commit, and without an event. Idempotent."""
-        if self.live:
+        """Ends the transfer without a commit and without an event. Idempotent."""
+        if self.active:
             self.end(TransferState.WITHDRAWN)
-            self._withdrawn(self, reason)
+            self._on_withdraw(self, reason)
             self._wake()
 
-    # -- the sender's part ------------------------------------------------------------------------
+    # -- called by the sender ------------------------------------------------------------------------
 
     def has_piece(self) -> bool:
+        """Whether blocks are still to be read."""
         return bool(self._queue)
 
     def is_final(self) -> bool:
-        """Whether the next piece's bytes are what they will be."""
+        """Whether the next piece's bytes can be read."""
         after = self._queue[0].after
-        return after is None or after.ended()
+        return after is None or after.query()
 
     def next_group(self) -> int:
-        """Of the next piece."""
+        """The cache group of the next piece."""
         return self._queue[0].group
 
-    def next_piece(self, geometry: Geometry, most_blocks: int = 1) -> PieceSource:
-        """The next piece, of `most_blocks` blocks at most. The caller puts it on the wire (`shipped`), and
-        calls `read_done` when it has been read."""
+    def next_piece(self, geometry: PieceGeometry, max_blocks: int = 1) -> PieceSource:
+        """Takes the next piece, of at most `max_blocks` blocks. The caller must call `shipped` when it is on
+        the wire, and `read_done` when it has been read."""
         first = self._queue[0]
         group, offset = first.group, first.offset
-        run = (first,) if offset else self._run(most_blocks)
+        run = (first,) if offset else self._run(max_blocks)
         length = geometry.piece_length(group, offset)
         last = offset + length == self._block_bytes[group]
         length *= len(run)
@@ -213,7 +219,7 @@ class Transfer:
         return PieceSource(run, group, first.ordinal, offset, length, last)
 
     def _run(self, most: int) -> tuple[_Pushed, ...]:
-        """The next blocks that follow each other at the receiver."""
+        """The next blocks, as far as they are consecutive at the receiver."""
         first = self._queue[0]
         run: list[_Pushed] = []
         for pushed in self._queue:
@@ -228,26 +234,26 @@ class Transfer:
         self.bytes_partial += piece.length
         if piece.last:
             for _ in piece.pushed:
-                self._over(self._queue.popleft())
-                self._whole(piece.group)
+                self._finish(self._queue.popleft())
+                self._on_block(piece.group)
             self.bytes_shipped += self.bytes_partial
             self.bytes_partial = 0
 
     def read_done(self, piece: PieceSource) -> None:
-        """Nobody reads it any more; with a block's last one its pin ends."""
+        """The piece has been read; the last one of a block releases its pin."""
         for pushed in piece.pushed:
             pushed.reading -= 1
-            if pushed.over:
-                self._over(pushed)
+            if pushed.done:
+                self._finish(pushed)
 
     def end(self, state: TransferState) -> None:
-        """Drops what is queued and unpins it."""
+        """Ends the transfer: drops and unpins what is queued."""
         self.state = state
         while self._queue:
-            self._over(self._queue.popleft())
+            self._finish(self._queue.popleft())
 
-    def _over(self, pushed: _Pushed) -> None:
-        pushed.over = True
+    def _finish(self, pushed: _Pushed) -> None:
+        pushed.done = True
         if not pushed.reading:
             self._source.unpin(pushed.group, pushed.block)
 
@@ -261,5 +267,5 @@ def _with_ticket(record: CommitRecord, ticket: Ticket) -> CommitRecord:
 def _serialised(record: CommitRecord) -> bytes:
     serialised: bytes = record.SerializeToString()
     if len(serialised) > MAX_COMMIT_BYTES:
-        raise BatonError(ErrorKind.INVALID, f"a commit record of {len(serialised)} bytes cannot travel")
+        raise BatonError(ErrorKind.INVALID, f"a commit record of {len(serialised)} bytes is too large")
     return serialised

@@ -1,4 +1,4 @@
-"""The transports there are, by the names that a configuration has for them."""
+"""The transports there are, by the names that a configuration uses for them."""
 
 from __future__ import annotations
 
@@ -10,57 +10,53 @@ from baton.device.link_device import LinkDevice
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.interfaces import Connector, Listener
+from kvtransfer.protocol.addresses import GRPC, IPC, NCCL
 from kvtransfer.protocol.link_auth import LinkAuth
-from kvtransfer.transports.grpc import stream as grpc_stream
 from kvtransfer.transports.grpc.connector import GrpcConnector
 from kvtransfer.transports.grpc.listener import GrpcListener
-from kvtransfer.transports.ipc import control as ipc_control
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.connector import IpcConnector
 from kvtransfer.transports.ipc.listener import IpcListener
-from kvtransfer.transports.nccl import endpoint as nccl_links
 from kvtransfer.transports.nccl.connector import NcclConnector
-from kvtransfer.transports.nccl.endpoint import NcclLinks
-from kvtransfer.transports.nccl.receiver_wire import NcclListener
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.transports.nccl.listener import NcclListener
 
 T = TypeVar("T")
 
-IPC, NCCL, GRPC = ipc_control.TRANSPORT, nccl_links.TRANSPORT, grpc_stream.TRANSPORT
-
-# What `auto` takes, the best first. NCCL goes between the two when it is known to hold (docs/decisions/0015).
+# What `auto` uses, the best first. NCCL is to go between the two once it is proven (docs/decisions/0015).
 AUTO: tuple[str, ...] = (IPC, GRPC)
 
 _NEEDS = {
-    IPC: "a processor that shows stores in their order",
+    IPC: "a processor with ordered stores",
     NCCL: "KV blocks on a GPU, and NCCL",
 }
 
 
-def ways_of(transport: str) -> tuple[str, ...]:
-    """What a worker that is told `transport` takes, the best first: that alone, or with `auto` whatever of
-    these it can have."""
+def transports_of(transport: str) -> tuple[str, ...]:
+    """The transports that the setting `transport` stands for, the best first: itself, or for `auto` all that
+    this process can use of `AUTO`."""
     return AUTO if transport == "auto" else (transport,)
 
 
-def connectors_of(
+def make_connectors(
     transport: str,
     wake: Callable[[], None],
     blocks: DeviceBlocks | None = None,
-    nccl: NcclLinks | None = None,
+    nccl: NcclEndpoint | None = None,
     auth: LinkAuth | None = None,
 ) -> tuple[Connector, ...]:
-    """What a sender that is told to use `transport` has. `blocks`: where its blocks lie in a device's memory;
-    `nccl`: what links by NCCL have in common; `auth`: of its cluster. `BatonError` INVALID where it cannot
-    have them."""
+    """A sender's connectors for the setting `transport`. `blocks`: where its blocks lie in device memory;
+    `nccl`: this process's NCCL; `auth`: of its cluster. BatonError(INVALID) where this process cannot use the
+    transport."""
     makers: dict[str, Callable[[], Connector]] = {GRPC: partial(GrpcConnector, wake, auth)}
     if STORES_IN_ORDER:
         makers[IPC] = partial(IpcConnector, wake, blocks, auth)
     if nccl is not None and blocks is not None:
         makers[NCCL] = partial(NcclConnector, wake, nccl, blocks, auth)
-    return tuple(make() for make in _of(transport, makers))
+    return tuple(make() for make in _usable(transport, makers))
 
 
-def listeners_of(
+def start_listeners(
     transport: str,
     host: str,
     port: int,
@@ -69,14 +65,15 @@ def listeners_of(
     max_links: int,
     wake: Callable[[], None],
     device: LinkDevice | None = None,
-    nccl: NcclLinks | None = None,
+    nccl: NcclEndpoint | None = None,
     auth: LinkAuth | None = None,
     frames_port: int = 0,
 ) -> list[Listener]:
-    """Starts those of `transport`, the best first. `device`: where blocks are to go; `nccl` and `auth`: as
-    above. Of several at once grpc has the port; `frames_port` is nccl's second one.
+    """Starts a receiver's listeners for the setting `transport`, the best first. `device`: where blocks are
+    to go; `nccl`, `auth`: as for `make_connectors`. Of several, grpc uses `port`; `frames_port` is nccl's
+    second port.
 
-    `BatonError` INVALID where it cannot bind, or this process cannot have them.
+    BatonError(INVALID) where one cannot bind, or this process cannot use the transport.
     """
     bounds: dict[str, Any] = {
         "peer_timeout_s": peer_timeout_s,
@@ -91,10 +88,10 @@ def listeners_of(
         makers[IPC] = partial(IpcListener, device=device, **bounds)
     if nccl is not None:
         own_port = port if transport == NCCL else 0
-        makers[NCCL] = partial(NcclListener, host, own_port, links=nccl, frames_port=frames_port, **bounds)
+        makers[NCCL] = partial(NcclListener, host, own_port, nccl=nccl, frames_port=frames_port, **bounds)
     started: list[Listener] = []
     try:
-        for make in _of(transport, makers):
+        for make in _usable(transport, makers):
             started.append(make())
     except BatonError:
         for listener in started:
@@ -103,8 +100,8 @@ def listeners_of(
     return started
 
 
-def _of(transport: str, makers: Mapping[str, T]) -> Iterator[T]:
-    """Those of its ways that this process has."""
+def _usable(transport: str, makers: Mapping[str, T]) -> Iterator[T]:
+    """The makers of the setting's transports that this process can use."""
     if transport != "auto" and transport not in makers:
         raise BatonError(ErrorKind.INVALID, f"transport {transport} needs {_NEEDS[transport]}")
-    return (makers[way] for way in ways_of(transport) if way in makers)
+    return (makers[name] for name in transports_of(transport) if name in makers)

@@ -6,5 +6,5 @@ from kvtransfer.transports.ipc import control as ipc_control
 
 
 def install() -> None:
-    ipc_control.SILENT_S = 0.4
-    ipc_control.BEAT_S = 0.1
+    ipc_control.SILENCE_S = 0.4
+    ipc_control.HEARTBEAT_S = 0.1

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.device.shared_memory import SharedMemory
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.reference_loop import ReferenceDecodeLoop
@@ -130,7 +130,7 @@ class LocalEngine:
         self.pools = BlockPools(layout, [blocks] * len(layout.groups))
         self.scheduler = PrefillScheduler(self.pools, StepBounds(chunk), max_sequences=slots)
         self.prefill = PrefillLoop(
-            ReferencePass(ReferenceModel(model), cache), self.scheduler, lane_of(model.device)
+            ReferencePass(ReferenceModel(model), cache), self.scheduler, compute_stream(model.device)
         )
         rings = SharedRings(ring_slots or slots)
         self.memory = memory = SharedMemory.create("local-engine", rings.size)

@@ -13,7 +13,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt
 from services.worker.engine.decode.ticket_book import TOMBSTONE_S, AttemptKey, CommitOutcome, TicketBook
-from tests.kvtransfer.peers import FakeClock
+from tests.kvtransfer.support.peers import FakeClock
 
 RESERVED = TicketState.TICKET_STATE_RESERVED
 RECEIVING = TicketState.TICKET_STATE_RECEIVING

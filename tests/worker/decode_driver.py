@@ -26,9 +26,10 @@ from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import Announced, Committed, Described, Withdrawn
+from kvtransfer.receiver.events import CommitPending, Committed, MetadataReceived, Withdrawn
 from services.worker.engine.decode.reservations import DecodeSide
 from services.worker.engine.decode.ticket_book import AttemptKey
 from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text
@@ -76,7 +77,7 @@ class Driver:
             TicketSigner(b"s" * 16), lambda event: None, lambda: self.now, host=self.host,
             reserve_output_tokens=4, prefixes=self.prefixes,
         )  # fmt: skip
-        self.decode.receive_with(cast(Any, self.link), "here")
+        self.decode.receive_with(cast(Any, self.link), (Endpoint("grpc", "here:1"),))
         self.texts = [[self.draw.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
         self.conversations: list[Text] = []
         self.tickets: list[Ticketed] = []
@@ -128,8 +129,8 @@ class Driver:
             return
         body = TicketBody.FromString(reserved.ticket.body)
         groups = len(self.pools.pools)
-        assert list(body.held_counts) == ([expected] * groups if expected else [])
-        assert body.held_name == (told[expected - 1] if expected else b"")
+        assert list(body.resident_counts) == ([expected] * groups if expected else [])
+        assert body.resident_hash == (told[expected - 1] if expected else b"")
         unsent = [(group, n) for group in range(groups) for n in range(expected, body.block_counts[group])]
         assert reserved.kv_bytes == len(unsent) * BLOCK_BYTES
         self.draw.shuffle(unsent)
@@ -185,11 +186,11 @@ class Driver:
             ahead = CommitRecord()
             ahead.CopyFrom(record)
             ahead.ClearField("first_token_id")
-            self.link.events.append(Described(one.body.transfer_id, ahead))
+            self.link.events.append(MetadataReceived(one.body.transfer_id, ahead))
             self.decode.poll(16)
             self.did["described"] += 1
         if self.draw.random() < 0.5:  # while a device still moves the last bytes
-            self.link.events.append(Announced(one.body.transfer_id, record))
+            self.link.events.append(CommitPending(one.body.transfer_id, record))
             self.did["announced"] += 1
         if self.draw.random() < 0.1:
             self.link.forget(one.body.transfer_id)

@@ -36,7 +36,7 @@ class Asked:
     @property
     def held(self) -> int:
         """Blocks that decode said it has."""
-        counts = TicketBody.FromString(self.reserved.ticket.body).held_counts
+        counts = TicketBody.FromString(self.reserved.ticket.body).resident_counts
         return counts[0] if counts else 0
 
 

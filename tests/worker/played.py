@@ -159,6 +159,7 @@ class PlayedLink:
         self.expected: dict[int, tuple[list[int], list[int]]] = {}
         self.events: list[ReceiverEvent] = []
         self.refusals: list[BatonError] = []
+        self.transfers = self
 
     def expect(self, transfer_id: int, counts: list[int], held: list[int]) -> None:
         self.expected[transfer_id] = counts, held or [0] * len(counts)

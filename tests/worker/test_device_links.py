@@ -20,9 +20,9 @@ from services.common.config import EngineConfig
 from services.worker.engine.prefill.requests import Job
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
-from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.worker.paired import Pair
-from tests.worker.test_prefill_ahead import LateLane
+from tests.worker.test_prefill_ahead import LateStream
 from tests.worker.test_prefix_cache import ask
 from tests.worker.turned import Turned
 
@@ -85,7 +85,7 @@ def test_the_commit_is_on_its_way_before_the_first_token_is_told(
     assert states == [TransferState.COMMITTING]
     pair.say(words(9, 3), most=1)  # its first token is its last: the ticket goes back
     assert states[1:] == [TransferState.SENDING]
-    pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.restless)
+    pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.busy_poll)
     pair.assert_free()
 
 
@@ -125,7 +125,9 @@ def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(
 def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     tmp_path: Path, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
+    monkeypatch.setattr(
+        "services.worker.engine.startup.prefill_setup.compute_stream", lambda device: LateStream()
+    )
     pair = Pair(tmp_path)
     pair.meanwhile = pump.some
     parts = pair.source.engine._parts

@@ -197,9 +197,9 @@ def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
     asked = pair.reserve(prompt)
     assert asked.held == 3
     body = TicketBody.FromString(asked.reserved.ticket.body)
-    body.held_counts[0], body.held_name = claimed, pair.names(prompt)[claimed - 1]
+    body.resident_counts[0], body.resident_hash = claimed, pair.names(prompt)[claimed - 1]
     if claimed == 3:
-        body.token_count, body.held_name = 21, b"x" * 16
+        body.token_count, body.resident_hash = 21, b"x" * 16
     forged = body.SerializeToString(deterministic=True)
     asked.reserved.ticket.CopyFrom(Ticket(body=forged, signature=asked.reserved.ticket.signature))
     pair.begin(asked)
@@ -215,7 +215,7 @@ def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
 def test_a_claim_that_the_prompt_does_not_fill_is_refused(pair: Pair, claimed: list[int]) -> None:
     asked = pair.reserve(words(21))
     body = TicketBody.FromString(asked.reserved.ticket.body)
-    body.held_counts[:] = claimed
+    body.resident_counts[:] = claimed
     asked.reserved.ticket.body = body.SerializeToString()
     pair.begin(asked)
     pair.play(lambda: "failed" in pair.source.of(asked.number))

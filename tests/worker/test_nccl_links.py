@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from baton.device import nccl_line
+from baton.device import nccl_channel
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
-from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.kvtransfer.nccl_transport import WatchedLinks
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.nccl_transport import WatchedEndpoint
 from tests.worker.paired import Pair
 from tests.worker.test_device_links import words
 from tests.worker.test_prefix_cache import ask
@@ -26,23 +26,23 @@ from tests.worker.turned import Turned
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
+def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedEndpoint]:
     """What every engine from here on has, in the order of their starts; each has a played device. `truth` was
     made before: its blocks are the host's."""
-    made: list[WatchedLinks] = []
+    made: list[WatchedEndpoint] = []
     pump, names = Pump(None), itertools.count()
 
     def device(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks:
         return DeviceBlocks(FakeDevice(pump, f"fake:{next(names)}"), model.cache.groups)
 
-    def links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks:
+    def links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint:
         assert blocks is not None
-        made.append(WatchedLinks(blocks.device))
+        made.append(WatchedEndpoint(blocks.device))
         return made[-1]
 
     monkeypatch.setattr("services.worker.engine.process.device_blocks", device)
     monkeypatch.setattr("services.worker.engine.process.nccl_links", links)
-    monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
+    monkeypatch.setattr(nccl_channel, "ABORT_TIMEOUT_S", 0.1)
     return made
 
 
@@ -51,7 +51,7 @@ def pair_over(folder: Path, transport: Transport) -> Pair:
 
 
 @pytest.fixture
-def ways(tmp_path: Path, made: list[WatchedLinks], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+def ways(tmp_path: Path, made: list[WatchedEndpoint], monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """NCCL first, and grpc for when it falls."""
     monkeypatch.setattr("kvtransfer.transports.registry.AUTO", ("nccl", "grpc"))
     pair = pair_over(tmp_path, "auto")
@@ -69,14 +69,16 @@ def unfit(engine: Turned) -> list[str]:
     return [event.unfit.reason for event in engine.events if event.HasField("unfit")]
 
 
-def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made: list[WatchedLinks]) -> None:
+def test_prompts_go_by_nccl_where_it_is_told(
+    tmp_path: Path, truth: Turned, made: list[WatchedEndpoint]
+) -> None:
     pair = pair_over(tmp_path, "nccl")
     for length in (1, 5, 16, 30):
         prompt = words(length, seed=length)
         assert pair.say(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
     assert transports(pair) == ["nccl"]
-    assert sum(len(links.lines) for links in made) == 2
+    assert sum(len(links.channels) for links in made) == 2
     assert pair.audit().bytes_received == pair.source.engine._parts.sender.counters.bytes_shipped > 0
     assert unfit(pair.source) == unfit(pair.target) == []
     pair.close()
@@ -84,14 +86,14 @@ def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made
 
 @pytest.mark.parametrize("end", ["source", "target"])
 def test_an_engine_whose_nccl_hangs_says_so_once_and_goes_on(
-    ways: Pair, truth: Turned, made: list[WatchedLinks], end: str
+    ways: Pair, truth: Turned, made: list[WatchedEndpoint], end: str
 ) -> None:
     """Its link's line is aborted, and the abort does not return; what comes then goes the next way."""
     assert ways.say(words(9, 1))[0] == ask(truth, words(9, 1))[0]
     assert transports(ways) == ["nccl"]
     engine, links = getattr(ways, end), made[0 if end == "source" else 1]
     links.double.hangs.set()
-    links.lines[0].abort("played")
+    links.channels[0].abort("played")
     # Whoever asks before the sender knows loses an attempt.
     ways.play(lambda: bool(unfit(engine)) and not transports(ways))
     for seed in (2, 3):

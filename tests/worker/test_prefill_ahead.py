@@ -6,42 +6,46 @@ from pathlib import Path
 
 import pytest
 
-from baton.device.lane import HostLane, Moment
+from baton.device.stream import HostStream, TimedEvent
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
+from tests.support.events import PlayedEvent
 from tests.worker.turned import Turned, prefill, reserve
 
 TURNS = 3
 
 
-class LateMoment:
+class LateEvent(PlayedEvent):
     """Ended at the third look."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._looks = 0
 
-    def ended(self) -> bool:
+    def query(self) -> bool:
         self._looks += 1
         return self._looks > TURNS
 
-    def seconds_since(self, earlier: Moment) -> float:
+    def seconds_since(self, earlier: TimedEvent) -> float:
         return 1e-6
 
 
-class LateLane(HostLane):
-    runs_ahead = True
+class LateStream(HostStream):
+    asynchronous = True
 
-    def moment(self) -> LateMoment:
-        return LateMoment()
+    def record_event(self) -> LateEvent:
+        return LateEvent()
 
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
+    monkeypatch.setattr(
+        "services.worker.engine.startup.prefill_setup.compute_stream", lambda device: LateStream()
+    )
 
 
 def rest(turned: Turned) -> None:

@@ -9,7 +9,7 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
 from kvtransfer.device.quantise import EightBit, quantise, restore
-from kvtransfer.protocol.piece_geometry import Geometry
+from kvtransfer.protocol.piece_geometry import PieceGeometry
 from services.common.config import KVWire, TransferConfig
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 
@@ -36,7 +36,7 @@ def send(there: WireBlocks, here: WireBlocks, group: int, block: int, most: int)
     """A block to the next one, piece by piece, the last first; how many pieces."""
     size = there.block_bytes[group]
     assert here.block_bytes == there.block_bytes
-    geometry = Geometry.of(there.block_bytes, there.piece_bytes(most))
+    geometry = PieceGeometry.of(there.block_bytes, there.piece_bytes(most))
     offsets = range(0, size, geometry.piece_bytes)
     for offset in reversed(offsets):
         length = geometry.piece_length(group, offset)

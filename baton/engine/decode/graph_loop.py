@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from baton.device.graphs import Queue
+from baton.device.graphs import GraphStream
 from baton.device.host_memory import HostMemory
 from baton.engine.decode.gpu_pass import PassOptions
 from baton.engine.decode.graph_step import PICKED, GraphStep
@@ -73,7 +73,7 @@ class GraphDecodeLoop(DecodeLoop):
         super().__init__(state, mailbox, ring)
         self._clock = clock
         self._memory = memory  # registered while the graphs live
-        self._queue = Queue(model.device)
+        self._queue = GraphStream(model.device)
         self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
         self._graphs = self.step_state.capture()
         self._queue.drain()

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from baton.device.graphs import Queue, Replayable
+from baton.device.graphs import GraphStream, Replayable
 from baton.device.host_memory import HostMemory
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.decode.graph_sampler import GraphSampler
@@ -80,7 +80,7 @@ class GraphStep:
         state: SlotState,
         rings: SharedRings,
         memory: HostMemory,
-        queue: Queue,
+        queue: GraphStream,
         options: PassOptions,
     ) -> None:
         device = model.device

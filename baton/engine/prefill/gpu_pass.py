@@ -16,7 +16,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from baton.device.lane import Lane, lane_of
+from baton.device.cuda_stream import compute_stream
+from baton.device.stream import ComputeStream
 from baton.device.upload import put_ints
 from baton.engine.forward.gemm import Gemm, Library
 from baton.engine.forward.layers import embed_rows, run_layers
@@ -99,18 +100,18 @@ class PrefillPass:
 
     def take_paces(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""
-        lane = lane_of(self._model.device)
-        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), lane), self._pace(self.most_rows, lane)
+        stream = compute_stream(self._model.device)
+        self.paces = self._pace(min(_FEW_ROWS, self.most_rows), stream), self._pace(self.most_rows, stream)
 
-    def _pace(self, rows: int, lane: Lane) -> Pace:
+    def _pace(self, rows: int, stream: ComputeStream) -> Pace:
         """The median of a few passes, each launched on an idle device."""
         step, took = PrefillStep.on_scratch(self._model.layout, 0, rows), []
         for _ in range(_TRIES):
-            with lane.work():
-                begun = lane.moment()
+            with stream.activate():
+                begun = stream.record_event()
                 self.forward(step)
-                end = lane.moment()
-            while not end.ended():
+                end = stream.record_event()
+            while not end.query():
                 time.sleep(_POLL_S)
             took.append(end.seconds_since(begun))
         return Pace(rows, median(took))

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from baton.device.lane import Lane, Moment
+from baton.device.stream import ComputeStream, TimedEvent
 from baton.device.upload import put_values
 from baton.engine.device_watchdog import DeviceWatchdog
 from baton.engine.prefill.cost import Pace
@@ -93,8 +93,8 @@ class _Step:
     units: float
     drawn: _Drawn | None
     of_prompts: dict[int, list[Logprobs]]
-    begun: Moment
-    end: Moment
+    begun: TimedEvent
+    end: TimedEvent
 
 
 class PrefillLoop:
@@ -104,11 +104,11 @@ class PrefillLoop:
         self,
         prompt_pass: PromptPass,
         scheduler: PrefillScheduler,
-        lane: Lane,
+        stream: ComputeStream,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pass = prompt_pass
-        self._lane = lane
+        self._stream = stream
         self._clock = clock
         self.scheduler = scheduler
         self.prompts_run = 0
@@ -152,7 +152,7 @@ class PrefillLoop:
         """Seconds until all that is under way should have ended; negative where it is late."""
         return self._ends_at - self._clock()
 
-    def ending(self, within_s: float) -> tuple[list[Chunk], Moment] | None:
+    def ending(self, within_s: float) -> tuple[list[Chunk], TimedEvent] | None:
         """The chunks of the step that ends next and the event of its end, where that is expected within so
         many seconds or is overdue; else None."""
         if not self._under_way:
@@ -178,12 +178,12 @@ class PrefillLoop:
         if self.before_step is not None:
             self.before_step(self._begun_s)
         now = self._clock()
-        with torch.inference_mode(), self._lane.work():
-            begun = self._lane.moment()
+        with torch.inference_mode(), self._stream.activate():
+            begun = self._stream.record_event()
             hidden = self._pass.forward(step)
             drawn, of_prompts = self._draw(chunks, hidden), self._of_prompts(chunks, hidden)
-            end = self._lane.moment()
-        if self._lane.runs_ahead:
+            end = self._stream.record_event()
+        if self._stream.asynchronous:
             for chunk in chunks:
                 self.scheduler.begun(chunk)
             self._ends_at = max(now, self._ends_at) + cost.seconds_of(units)
@@ -198,7 +198,7 @@ class PrefillLoop:
         """Busy-polls for up to `most_s` seconds until the oldest step has ended; returns whether it has."""
         now = time.monotonic_ns()
         until = now + int(most_s * 1e9)
-        while self._under_way and not self._under_way[0].end.ended():
+        while self._under_way and not self._under_way[0].end.query():
             self._looked_ns, now = now, time.monotonic_ns()
             if now > until:
                 return False
@@ -209,7 +209,7 @@ class PrefillLoop:
         `settle` must be called next, so that results can be sent before it."""
         results: list[ChunkResult] = []
         self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
-        while self._under_way and self._under_way[0].end.ended():
+        while self._under_way and self._under_way[0].end.query():
             step = self._under_way.popleft()
             self.steps_ended += 1
             self._unsettled.append(step)
@@ -269,7 +269,7 @@ class PrefillLoop:
         sequences = [chunks[number].sequence for number in lasts]
         tokens = draw_first(logits, sequences)
         logprobs = first_logprobs(logits, tokens, sequences)
-        return _Drawn(lasts, self._lane.to_host(tokens), logprobs)
+        return _Drawn(lasts, self._stream.copy_to_host(tokens), logprobs)
 
     def _of_prompts(self, chunks: list[Chunk], hidden: Tensor) -> dict[int, list[Logprobs]]:
         """Logprobs of the prompts' own tokens, where requested, by the chunk's number. Waits for the

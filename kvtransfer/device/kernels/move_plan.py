@@ -1,28 +1,28 @@
-"""What a move between blocks and staging is told by, for who says it and does not do it. Torch-free, so that
-a process which links without a device need not load torch."""
+"""Constants and modes of moves between blocks and staging. Torch-free, so that a process whose links have no
+device need not load torch."""
 
 from __future__ import annotations
 
 from enum import Enum
 
 WORD_BYTES = 4
-# A run's: source, destination, length, piece, place. Of one piece's rows, the first has in place of `piece`
-# what the sum begins with.
+# The columns of a run: source, destination, length, piece, place. In a table of one piece's rows, the first
+# row's `piece` column has the initial value of the piece's sum.
 ROW_WORDS = 5
-# The programs that share a piece, at most: each says what it found of the sum.
+# The maximum number of programs that share a piece; each writes one partial sum.
 SUM_PARTS = 128
 
 
-class Travels(Enum):
-    """Which side of a move is the wire's."""
+class WireSide(Enum):
+    """Which side of a move is in the wire's format."""
 
     DESTINATION = 0  # gather
     SOURCE = 1  # scatter
 
 
-class Act(Enum):
-    """What becomes of a piece's words, which are summed in any case."""
+class Direction(Enum):
+    """Where a piece's words go; their sum is computed in any case."""
 
     GATHER = 0  # from blocks into staging
     SCATTER = 1  # from staging into blocks
-    READ = 2  # they stay in their blocks
+    READ = 2  # nowhere

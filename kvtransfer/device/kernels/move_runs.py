@@ -1,12 +1,12 @@
-"""Copies runs of words, converts them on the way, and sums what travels: one pass, one kernel.
+"""Copies runs of words, converts them and sums what is on the wire, in one kernel and one pass.
 
-Some programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64,
-so programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or leave their parts
-to whoever adds them (`kvtransfer.device.piece_sums`). bfloat16 is taken for the upper half of a float32, by
-its bits.
+Several programs share the words of a run, each a tile at a time. Sums are of products modulo 2^64, so
+programs may add theirs to a piece's in any order (`kvtransfer.protocol.checksum`), or write partial sums
+that the host adds (`kvtransfer.device.piece_sums`). bfloat16 is converted by its bits, as the upper half of
+a float32.
 
-A move is a guest: its programs are few (`programs`), so that whoever else has work for the GPU finds
-multiprocessors and memory free at any moment, and each has two tiles of loads under way.
+Moves run beside other work: they use few programs (`programs`), so that other kernels find multiprocessors
+and memory bandwidth free, and each program has two tiles of loads in flight.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kvtransfer.protocol.checksum import TILE_SEED, TILE_WORDS
 _LOG = logging.getLogger(__name__)
 
 _WARPS = 8
-# Of a tile's words, those that lie this far from each other are one thread's.
+# The stride between the words of a tile that one thread handles.
 _ACROSS = 1024
 _TILE = {"ROW": ROW_WORDS, "DOWN": TILE_WORDS // _ACROSS, "ACROSS": _ACROSS, "TILE_SEED": TILE_SEED}
-# Of all runs together, unless there are more runs: an H100 has 132 multiprocessors, and NCCL's next kernel,
-# which fits beside none of them, is to find its 32 free. And beside decode steps: with so few a step begins
-# as soon as alone (`bench.decode --churn`), with 64 some µs later.
+# Programs of all runs together, unless there are more runs: an H100 has 132 multiprocessors, of which NCCL's
+# next kernel, which shares none, needs 32. Beside decode steps: with this few, a step starts as soon as
+# without a move (`bench.decode --churn`); with 64, some µs later.
 _PROGRAMS = 96
 _PROGRAMS_BESIDE_STEPS = 24
 
@@ -47,7 +47,7 @@ def _splitmix64(x):
 
 @triton.jit
 def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
-    """16 bits of one format, in an int32, to those of the other, rounded to nearest even."""
+    """Converts 16 bits of one format, in an int32, to the other, rounding to nearest even."""
     if FROM_BFLOAT:
         value = (bits << 16).to(tl.float32, bitcast=True)
         return value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
@@ -59,7 +59,7 @@ def _half_to_half(bits, FROM_BFLOAT: tl.constexpr):
 
 @triton.jit
 def _inside(tile, lane, place, length):
-    """Where a tile's words are in their run, and which of them are."""
+    """The offsets of a tile's words in their run, and the mask of those inside it."""
     at = lane + tile * (lane.shape[0] * lane.shape[1]) - place
     return at, (at >= 0) & (at < length)
 
@@ -78,13 +78,13 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
     lane = (tl.arange(0, DOWN)[:, None] * ACROSS + tl.arange(0, ACROSS)[None, :]).to(tl.int64)
     within = _splitmix64(lane.to(tl.uint64)) | 1
     total = tl.zeros([ACROSS], dtype=tl.uint64)
-    # Tiles begin at multiples of their size in the piece, so their words' factors are the same in each.
+    # Tiles start at multiples of their size within the piece, so every tile has the same first factors.
     first = (place // (DOWN * ACROSS)).to(tl.int32) + tl.program_id(1)
     last = tl.cdiv(place + length, DOWN * ACROSS).to(tl.int32)
     at, inside = _inside(first, lane, place, length)
     words = tl.load(source + begins + at, mask=inside, other=0)
     for tile in range(first, last, tl.num_programs(1)):
-        # The next tile's words are on their way while these are dealt with.
+        # The next tile's loads are in flight while this tile is processed.
         next_at, next_inside = _inside(tile + tl.num_programs(1), lane, place, length)
         next_words = tl.load(source + begins + next_at, mask=next_inside, other=0)
         moved = words
@@ -104,11 +104,11 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
     if PARTS:
         number = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
         count = tl.num_programs(0) * tl.num_programs(1)
-        if number == 0:  # it has what the sum begins with; parts that nobody finds are nothing
+        if number == 0:  # it adds the initial value, and clears parts without a program
             found += piece
             part = tl.arange(0, PARTS)
             tl.store(sums + part, tl.zeros([PARTS], dtype=tl.int64), mask=part >= count)
-            if HEAD:  # what stands before the piece goes behind the parts
+            if HEAD:  # the piece's header is copied behind the parts
                 head = (source + begins - 2 * PARTS).to(tl.pointer_type(tl.int64))
                 tl.store(sums + PARTS + part, tl.load(head + part))
         tl.store(sums + number, found)
@@ -117,7 +117,7 @@ def _move_runs(source, destination, runs, sums, CONVERT: tl.constexpr, FROM_BFLO
 
 
 def programs(runs: int, longest: int, *, beside_steps: bool = False) -> int:
-    """How many programs share each of so many runs, of at most so many words."""
+    """How many programs share each of `runs` runs of at most `longest` words."""
     most = _PROGRAMS_BESIDE_STEPS if beside_steps else _PROGRAMS
     return max(1, min(most // runs, -(-longest // TILE_WORDS)))
 
@@ -133,8 +133,8 @@ def move_runs(
     from_bfloat: bool,
     sum_source: bool,
 ) -> None:
-    """source, destination: flat int32; runs [R, 5] int64, contiguous; sums [pieces] int64, added to. One
-    device."""
+    """Enqueues a move; all tensors are on one device. source, destination: flat int32; runs: int64 [R, 5],
+    contiguous; sums: int64 [pieces], added to."""
     grid = (runs.shape[0], programs(runs.shape[0], longest))
     _move_runs[grid](
         source, destination, runs, sums,
@@ -147,9 +147,10 @@ def move_piece(
     source: Tensor, destination: Tensor | None, rows: Tensor, longest: int, parts: Tensor,
     *, aligned: bool, head: bool = False,
 ) -> None:  # fmt: skip
-    """Rows of one piece, which are not converted; its sum is that of `parts`, int64 [SUM_PARTS]. Without a
-    destination they are only read. `aligned`: every row begins on both sides, and ends, at a multiple of 4
-    words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the parts."""
+    """Enqueues a move of one piece's rows, without conversion; `parts`, int64 [SUM_PARTS], add up to its sum.
+    Without a destination the rows are only read. `aligned`: every row starts on both sides, and ends, at a
+    multiple of 4 words. `head`: the SUM_PARTS int64 before the first row's source are copied behind the
+    parts."""
     grid = (rows.shape[0], programs(rows.shape[0], longest))
     there = source if destination is None else destination
     of_piece = _of_piece(aligned, stores=destination is not None, head=head)
@@ -157,18 +158,19 @@ def move_piece(
 
 
 def _of_piece(aligned: bool, *, stores: bool, head: bool) -> dict[str, int]:
-    """What `_move_runs` is compiled for where it moves a piece."""
-    words_as_they_are = {"CONVERT": False, "FROM_BFLOAT": False, "SUM_SOURCE": True}
+    """The constants of `_move_runs` for moving one piece."""
+    unconverted = {"CONVERT": False, "FROM_BFLOAT": False, "SUM_SOURCE": True}
     shape = {"ALIGNED": aligned, "STORES": stores, "PARTS": SUM_PARTS, "HEAD": head, "num_warps": _WARPS}
-    return words_as_they_are | shape | _TILE
+    return unconverted | shape | _TILE
 
 
 @cache
 def prepared(device: torch.device, aligned: bool, stores: bool, head: bool = False) -> Kernel | None:
-    """The kernel of `move_piece`, to be launched with the addresses of source, destination, rows and parts,
-    the last two of the host's memory, over a grid of (rows, `programs`).
+    """The compiled kernel of `move_piece`, to be launched with the addresses of source, destination, rows and
+    parts, the last two in host memory, over a grid of (rows, `programs`).
 
-    None where a launch beside Triton's own was tried and did not do it: its versions tell different things.
+    None where a trial launch without Triton's launcher did not work, since what Triton exposes differs
+    between its versions.
     """
     with torch.cuda.device(device):
         begins = 2 * SUM_PARTS
@@ -187,17 +189,17 @@ def prepared(device: torch.device, aligned: bool, stores: bool, head: bool = Fal
             kernel = Kernel(int(compiled.function), 32 * meta.num_warps, meta.shared)
             _launch(kernel, device, (source, destination, rows, parts))
         except (AttributeError, TypeError, CudaError) as error:
-            _LOG.warning("kernels_launched_by_triton", extra={"reason": str(error)})
+            _LOG.warning("direct_kernel_launch_unavailable", extra={"reason": str(error)})
             return None
         torch.cuda.synchronize(device)
         if (destination.tolist(), parts.tolist()) != wanted:
-            _LOG.warning("kernels_launched_by_triton", extra={"reason": "a launch of our own moved nothing"})
+            _LOG.warning("direct_kernel_launch_unavailable", extra={"reason": "a trial launch moved nothing"})
             return None
     return kernel
 
 
 def _launch(kernel: Kernel, device: torch.device, arguments: tuple[Tensor, ...]) -> None:
-    """Once, on torch's stream."""
+    """Launches it once, on torch's current stream."""
     stream = torch.cuda.current_stream(device).cuda_stream
     addresses = tuple(argument.data_ptr() for argument in arguments)
     cuda_runtime().launch(kernel.function, (1, 1), kernel.threads, kernel.shared, stream, addresses)

@@ -1,7 +1,7 @@
-"""Rows to eight bits with a scale each, and back; see `kvtransfer.device.quantise`.
+"""Quantisation of rows to 8 bits with a scale each, and back; see `kvtransfer.device.quantise`.
 
-Rounding is done on the bits of float32, so that it is to nearest even everywhere: in PTX, whatever a
-generation's conversions do, and in Triton's interpreter.
+Rounds on the bits of float32, so that the result is to nearest even on every GPU generation and in Triton's
+interpreter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ROWS = 16
 
 @triton.jit
 def _to_e4m3(value):
-    """Codes of |value| ≤ 448, in int32."""
+    """The e4m3 codes of values with |value| ≤ 448, in int32."""
     bits = value.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
     size = tl.minimum(tl.abs(value), 448.0)
@@ -31,14 +31,14 @@ def _from_e4m3(code):
     exponent, mantissa = (code >> 3) & 15, code & 7
     normal = (((exponent + 120) << 23) | (mantissa << 20)).to(tl.float32, bitcast=True)
     size = tl.where(exponent == 0, mantissa.to(tl.float32) * 0.001953125, normal)
-    # By its bit: a minus of Triton's is 0 - size, which has no zero below zero.
+    # Sets the sign bit: Triton's negation is 0 - size, which has no negative zero.
     bits = size.to(tl.uint32, bitcast=True) | ((code & 0x80).to(tl.uint32) << 24)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _bits_of(value, BFLOAT: tl.constexpr):
-    """16 bits of bfloat16 or float16."""
+    """The bits of bfloat16 or float16, in int16."""
     if BFLOAT:
         wide = value.to(tl.uint32, bitcast=True)
         return ((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16).to(tl.int16)
@@ -86,7 +86,8 @@ def _restore(codes, scales, target, rows, dim, FLOAT: tl.constexpr, BFLOAT: tl.c
 
 
 def quantise(source: Tensor, codes: Tensor, scales: Tensor, *, is_float: bool, limit: float) -> None:
-    """source [rows, dim] of any float up to 32 bits → codes uint8 of that shape, scales [rows] float32."""
+    """Enqueues source [rows, dim], a float dtype of up to 32 bits → codes uint8 [rows, dim], scales float32
+    [rows]."""
     rows, dim = source.shape
     _quantise[(triton.cdiv(rows, _ROWS),)](
         source, codes, scales, rows, dim,
@@ -95,7 +96,7 @@ def quantise(source: Tensor, codes: Tensor, scales: Tensor, *, is_float: bool, l
 
 
 def restore(codes: Tensor, scales: Tensor, target: Tensor, *, is_float: bool, bfloat: bool) -> None:
-    """The way back; target [rows, dim]: float32, or int16: the bits of bfloat16 or float16."""
+    """Enqueues the inverse; target [rows, dim]: float32, or int16 for the bits of bfloat16 or float16."""
     rows, dim = codes.shape
     _restore[(triton.cdiv(rows, _ROWS),)](
         codes, scales, target, rows, dim,

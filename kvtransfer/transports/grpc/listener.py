@@ -1,11 +1,11 @@
-"""The receiver's side of the grpc transport: a server of its own, apart from the one that streams tokens.
+"""The receiver's side of the grpc transport: a server of its own, separate from the one that streams tokens.
 
-    SignedOpenLink ──▶ verified ──▶ queue ──▶ the loop grants it: a wire waits for its stream under the new id
-    Frames (raw bytes, link id in the metadata) ──▶ the wire of that id, taken out: one stream a link, ever
+    SignedOpenLink ──▶ verified ──▶ queue ──▶ the loop grants it: a wire waits for the stream with its link id
+    Frames (raw bytes, link id in the metadata) ──▶ the wire with that id; a link has one stream, ever
 
-A stream has two threads: grpc's yields what the loop tells, ours reads what the sender sends and lands
-pieces in staging. The end of the reading thread is the fence: it alone writes this link's staging, and
-no second stream can come under its id.
+A stream has two threads: gRPC's yields what the loop sends, and a reader reads the sender's messages and
+stores pieces in staging. The end of the reader is the fence: it alone writes this link's staging, and no
+second stream can use its id.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from baton.addresses import join_address
 from baton.cluster_auth import UNAUTHENTICATED, RpcToken
 from baton.errors import BatonError, ErrorKind
+from baton.grpc_errors import to_status
 from baton.v1 import transfer_pb2_grpc
 from baton.v1.transfer_pb2 import (
     GetChallengeRequest,
@@ -31,21 +32,19 @@ from baton.v1.transfer_pb2 import (
     SignedOpenLinkRequest,
     SignedOpenLinkResponse,
 )
-from kvtransfer.link.frame_queue import CONTROL_FRAMES, Landing, ReceiverInbox
-from kvtransfer.link.interfaces import OutOfReachError
-from kvtransfer.link.open_requests import OpenCalls
-from kvtransfer.link.refusals import Refusals
+from kvtransfer.link.frame_queue import CONTROL_FRAMES, FrameQueue, receiver_queue
+from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.link.open_requests import LinkRequestQueue, RejectedCallers
 from kvtransfer.link.staging import Staging
+from kvtransfer.protocol.addresses import GRPC, Endpoint
 from kvtransfer.protocol.frames import FrameError, ReceiverFrame, SenderFrame, encode
 from kvtransfer.protocol.link_auth import Challenges, LinkAuth
 from kvtransfer.transports.grpc.stream import (
-    ERROR_KIND_KEY,
     LINK_ID_KEY,
-    OTHER_WAY_KEY,
     SERVICE,
     STREAM,
-    TRANSPORT,
-    Outbox,
+    UNREACHABLE_KEY,
+    SendQueue,
     channel_options,
 )
 
@@ -54,62 +53,55 @@ if TYPE_CHECKING:  # generic in its stub file only
 else:
     _ServerInterceptor = grpc.ServerInterceptor
 
-# Calls beside the streams: OpenLink, health, reflection.
+# Calls other than streams: challenges and link requests, health, reflection.
 _OTHER_CALLS = 16
 _STOP_S = 2.0
-
-_STATUS = {
-    ErrorKind.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
-    ErrorKind.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
-    ErrorKind.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    ErrorKind.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    ErrorKind.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    ErrorKind.UNAVAILABLE: grpc.StatusCode.FAILED_PRECONDITION,
-}
 
 
 class GrpcReceiverWire:
     """One link's stream at the receiver."""
 
-    def __init__(self, staging: Staging, wake: Callable[[], None], inbox: Landing | None = None) -> None:
-        """`inbox`: who lands the pieces, where their bytes do not come over this stream."""
-        self._inbox: Landing = inbox if inbox is not None else ReceiverInbox(staging, wake)
-        self._outbox = Outbox(2 * staging.pieces + CONTROL_FRAMES)
+    def __init__(
+        self, staging: Staging, wake: Callable[[], None], frames: FrameQueue[SenderFrame] | None = None
+    ) -> None:
+        """`frames`: what takes the sender's messages, where no pieces come over this stream."""
+        self._frames = frames if frames is not None else receiver_queue(staging, wake)
+        self._unsent = SendQueue(2 * staging.pieces + CONTROL_FRAMES)
         self._wake = wake
         self._state = threading.Lock()
         self._context: grpc.ServicerContext | None = None
         self._reader: threading.Thread | None = None
         self._closed = False
 
-    def hear(self) -> SenderFrame | None:
-        return self._inbox.take()
+    def receive(self) -> SenderFrame | None:
+        return self._frames.take()
 
-    def tell(self, frame: ReceiverFrame) -> None:
-        self._outbox.add(encode(frame))
+    def send(self, frame: ReceiverFrame) -> None:
+        self._unsent.add(encode(frame))
 
     def attached(self) -> bool:
         return self._reader is not None
 
-    def broken(self) -> BatonError | None:
-        return self._inbox.closed() or self._outbox.closed
+    def failure(self) -> BatonError | None:
+        return self._frames.closed() or self._unsent.closed
 
-    def restless(self) -> bool:
+    def busy_poll(self) -> bool:
         return False
 
     def fenced(self) -> bool:
         with self._state:
             if self._reader is None:
-                return self._closed  # closed before its stream came: serve() will refuse it
+                return self._closed  # closed before its stream came: serve() refuses it
             return self._closed and not self._reader.is_alive()
 
     def close(self, error: BatonError) -> None:
         with self._state:
             self._closed = True
-            self._inbox.close(error)
-            self._outbox.close(error)
+            self._frames.close(error)
+            self._unsent.close(error)
 
     def serve(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Runs in grpc's thread for as long as the stream lives; yields what the loop tells."""
+        """Runs in gRPC's thread for as long as the stream lives; yields what the loop sends."""
         with self._state:
             if self._closed or self._reader is not None:
                 raise BatonError(ErrorKind.UNAVAILABLE, "the link was closed")
@@ -118,10 +110,10 @@ class GrpcReceiverWire:
             )
             self._reader.start()
         ended = BatonError(ErrorKind.UNAVAILABLE, "the sender's stream ended")
-        if not context.add_callback(lambda: self._outbox.close(ended)):
-            self._outbox.close(ended)
-        yield from self._outbox
-        raise self._outbox.closed or ended
+        if not context.add_callback(lambda: self._unsent.close(ended)):
+            self._unsent.close(ended)
+        yield from self._unsent
+        raise self._unsent.closed or ended
 
     def _read(self, messages: Iterator[bytes]) -> None:
         """The only thread that writes this link's staging."""
@@ -129,17 +121,17 @@ class GrpcReceiverWire:
             for message in messages:
                 if self._closed:
                     break
-                self._inbox.accept(message)
-            self._inbox.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream ended"))
+                self._frames.accept(message)
+            self._frames.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream ended"))
         except FrameError as error:
-            self._inbox.close(error)
-            self._outbox.close(error)
-        except grpc.RpcError:  # how grpc ends the iteration of a cancelled or broken call
-            self._inbox.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream broke"))
+            self._frames.close(error)
+            self._unsent.close(error)
+        except grpc.RpcError:  # gRPC ends the iteration of a cancelled or broken call so
+            self._frames.close(BatonError(ErrorKind.UNAVAILABLE, "the sender's stream broke"))
 
 
-class GrpcOpenCall:
-    """An OpenLink between its grpc thread, which waits, and the loop, which answers."""
+class GrpcLinkRequest:
+    """A request between gRPC's thread, which waits, and the loop, which answers."""
 
     def __init__(self, listener: GrpcListener, request: OpenLinkRequest) -> None:
         self.request = request
@@ -148,15 +140,15 @@ class GrpcOpenCall:
 
     @property
     def device(self) -> None:
-        """Bytes come to the host."""
+        """None: bytes come to the host."""
 
     def window(self, pieces: int, piece_bytes: int) -> None:
-        """None: a message brings its piece."""
+        """None: messages bring their pieces."""
 
     def grant(
-        self, response: OpenLinkResponse, staging: Staging, inbox: Landing | None = None
+        self, response: OpenLinkResponse, staging: Staging, frames: FrameQueue[SenderFrame] | None = None
     ) -> GrpcReceiverWire:
-        wire = self._listener.export(response.link_id, staging, inbox)
+        wire = self._listener.export(response.link_id, staging, frames)
         self.answer.set_result(response)
         return wire
 
@@ -166,8 +158,6 @@ class GrpcOpenCall:
 
 class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
     """TransferService, its raw stream, health and reflection on one port."""
-
-    transport = TRANSPORT
 
     def __init__(
         self,
@@ -180,12 +170,15 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         wake: Callable[[], None],
         auth: LinkAuth | None = None,
     ) -> None:
+        """BatonError(INVALID) where it cannot bind."""
         self._wake = wake
         self._auth = auth or LinkAuth()
         self._challenges = Challenges()
-        self.refusals = Refusals(TRANSPORT)
-        self._calls: OpenCalls[GrpcOpenCall] = OpenCalls(_OTHER_CALLS, peer_timeout_s, wake)
-        # Wires whose stream has not come yet; closed ones are swept out by the next export.
+        self.rejected = RejectedCallers(GRPC)
+        self._requests: LinkRequestQueue[GrpcLinkRequest] = LinkRequestQueue(
+            _OTHER_CALLS, peer_timeout_s, wake
+        )
+        # Wires whose stream has not come yet; the next export removes closed ones.
         self._waiting: dict[int, GrpcReceiverWire] = {}
         self._wires: list[GrpcReceiverWire] = []
         self._lock = threading.Lock()
@@ -195,11 +188,11 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             self._pool,
             options=channel_options(piece_bytes, peer_timeout_s),
             maximum_concurrent_rpcs=workers,
-            interceptors=[_TokenCheck(self._auth.token, self.refusals)],
+            interceptors=[_TokenCheck(self._auth.token, self.rejected)],
         )
         self._health = health.HealthServicer()
         self._mount()
-        self.address = join_address(host, self._bind(host, port))
+        self.endpoint = Endpoint(GRPC, join_address(host, self._bind(host, port)))
         self._server.start()
 
     def _mount(self) -> None:
@@ -225,12 +218,14 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def next_call(self) -> GrpcOpenCall | None:
-        return self._calls.next()
+    def next_request(self) -> GrpcLinkRequest | None:
+        return self._requests.next()
 
-    def export(self, link_id: int, staging: Staging, inbox: Landing | None) -> GrpcReceiverWire:
-        """A wire that the stream of this link id will come to."""
-        wire = GrpcReceiverWire(staging, self._wake, inbox)
+    def export(
+        self, link_id: int, staging: Staging, frames: FrameQueue[SenderFrame] | None
+    ) -> GrpcReceiverWire:
+        """A wire for the stream with this link id."""
+        wire = GrpcReceiverWire(staging, self._wake, frames)
         with self._lock:
             self._wires = [other for other in self._wires if not other.fenced()]
             self._wires.append(wire)
@@ -243,11 +238,11 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         self._health.enter_graceful_shutdown()
         for wire in self._wires:
             wire.close(closing)
-        self._calls.refuse_all(closing)
+        self._requests.refuse_all(closing)
         self._server.stop(grace=None).wait(_STOP_S)
         self._pool.shutdown(wait=False)
 
-    # -- grpc's threads ---------------------------------------------------------------------------
+    # -- gRPC's threads ---------------------------------------------------------------------------
 
     def GetChallenge(  # noqa: N802
         self, request: GetChallengeRequest, context: grpc.ServicerContext
@@ -258,11 +253,11 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
         self, request: SignedOpenLinkRequest, context: grpc.ServicerContext
     ) -> SignedOpenLinkResponse:
         try:
-            call = GrpcOpenCall(self, self._auth.verify_hello(request, self._challenges))
-            return self._auth.answer(request, self._calls.ask(call, call.answer))
+            asked = GrpcLinkRequest(self, self._auth.verify_hello(request, self._challenges))
+            return self._auth.answer(request, self._requests.ask(asked, asked.answer))
         except BatonError as error:
             if error.kind is ErrorKind.UNAUTHENTICATED:
-                self.refusals.add(error.message)
+                self.rejected.add(error.message)
             _abort(context, error)
 
     def _frames(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -273,7 +268,7 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
             _abort(context, error)
 
     def _claim(self, context: grpc.ServicerContext) -> GrpcReceiverWire:
-        """Takes the wire of the link that this stream names; each link id is good for one stream."""
+        """Takes the wire of the link that this stream names; each link id is valid for one stream."""
         metadata = dict(context.invocation_metadata())
         named = metadata.get(LINK_ID_KEY, "")
         if not (isinstance(named, str) and named.isascii() and named.isdigit() and len(named) <= 20):
@@ -286,11 +281,11 @@ class GrpcListener(transfer_pb2_grpc.TransferServiceServicer):
 
 
 class _TokenCheck(_ServerInterceptor):
-    """Ends calls without the cluster's token with UNAUTHENTICATED, before a message of theirs is read."""
+    """Ends calls without the cluster's token with UNAUTHENTICATED, before any of their messages is read."""
 
-    def __init__(self, token: RpcToken, refusals: Refusals) -> None:
+    def __init__(self, token: RpcToken, rejected: RejectedCallers) -> None:
         self._token = token
-        self._refusals = refusals
+        self._rejected = rejected
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     def intercept_service(
@@ -303,14 +298,16 @@ class _TokenCheck(_ServerInterceptor):
         return continuation(handler_call_details) if admitted else self._refusal
 
     def _refuse(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        self._refusals.add(f"a call from {context.peer()}: {UNAUTHENTICATED}")
+        self._rejected.add(f"a call from {context.peer()}: {UNAUTHENTICATED}")
         _abort(context, BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
 
 
 def _abort(context: grpc.ServicerContext, error: BatonError) -> NoReturn:
-    metadata = [(ERROR_KIND_KEY, error.kind.name)]
-    if isinstance(error, OutOfReachError):
-        metadata.append((OTHER_WAY_KEY, "1"))
-    context.set_trailing_metadata(tuple(metadata))
-    context.abort(_STATUS.get(error.kind, grpc.StatusCode.INTERNAL), error.message)
+    """Ends the call with the error's status and details."""
+    status = to_status(error)
+    metadata = tuple(status.trailing_metadata or ())
+    if isinstance(error, UnreachableError):
+        metadata += ((UNREACHABLE_KEY, "1"),)
+    context.set_trailing_metadata(metadata)
+    context.abort(status.code, status.details)
     raise AssertionError("abort always raises")

@@ -1,4 +1,4 @@
-"""What both ends of the grpc transport share: the method, its metadata, channel options, the outbox."""
+"""What both ends of the grpc transport share: method and metadata names, channel options, the send queue."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ from baton.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES
 
 SERVICE = "baton.v1.TransferService"
-# The raw method that carries frames; not in the proto, since its messages are no protobuf.
+# The raw method that carries frames; not in the proto, since its messages are not protobuf.
 STREAM = "Frames"
 STREAM_METHOD = f"/{SERVICE}/{STREAM}"
-# Binds a stream to the link that OpenLink named, as decimal digits.
+# Names the link that a stream belongs to, in decimal digits.
 LINK_ID_KEY = "baton-link-id"
-# On a refused OpenLink: the name of the ErrorKind, which says more than a status code.
-ERROR_KIND_KEY = "baton-error-kind"
-# Beside it, where the request was not judged and another transport is worth a try (`OutOfReachError`).
-OTHER_WAY_KEY = "baton-other-way"
+# On a refused request that was not judged: another transport should be tried (`UnreachableError`).
+UNREACHABLE_KEY = "baton-unreachable"
 
-TRANSPORT = "grpc"
-
-# A process that is frozen or cut off is noticed within the two together, whatever its engine may be allowed
-# to take for an answer: pings are answered by grpc's own threads, however busy the loop is.
-PING_EVERY_S = 1.0
-PING_ANSWER_S = 1.25
-# For the same reason so long at most until a connection speaks HTTP/2.
-CONNECT_S = 2.0
+# A process that is stopped or cut off is noticed within the sum of the two, whatever time its engine may take
+# to answer: gRPC's own threads answer pings, however busy the loop is.
+PING_INTERVAL_S = 1.0
+PING_TIMEOUT_S = 1.25
+# For the same reason, the limit for a connection to be established.
+CONNECT_TIMEOUT_S = 2.0
 
 
 def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, int]]:
-    """For server and client alike: large messages, and pings that notice a dead peer within the time-out."""
-    ping_ms, answer_ms = (
-        max(500, int(min(bound, peer_timeout_s / 2) * 1000)) for bound in (PING_EVERY_S, PING_ANSWER_S)
+    """Options of server and client: large messages, and pings that notice a dead peer within the time-out."""
+    interval_ms, timeout_ms = (
+        max(500, int(min(bound, peer_timeout_s / 2) * 1000)) for bound in (PING_INTERVAL_S, PING_TIMEOUT_S)
     )
     largest = max(piece_bytes, MAX_COMMIT_BYTES) + HEADER_BYTES
     return [
@@ -41,21 +37,21 @@ def channel_options(piece_bytes: int, peer_timeout_s: float) -> list[tuple[str, 
         ("grpc.max_send_message_length", largest),
         ("grpc.so_reuseport", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.keepalive_time_ms", ping_ms),
-        ("grpc.keepalive_timeout_ms", answer_ms),
-        # The one that counts for a frozen peer: without it a lost ping takes a minute to be noticed.
-        ("grpc.http2.ping_timeout_ms", answer_ms),
+        ("grpc.keepalive_time_ms", interval_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        # What matters for a stopped peer: by default a lost ping takes a minute to be noticed.
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.max_ping_strikes", 0),  # however often a peer pings
+        ("grpc.http2.max_ping_strikes", 0),  # peers may ping at any rate
     ]
 
 
-class Outbox:
-    """Messages that wait for grpc to take them; the loop adds, grpc's thread iterates.
+class SendQueue:
+    """Messages that wait for gRPC to take them; the loop adds, gRPC's thread iterates.
 
-    Bounded by count: pieces by the link's credits, all else by what one peer may ask for. A peer that
-    makes us queue more without reading any has its outbox closed.
+    Bounded by count: pieces are bounded by the link's credits, all else by what one peer may ask for. When a
+    peer causes messages without reading any, its queue is closed.
     """
 
     def __init__(self, bound: int) -> None:
@@ -65,7 +61,7 @@ class Outbox:
         self._closed: BatonError | None = None
 
     def add(self, message: bytes) -> None:
-        """Dropped once closed."""
+        """Queues a message; dropped once closed."""
         with self._changed:
             if self._closed is not None:
                 return
@@ -76,7 +72,7 @@ class Outbox:
             self._changed.notify()
 
     def close(self, error: BatonError) -> None:
-        """Ends the iteration; the first reason stays, messages that wait are lost."""
+        """Ends the iteration and drops what waits; the first reason is kept."""
         with self._changed:
             if self._closed is None:
                 self._closed = error
@@ -85,6 +81,7 @@ class Outbox:
 
     @property
     def closed(self) -> BatonError | None:
+        """Why it was closed; None while open."""
         return self._closed
 
     def __iter__(self) -> Iterator[bytes]:
@@ -93,7 +90,7 @@ class Outbox:
 
     def _next(self) -> bytes | None:
         with self._changed:
-            # Ends with close(), which the end of the call triggers: the call's keepalive is the deadline.
+            # No deadline: the end of the call closes the queue, and keepalive bounds the call.
             self._changed.wait_for(lambda: self._messages or self._closed is not None)
             if self._closed is not None:
                 return None

@@ -1,20 +1,20 @@
 """Messages from one process to another through memory that both map: bounded, in order, each once.
 
-    tail u64 | head u64 | idle u64 | stuck u64      64 bytes apart: each has one writer but for `idle`
-    CAPACITY bytes of records, round and round
+    tail u64 | head u64 | idle u64 | stuck u64      64 bytes apart; all but `idle` have one writer
+    CAPACITY bytes of records, wrapping around
 
-    record:  length u32, its top bit set where the message goes on | crc u32 | number u64 | bytes
+    record:  length u32, its top bit set where the message continues | crc u32 | number u64 | bytes
 
 A record is padded to a multiple of 16 bytes.
 
-`tail` counts the bytes ever published, `head` those ever read, so `tail - head` lie there. A record is
-written behind `tail` and published by moving it, which is one store of 8 bytes: whoever sees the new tail
-sees the record, and whatever was written before it. That holds for stores of a processor that makes them
-visible in their order (`STORES_IN_ORDER`). Nothing that is read is believed: a record that lies beyond the
-tail, is not the next one, or whose CRC differs is a `FrameError`.
+`tail` counts the bytes ever published, `head` those ever read, so the ring holds `tail - head`. A record is
+written after `tail` and published by one store of 8 bytes to it: an observer of the new tail also sees the
+record, and whatever was written before it. That holds on processors with ordered stores (`STORES_IN_ORDER`).
+Nothing that is read is trusted: a record that lies beyond the tail, is not the next one, or whose CRC differs
+is a `FrameError`.
 
-A reader that finds nothing sets `idle`, and a writer that finds no room sets `stuck`: then the other has
-to ring a bell. Both flags only save bells; one that is missed costs the poll's own interval.
+A reader that finds nothing sets `idle`, and a writer that finds no room sets `stuck`: then the other end has
+to ring the doorbell. Both flags only save doorbells; a missed one costs the interval of the loop's poll.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ RING_BYTES = _HEADER_BYTES + CAPACITY
 
 _RECORD = struct.Struct("<IIQ")
 _MORE = 1 << 31
-# So long a message goes in one record; a longer one in several, so that it fits whatever its length.
+# A longer message is split into several records, so that it fits whatever its length.
 _FRAGMENT = CAPACITY // 4
 _LONGEST = MAX_COMMIT_BYTES + HEADER_BYTES
 
 
 class _Ring:
-    """One end's views of the memory; `close` lets go of them."""
+    """One end's views of the memory."""
 
     def __init__(self, memory: SharedMemory, offset: int) -> None:
         whole = memory.bytes[offset : offset + RING_BYTES].data
@@ -53,45 +53,45 @@ class _Ring:
         self._number = 0
 
     def close(self) -> None:
-        """Idempotent; no call but this one may follow."""
+        """Releases the views; no other call may follow. Idempotent."""
         self._words.release()
         self._bytes.release()
 
 
 class RingWriter(_Ring):
-    """What finds no room waits here, `bound` messages at most."""
+    """Queues what finds no room, at most `bound` messages."""
 
     def __init__(self, memory: SharedMemory, offset: int, bound: int) -> None:
         super().__init__(memory, offset)
         self._bound = bound
-        self._waiting: deque[memoryview] = deque()
+        self._queued: deque[memoryview] = deque()
 
     def add(self, message: bytes) -> bool:
-        """Publishes a message, or lets it wait for room; False where too many wait already."""
-        if len(self._waiting) >= self._bound:
+        """Publishes or queues a message; False where too many are queued already."""
+        if len(self._queued) >= self._bound:
             return False
-        self._waiting.append(memoryview(message))
+        self._queued.append(memoryview(message))
         self.flush()
         return True
 
     def flush(self) -> None:
-        """Publishes what waits, as far as there is room."""
-        while self._waiting:
-            message = self._waiting[0]
+        """Publishes queued messages, as far as there is room."""
+        while self._queued:
+            message = self._queued[0]
             fragment = bytes(message[:_FRAGMENT])
             if not self._room(len(fragment)):
                 self._words[_STUCK] = 1
-                if not self._room(len(fragment)):  # the reader may have read meanwhile, and not seen the flag
+                if not self._room(len(fragment)):  # the reader may have read before it could see the flag
                     return
             self._words[_STUCK] = 0
-            self._write(fragment, goes_on=len(fragment) < len(message))
+            self._write(fragment, continues=len(fragment) < len(message))
             if len(fragment) < len(message):
-                self._waiting[0] = message[_FRAGMENT:]
+                self._queued[0] = message[_FRAGMENT:]
             else:
-                self._waiting.popleft()
+                self._queued.popleft()
 
-    def reader_sleeps(self) -> bool:
-        """Whether a bell is due: once for each time that the reader found nothing."""
+    def reader_idle(self) -> bool:
+        """Whether a doorbell is due: True once for each time that the reader found nothing."""
         idle = self._words[_IDLE] != 0
         self._words[_IDLE] = 0
         return idle
@@ -99,8 +99,8 @@ class RingWriter(_Ring):
     def _room(self, length: int) -> bool:
         return self._position + _padded(length) - self._words[_HEAD] <= CAPACITY
 
-    def _write(self, fragment: bytes, goes_on: bool) -> None:
-        length = len(fragment) | (_MORE if goes_on else 0)
+    def _write(self, fragment: bytes, continues: bool) -> None:
+        length = len(fragment) | (_MORE if continues else 0)
         crc = zlib.crc32(fragment, length ^ self._number & 0xFFFFFFFF)
         record = _RECORD.pack(length, crc, self._number) + fragment
         at = self._position % CAPACITY
@@ -113,34 +113,34 @@ class RingWriter(_Ring):
 
 
 class RingReader(_Ring):
-    """Takes messages out."""
+    """Reads messages in order."""
 
     def __init__(self, memory: SharedMemory, offset: int) -> None:
         super().__init__(memory, offset)
-        self._begun = bytearray()
+        self._partial = bytearray()
         self._words[_IDLE] = 1
 
     def take(self, *, sleeps: bool = True) -> bytes | None:
-        """The next message, None where there is none yet; then a bell is wanted for the next, unless the
-        reader does not sleep. Raises `FrameError`, after which nothing holds."""
+        """The next message, or None; then the next one rings the doorbell, unless the reader does not sleep.
+        FrameError, after which the ring cannot be used."""
         while self._there(sleeps):
-            fragment, goes_on = self._read()
-            if not goes_on and not self._begun:
+            fragment, continues = self._read()
+            if not continues and not self._partial:
                 return fragment
-            self._begun += fragment
-            if len(self._begun) > _LONGEST:
-                raise FrameError("a message without an end")
-            if not goes_on:
-                message, self._begun = bytes(self._begun), bytearray()
+            self._partial += fragment
+            if len(self._partial) > _LONGEST:
+                raise FrameError("a message is too long")
+            if not continues:
+                message, self._partial = bytes(self._partial), bytearray()
                 return message
         return None
 
-    def ask_for_bell(self) -> bool:
-        """Before a reader sleeps that did not; whether there is something."""
+    def arm_doorbell(self) -> bool:
+        """Requests a doorbell for the next message, where there is none; whether there is one."""
         return self._there(sleeps=True)
 
-    def writer_waits(self) -> bool:
-        """Whether a bell is due: there is room again for a writer that had none."""
+    def writer_blocked(self) -> bool:
+        """Whether a doorbell is due: there is room again for a writer that found none."""
         return self._words[_STUCK] != 0 and self._words[_TAIL] - self._position <= CAPACITY // 2
 
     def _there(self, sleeps: bool) -> bool:
@@ -148,7 +148,9 @@ class RingReader(_Ring):
             if not sleeps:
                 return False
             self._words[_IDLE] = 1
-            if self._words[_TAIL] == self._position:  # else it came before the writer could see the flag
+            if (
+                self._words[_TAIL] == self._position
+            ):  # else it was published before the writer could see the flag
                 return False
         self._words[_IDLE] = 0
         return True
@@ -157,16 +159,16 @@ class RingReader(_Ring):
         published = self._words[_TAIL] - self._position
         head = self._copy(self._position, _RECORD.size)
         marked, crc, number = _RECORD.unpack(head)
-        length, goes_on = marked & ~_MORE, bool(marked & _MORE)
+        length, continues = marked & ~_MORE, bool(marked & _MORE)
         if not (length <= _FRAGMENT and _padded(length) <= published <= CAPACITY):
             raise FrameError(f"a record of {length} bytes in {published} published")
         fragment = self._copy(self._position + _RECORD.size, length)
         if number != self._number or zlib.crc32(fragment, marked ^ number & 0xFFFFFFFF) != crc:
-            raise FrameError(f"record {self._number} is not what was written")
+            raise FrameError(f"record {self._number} is corrupt")
         self._number += 1
         self._position += _padded(length)
         self._words[_HEAD] = self._position
-        return fragment, goes_on
+        return fragment, continues
 
     def _copy(self, position: int, length: int) -> bytes:
         at = position % CAPACITY
@@ -175,5 +177,6 @@ class RingReader(_Ring):
 
 
 def _padded(length: int) -> int:
-    """What a record of so many bytes takes; a multiple of 16, so that none's header is cut in two."""
+    """The bytes that a record with `length` bytes of message occupies: a multiple of 16, so that no header
+    wraps around."""
     return _RECORD.size + (length + 15 & ~15)

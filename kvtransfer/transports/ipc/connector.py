@@ -1,4 +1,4 @@
-"""The sender's side of the ipc transport: writes the receiver's window where it lies."""
+"""The sender's side of the ipc transport: maps the receiver's window and writes it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from baton.v1.transfer_pb2 import (
     SignedOpenLinkResponse,
 )
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.link.interfaces import OutOfReachError
+from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.control import (
-    CONNECT_S,
-    TRANSPORT,
+    CONNECT_TIMEOUT_S,
     VERSION,
-    Word,
+    ControlByte,
     address_of,
     check_user,
     receive_message,
@@ -33,7 +33,7 @@ from kvtransfer.transports.ipc.control import (
     socket_name,
 )
 from kvtransfer.transports.ipc.device_gather import DeviceGather
-from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceWire
+from kvtransfer.transports.ipc.device_sender_wire import IpcDeviceSenderWire
 from kvtransfer.transports.ipc.memory import LinkMemory
 from kvtransfer.transports.ipc.probe_page import PAGE_BYTES, fill
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
@@ -42,7 +42,7 @@ from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
 class IpcConnector:
     """Opens links to receivers of this host, this user and this PID namespace."""
 
-    transport = TRANSPORT
+    transport = IPC
 
     def __init__(
         self,
@@ -50,66 +50,67 @@ class IpcConnector:
         blocks: DeviceBlocks | None = None,
         auth: LinkAuth | None = None,
     ) -> None:
-        """`blocks`: where what is sent lies in a device's memory."""
+        """`blocks`: where the blocks lie in device memory."""
         self._wake = wake
         self._auth = auth or LinkAuth()
         self._blocks = blocks
-        self._realm = address_of("")
+        self._namespace = address_of("")
 
-    def takes(self, address: str) -> bool:
-        """Not one of another host, or of another pod of this one."""
-        return address.startswith(self._realm)
+    def reaches(self, endpoint: Endpoint) -> bool:
+        """False for other hosts, and for other pods of this one."""
+        return endpoint.transport == IPC and endpoint.address.startswith(self._namespace)
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, IpcSenderWire]:
         if not STORES_IN_ORDER:
-            raise OutOfReachError("this processor does not show stores in their order")
+            raise UnreachableError("this processor does not order its stores")
         deadline = time.monotonic() + timeout_s
-        sock = _connect(address, min(CONNECT_S, timeout_s))
+        sock = _connect(endpoint, min(CONNECT_TIMEOUT_S, timeout_s))
         try:
             check_user(sock)
-            hello = self._greet(sock, request, min(CONNECT_S, deadline - time.monotonic()))
-            on_device = self._fill_page(sock, hello, min(CONNECT_S, deadline - time.monotonic()))
+            hello = self._greet(sock, request, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
+            on_device = self._fill_page(sock, hello, min(CONNECT_TIMEOUT_S, deadline - time.monotonic()))
             answer, descriptor = _answer(sock, deadline - time.monotonic())
             response = self._verified(hello, answer, descriptor)
             return response, self._wire(sock, response, descriptor, on_device)
         except TimeoutError as error:
             _hang_up(sock)
-            raise BatonError(ErrorKind.DEADLINE, f"no link to {address}: it takes too long") from error
+            raise BatonError(ErrorKind.DEADLINE, f"no link to {endpoint}: timed out") from error
         except (OSError, ValueError) as error:
             _hang_up(sock)
-            raise OutOfReachError(f"no link to {address}: {error}") from error
+            raise UnreachableError(f"no link to {endpoint}: {error}") from error
         except BatonError as error:
             _hang_up(sock)
-            error.message = f"no link to {address}: {error.message}"
+            error.message = f"no link to {endpoint}: {error.message}"
             raise
 
     def _greet(
         self, sock: socket.socket, request: OpenLinkRequest, timeout_s: float
     ) -> SignedOpenLinkRequest:
-        """Answers the listener's challenge with the hello that asks for the link; returns that.
+        """Answers the listener's challenge with the signed request; returns it.
 
-        A listener that sends nothing is a process that is stopped: no other transport reaches it either.
+        UNAVAILABLE for a listener that sends nothing: its process is stopped, and no other transport would
+        reach it either.
         """
         try:
             _, greeting, descriptor = receive_message(sock, timeout_s)
         except TimeoutError as error:
-            raise BatonError(ErrorKind.UNAVAILABLE, f"nobody answers for {timeout_s:g} s") from error
+            raise BatonError(ErrorKind.UNAVAILABLE, f"no answer for {timeout_s:g} s") from error
         if descriptor is not None:
             os.close(descriptor)
         if not greeting.startswith(VERSION):
-            raise ValueError("the listener speaks another version")
+            raise ValueError("the listener has another version")
         hello = self._auth.hello(request, greeting.removeprefix(VERSION))
         send_message(sock, 0, hello.SerializeToString())
         return hello
 
     def _fill_page(self, sock: socket.socket, hello: SignedOpenLinkRequest, timeout_s: float) -> bool:
-        """Shows the listener that we map the very memory that it does, and so are on its host; whether blocks
-        go from our device to its own."""
+        """Proves to the listener that this process maps its memory, and so is on its host; whether blocks go
+        from this process's device to the listener's."""
         proof, descriptor = _answer(sock, timeout_s)
         try:
-            self._auth.verify_page(hello, proof)
+            self._auth.verify_probe(hello, proof)
             page = SharedMemory.attach(descriptor)
             if page.size != PAGE_BYTES:
                 raise ValueError("the listener's page has another size")
@@ -121,12 +122,12 @@ class IpcConnector:
         return on_device
 
     def _verified(self, hello: SignedOpenLinkRequest, answer: bytes, descriptor: int) -> OpenLinkResponse:
-        """The receiver's response; closes the descriptor where it is not to be believed."""
+        """The receiver's response; closes the descriptor where it is not authentic."""
         try:
             return self._auth.verify_answer(hello, SignedOpenLinkResponse.FromString(answer))
         except DecodeError as error:
             os.close(descriptor)
-            raise ValueError("the receiver's answer cannot be read") from error
+            raise ValueError("the receiver's answer cannot be parsed") from error
         except BatonError:
             os.close(descriptor)
             raise
@@ -138,45 +139,46 @@ class IpcConnector:
         if not on_device or self._blocks is None:
             memory = LinkMemory.attach(descriptor, pieces * piece_bytes)
             return IpcSenderWire(sock, memory, response, self._wake)
-        memory = LinkMemory.attach_beside(descriptor, pieces)
+        memory = LinkMemory.attach_for_device(descriptor, pieces)
         try:
             gather = DeviceGather(self._blocks, memory, pieces, piece_bytes)
         except RuntimeError as error:
-            raise OSError(f"the device refuses: {error}") from error
-        return IpcDeviceWire(sock, memory, response, self._wake, gather)
+            raise OSError(f"the device failed: {error}") from error
+        return IpcDeviceSenderWire(sock, memory, response, self._wake, gather)
 
 
-def _connect(address: str, timeout_s: float) -> socket.socket:
+def _connect(endpoint: Endpoint, timeout_s: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.settimeout(timeout_s)
     try:
-        sock.connect(socket_name(address))
+        sock.connect(socket_name(endpoint.address))
     except TimeoutError as error:
         sock.close()
-        raise BatonError(ErrorKind.UNAVAILABLE, f"no link to {address}: nobody answers there") from error
+        raise BatonError(ErrorKind.UNAVAILABLE, f"no link to {endpoint}: no answer") from error
     except (OSError, ValueError) as error:
         sock.close()
-        raise OutOfReachError(f"no link to {address}: {error}") from error
+        raise UnreachableError(f"no link to {endpoint}: {error}") from error
     return sock
 
 
 def _answer(sock: socket.socket, timeout_s: float) -> tuple[bytes, int]:
-    """The receiver's next message, and the descriptor that came along, which is the caller's."""
+    """The receiver's next message and its descriptor, which the caller must close. BatonError: a refusal."""
     kind, body, descriptor = receive_message(sock, timeout_s)
     if kind:
         if descriptor is not None:
             os.close(descriptor)
         raise BatonError(ErrorKind(kind), body.decode(errors="replace"))
     if descriptor is None:
-        raise ValueError("the receiver gave no memory")
+        raise ValueError("the receiver sent no descriptor")
     return body, descriptor
 
 
 def _hang_up(sock: socket.socket) -> None:
-    """Nothing is mapped: should the receiver have granted a link meanwhile, it need not wait for our end."""
+    """Closes the socket, and reports that nothing is mapped: if the receiver has granted the link meanwhile,
+    it need not wait for the end of this process."""
     try:
         sock.setblocking(False)
-        sock.send(bytes((Word.UNMAPPED,)), socket.MSG_NOSIGNAL)
+        sock.send(bytes((ControlByte.UNMAPPED,)), socket.MSG_NOSIGNAL)
     except OSError:
-        pass  # it has gone
+        pass  # the peer has closed it
     sock.close()

@@ -1,21 +1,21 @@
-"""The socket beside an ipc link: who is there, descriptors, bells, signs of life, and the proof of an end.
+"""The socket of an ipc link: handshake, descriptors, doorbells, heartbeats, and the proof of an end.
 
     sender                                 receiver
-      connect                                                        abstract Unix socket, this user only
+      connect                                                        abstract Unix socket, same user only
                     ◀── version, challenge ──
-                    ── signed hello ──▶    verifies it               (link_auth)
+                    ── signed hello ──▶    verifies it               (`protocol.link_auth`)
                     ◀── proof, a page ──   with a random half        mapping it proves the same host
       fills the other half
-                    ── filled ──▶          sees its page filled
-                    ◀── answer, memory ──                            or, at any step, the reason why not
+                    ── filled ──▶          reads its page
+                    ◀── answer, memory ──                            or, at any step, the reason for a refusal
                     ── ATTACHED ──▶
-                    ◀── BELL, BEAT ──▶                               as long as the link lives
-                    ◀── ERROR ──                                     the receiver broke it off
-                    ── UNMAPPED ──▶ end of file                      the sender can write no more
+                    ◀── DOORBELL, HEARTBEAT ──▶                      as long as the link lives
+                    ◀── ERROR ──                                     the receiver broke the link
+                    ── UNMAPPED ──▶ end of file                      the sender can no longer write
 
-A beat goes out every `BEAT_S`, by a thread that does nothing else, however busy its loop is. An end that
-shows no sign of life for `SILENT_S` is looked at: the kernel says whether its process is stopped. If it is
-not, it may be compiling, with Python's lock in its hand; it has `DEAF_S`.
+A heartbeat is sent every `HEARTBEAT_S`, by a thread that does nothing else, however busy its loop is. When
+an end has been silent for `SILENCE_S`, the kernel is asked whether its process is stopped. If not, it may be
+compiling while holding the GIL; it has `UNRESPONSIVE_S`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,15 @@ from enum import IntEnum
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.protocol.addresses import IPC_SCHEME
 from kvtransfer.protocol.frames import MAX_REASON_BYTES
 
-TRANSPORT = "ipc"
+# As for grpc: how long the other process may take to answer at all, whatever its loop does.
+CONNECT_TIMEOUT_S = 2.0
+HEARTBEAT_S = 0.5
+SILENCE_S = 1.75
+UNRESPONSIVE_S = 10.0
 
-# As grpc's: so long until the other's process answers at all, whatever its loop does.
-CONNECT_S = 2.0
-BEAT_S = 0.5
-SILENT_S = 1.75
-DEAF_S = 10.0
-
-# Begins the listener's first message, before the challenge.
+# Starts the listener's first message, before the challenge.
 VERSION = b"baton-ipc-4 "
 
 _LENGTH = struct.Struct("<BI")
@@ -54,39 +51,39 @@ _PEER = struct.Struct("3i")
 _READ = 4096
 
 
-class Word(IntEnum):
-    """What is said once the link is open; each a byte, ERROR with a kind and a text behind it."""
+class ControlByte(IntEnum):
+    """Messages of an open link, a byte each; ERROR is followed by a kind and a text."""
 
-    BELL = 1
-    BEAT = 2
+    DOORBELL = 1
+    HEARTBEAT = 2
     ATTACHED = 3
     UNMAPPED = 4
     ERROR = 5
 
 
-def realm() -> str:
-    """What two processes have in common that may find each other's abstract sockets: a running kernel and a
-    network namespace."""
+def socket_namespace() -> str:
+    """Identifies the running kernel and its network namespace: processes that share both can reach each
+    other's abstract sockets."""
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     namespace = os.stat("/proc/self/ns/net").st_ino
     return hashlib.blake2b(f"{kernel}/{namespace}".encode(), digest_size=8).hexdigest()
 
 
 def address_of(name: str) -> str:
-    """A listener's; senders of other realms need not try it."""
-    return f"{IPC_SCHEME}{realm()}/{name}"
+    """The address of a listener: NAMESPACE/NAME; only senders of the same namespace can reach it."""
+    return f"{socket_namespace()}/{name}"
 
 
 def socket_name(address: str) -> str:
-    """The abstract socket's name: nothing in the file system, and gone with its listener."""
-    return "\0" + address.removeprefix(IPC_SCHEME)
+    """The abstract socket of an address: not in the file system, and gone with its listener."""
+    return "\0" + address
 
 
 # -- opening ------------------------------------------------------------------------------------------
 
 
 def send_message(sock: socket.socket, kind: int, body: bytes, descriptor: int | None = None) -> None:
-    """One message of the handshake, with a descriptor or without."""
+    """Sends one message of the handshake, with a descriptor or without."""
     message = _LENGTH.pack(kind, len(body)) + body
     rights = [] if descriptor is None else [_rights(descriptor)]
     sent = sock.sendmsg([message], rights)
@@ -95,9 +92,9 @@ def send_message(sock: socket.socket, kind: int, body: bytes, descriptor: int | 
 
 
 def receive_message(sock: socket.socket, timeout_s: float) -> tuple[int, bytes, int | None]:
-    """Kind, body, and the descriptor that came along, which is the caller's to close.
+    """Receives one message of the handshake: kind, body, and its descriptor, which the caller must close.
 
-    Raises TimeoutError, ConnectionError (the other has gone), OSError.
+    TimeoutError, ConnectionError (the other end closed it), OSError.
     """
     deadline = time.monotonic() + timeout_s
     head, descriptor = _receive_rights(sock, deadline)
@@ -114,11 +111,11 @@ def receive_message(sock: socket.socket, timeout_s: float) -> tuple[int, bytes, 
 
 
 def peer_pidfd(sock: socket.socket) -> int:
-    """A descriptor that is readable once the process that connected is gone.
+    """A pidfd of the process that connected: readable once that process has ended.
 
-    PermissionError for a process of another user, or one that this PID namespace does not show. The number
-    may have been given out again only if that process is gone already, and then it sends nothing more: who
-    gets an answer after this call holds the right one.
+    PermissionError for a process of another user, or of another PID namespace. The process id can have been
+    reused only if that process has ended, and then it sends nothing more: after the next message from it the
+    pidfd is known to be right.
     """
     check_user(sock)
     pid, _ = _peer(sock)
@@ -128,14 +125,14 @@ def peer_pidfd(sock: socket.socket) -> int:
 
 
 def check_user(sock: socket.socket) -> None:
-    """PermissionError where another user has the other end: it connected, or began to listen there."""
+    """PermissionError where a process of another user connected, or listens, at the other end."""
     _, uid = _peer(sock)
     if uid != os.geteuid():
-        raise PermissionError(f"a process of user {uid} has the other end")
+        raise PermissionError(f"the other end is a process of user {uid}")
 
 
 def _peer(sock: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end when it connected, or began to listen."""
+    """Process and user ids of the other end, as of when it connected or started to listen."""
     pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return pid, uid
 
@@ -145,13 +142,13 @@ def _rights(descriptor: int) -> tuple[int, int, bytes]:
 
 
 def _receive_rights(sock: socket.socket, deadline: float) -> tuple[bytes, int | None]:
-    # Not socket.recv_fds: it does not pass the flag on that keeps the descriptor from our children.
+    # Not socket.recv_fds, which cannot pass MSG_CMSG_CLOEXEC.
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     item = array.array("i")
     space = socket.CMSG_SPACE(item.itemsize)
     head, ancillary, _, _ = sock.recvmsg(_LENGTH.size, space, socket.MSG_CMSG_CLOEXEC)
     if not head:
-        raise ConnectionError("the other end has gone")
+        raise ConnectionError("the other end closed the connection")
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             item.frombytes(data[: item.itemsize])
@@ -164,7 +161,7 @@ def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         part = sock.recv(length - len(received))
         if not part:
-            raise ConnectionError("the other end has gone")
+            raise ConnectionError("the other end closed the connection")
         received += part
     return received
 
@@ -173,7 +170,7 @@ def _receive(sock: socket.socket, length: int, deadline: float) -> bytes:
 
 
 class Control:
-    """The socket of an open link. One thread waits on it, the loop says words; both `release` it."""
+    """The socket of an open link. One thread waits on it, the loop sends; both must `release` it."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -183,40 +180,43 @@ class Control:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._received = bytearray()
-        self._heard_at = self._next_beat = time.monotonic()
+        self._received_at = self._next_heartbeat = time.monotonic()
         self._users = 2
         self._lock = threading.Lock()
 
-    def say(self, word: Word) -> None:
-        """Dropped where the other has gone, or has left so much unread that it need not be woken."""
-        self._send(bytes((word,)))
+    def send(self, byte: ControlByte) -> None:
+        """Sends a control byte; dropped where the peer has ended, or has so much unread that it needs no
+        wake-up."""
+        self._send(bytes((byte,)))
 
-    def say_error(self, error: BatonError) -> None:
+    def send_error(self, error: BatonError) -> None:
+        """Sends why the link is broken."""
         text = error.message.encode()[:MAX_REASON_BYTES]
-        self._send(_ERROR.pack(Word.ERROR, error.kind.value, len(text)) + text)
+        self._send(_ERROR.pack(ControlByte.ERROR, error.kind.value, len(text)) + text)
 
     def finish(self) -> None:
-        """The other reads an end of file behind what was said."""
+        """Ends sending: the peer reads an end of file after what was sent."""
         self._shut(socket.SHUT_WR)
 
     def end(self) -> None:
-        """Ends both directions; `wait` returns at once."""
+        """Ends both directions, so that `wait` returns at once."""
         self._shut(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Called once by each of the two users; what the other still says goes out."""
+        """Called once by each of the two users; the last call closes the socket."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
                 self._socket.close()
 
-    def wait(self) -> list[Word | BatonError]:
-        """What the other has said, after a beat of waiting at most. Sets `ended` at the end of file."""
+    def wait(self) -> list[ControlByte | BatonError]:
+        """What the peer has sent; blocks for at most a heartbeat's interval. Sets `ended` at the end of file.
+        ValueError for an unknown byte."""
         now = time.monotonic()
-        if now >= self._next_beat:
-            self.say(Word.BEAT)
-            self._next_beat = now + BEAT_S
-        self._poll.poll(1000 * (self._next_beat - now))
+        if now >= self._next_heartbeat:
+            self.send(ControlByte.HEARTBEAT)
+            self._next_heartbeat = now + HEARTBEAT_S
+        self._poll.poll(1000 * (self._next_heartbeat - now))
         try:
             data = self._socket.recv(_READ)
             self.ended = not data
@@ -225,32 +225,35 @@ class Control:
         except OSError:
             self.ended = True
             return []
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         self._received += data
-        return self._words()
+        return self._parse()
 
     @property
     def silent(self) -> bool:
-        """Whether nothing came for too long. Asked after `wait`, so that our own stop is not the other's."""
-        unheard = time.monotonic() - self._heard_at
-        return not self.ended and (unheard > DEAF_S or (unheard > SILENT_S and _stopped(self._peer)))
+        """Whether nothing came for too long. Read after `wait`, so that a stop of this process does not
+        count."""
+        silent_s = time.monotonic() - self._received_at
+        return not self.ended and (
+            silent_s > UNRESPONSIVE_S or (silent_s > SILENCE_S and _stopped(self._peer))
+        )
 
     def _send(self, message: bytes) -> None:
-        with self._lock, contextlib.suppress(OSError):  # so never a descriptor that is another's by now
+        with self._lock, contextlib.suppress(OSError):  # the lock: never on a reused descriptor
             self._socket.send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _shut(self, how: int) -> None:
         with self._lock, contextlib.suppress(OSError):
             self._socket.shutdown(how)
 
-    def _words(self) -> list[Word | BatonError]:
-        """Raises ValueError for what is no word."""
-        words: list[Word | BatonError] = []
+    def _parse(self) -> list[ControlByte | BatonError]:
+        """ValueError for an unknown byte."""
+        parsed: list[ControlByte | BatonError] = []
         while self._received:
-            word = Word(self._received[0])
-            if word is not Word.ERROR:
+            byte = ControlByte(self._received[0])
+            if byte is not ControlByte.ERROR:
                 del self._received[0]
-                words.append(word)
+                parsed.append(byte)
                 continue
             if len(self._received) < _ERROR.size:
                 break
@@ -259,12 +262,12 @@ class Control:
                 break
             text = bytes(self._received[_ERROR.size : _ERROR.size + length])
             del self._received[: _ERROR.size + length]
-            words.append(BatonError(ErrorKind(kind), text.decode(errors="replace")))
-        return words
+            parsed.append(BatonError(ErrorKind(kind), text.decode(errors="replace")))
+        return parsed
 
 
 def _stopped(pid: int) -> bool:
-    """Whether the kernel says that this process is stopped, or traced."""
+    """Whether this process is stopped or traced."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

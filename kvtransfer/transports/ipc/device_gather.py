@@ -1,13 +1,13 @@
-"""The sender's half of a link between devices: blocks into the receiver's window, summed where they lie.
+"""The sender's half of an ipc link between devices: copies blocks into the receiver's window, with checksums.
 
-    the wire           blocks ──copy──▶ window
-    the telling line   blocks ──kernel─▶ sums of the link's memory
-                       how many ───────▶ `landed` there, when the copy is done
+    copy stream     blocks ──copy──▶ window
+    sum stream      blocks ──kernel─▶ sums in the link's memory
+                    number of pieces ▶ `arrived` there, after both
 
-A copy engine reads blocks as they are: each is one stretch of memory, whose bytes are on their way before a
-kernel could have begun. They are said in one call, which leaves no pause between them: blocks of 8 MiB reach
-372 GB/s between two H200s, said one by one 344, over two streams no more (one engine copies for both), and
-the whole in one piece 391. Nothing waits here but `close`.
+A copy engine reads blocks where they are: each is contiguous, and its bytes are in flight before a kernel
+could have started. The copies of a piece are enqueued by one call, which leaves no gap between them: blocks
+of 8 MiB reach 372 GB/s between two H200s, enqueued one by one 344, over two streams no more (one engine
+copies for both), and as one large piece 391. Only `close` blocks.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.device.kernels.move_plan import Act
+from kvtransfer.device.kernels.move_plan import Direction
 from kvtransfer.device.mover import RowMover
 from kvtransfer.device.reads import BlockReads
 from kvtransfer.protocol.frames import Piece
-from kvtransfer.transports.ipc.memory import LANDED, LinkMemory
+from kvtransfer.transports.ipc.memory import ARRIVED, LinkMemory
 
-_AWAKE_S = 100e-6
-_TOUCHED_BYTES = 1 << 16
+_WARM_S = 100e-6
+_WARM_BYTES = 1 << 16
 
 
 class DeviceGather:
-    """Owned by the loop once made; making it may take milliseconds. OSError where the device refuses."""
+    """Owned by the loop once made; making it may take milliseconds. OSError, RuntimeError where the device
+    fails."""
 
     def __init__(
         self, blocks: DeviceBlocks, memory: LinkMemory, window_pieces: int, piece_bytes: int
@@ -47,70 +48,59 @@ class DeviceGather:
             self._window = device.open(memory.handle)
             undo.callback(self._window.close)
             self._sums = memory.sums(window_pieces, self._registered.address)
-            undo.callback(self._sums.let_go)
-            self._mover = RowMover(blocks, window_pieces, piece_bytes, Act.READ, sums=self._sums)
-            # The next chunk's kernels would else go before what somebody waits for.
-            self._wire, self._telling, self._waking = (device.line(first=True) for _ in range(3))
-            touched = min(_TOUCHED_BYTES, window_pieces * piece_bytes)
-            self._nowhere = torch.empty(touched, dtype=torch.uint8, device=device.tensors_on)
-            self._let_go = undo.pop_all()
-        self._landed = self._registered.address + LANDED
-        self._reads = BlockReads()
+            undo.callback(self._sums.detach)
+            self._mover = RowMover(blocks, window_pieces, piece_bytes, Direction.READ, sums=self._sums)
+            # High priority: otherwise the next chunk's kernels would go first.
+            self._copies, self._summing, self._warming = (device.stream(high_priority=True) for _ in range(3))
+            warm_bytes = min(_WARM_BYTES, window_pieces * piece_bytes)
+            self._scratch = torch.empty(warm_bytes, dtype=torch.uint8, device=device.tensors_on)
+            self._resources = undo.pop_all()
+        self.reads = BlockReads(self._read)
+        self._arrived = self._registered.address + ARRIVED
         self._sent = 0
-        self._awake_until = 0.0
-        self._waited_for: Moment | None = None
+        self._warm_until = 0.0
+        self._waited_for: Event | None = None
 
-    def keep_awake(self) -> None:
-        """Reads a little of the window. A link that has been idle while its GPU computed for 25 ms lets the
-        first copy wait for 170 µs (two H200s; reads of 16 bytes change nothing, these do)."""
+    def keep_warm(self) -> None:
+        """Reads a little of the window. On a link that was idle while its GPU computed for 25 ms, the first
+        copy starts 170 µs late (two H200s; reads of 16 bytes change nothing, these do)."""
         now = time.monotonic()
-        if now < self._awake_until or (self._reads.under_way and not self._waits()):
+        if now < self._warm_until or (self.reads.busy and not self._waiting()):
             return
-        self._awake_until = now + _AWAKE_S
-        self._waking.copy(self._nowhere.data_ptr(), self._window.address, self._nowhere.nbytes)
+        self._warm_until = now + _WARM_S
+        self._warming.copy(self._scratch.data_ptr(), self._window.address, self._scratch.nbytes)
 
-    def _waits(self) -> bool:
-        """Whether what was said last has not begun."""
-        return self._waited_for is not None and not self._waited_for.ended()
+    def _waiting(self) -> bool:
+        """Whether the last piece waits for its blocks to become final."""
+        return self._waited_for is not None and not self._waited_for.query()
 
-    def gather(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
-        """Says to the device what is to be done with the next piece that is announced, whose checksum is its
-        place's alone, and whose blocks are final at that moment. RuntimeError where it refuses: then nobody
-        reads the piece."""
-        self._reads.put()
+    def _read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event:
+        """Enqueues the copy and the sum of the next announced piece. RuntimeError where the device fails."""
         self._sent += 1
         if after is not None and after is not self._waited_for:
             self._waited_for = after
-            for line in (self._wire, self._telling):
-                line.after(after)
-        if piece.staging < self._pieces:  # what the window does not have is written nowhere
+            for stream in (self._copies, self._summing):
+                stream.wait_event(after)
+        if piece.staging < self._pieces:  # the receiver reports an index outside the window
             self._copy(piece, blocks)
-            self._mover.move(self._telling, self._mover.prepare(piece, blocks, piece.checksum))
-        self._telling.after(self._wire.moment())
-        self._telling.publish(self._landed, self._sent)
-        self._reads.read_by(self._telling.moment())
+            self._mover.move(self._summing, self._mover.prepare(piece, blocks, piece.checksum))
+        self._summing.wait_event(self._copies.record_event())
+        self._summing.publish(self._arrived, self._sent)
+        return self._summing.record_event()
 
     def _copy(self, piece: Piece, blocks: Sequence[int]) -> None:
         size = self._block_bytes[piece.group]
         source = self._pools[piece.group] + piece.offset
-        there = self._window.address + piece.staging * self._piece_bytes
+        destination = self._window.address + piece.staging * self._piece_bytes
         each = min(size, piece.length)
-        self._wire.copy_together(there, [source + block * size for block in blocks], each)
-
-    @property
-    def busy(self) -> bool:
-        return self._reads.under_way
-
-    def gathered(self) -> int:
-        """How many pieces have been read out of their blocks since the beginning."""
-        return self._reads.count()
+        self._copies.copy_batch(destination, [source + block * size for block in blocks], each)
 
     def close(self) -> None:
-        """Waits until the device has done all of it; from then on it cannot write the window. RuntimeError
-        where that cannot be said: then nothing is read any more either."""
+        """Blocks until the device has done all of it; afterwards it cannot write the window. RuntimeError
+        where that is not certain: then nothing is read any more either."""
         try:
-            for line in (self._waking, self._wire, self._telling):
-                line.finish()
-            self._let_go.close()
+            for stream in (self._warming, self._copies, self._summing):
+                stream.synchronize()
+            self._resources.close()
         finally:
-            self._reads.end()
+            self.reads.end()

@@ -1,13 +1,12 @@
-"""The sender's end of an ipc link between devices: the host announces pieces, the device counts those whose
-bytes are there."""
+"""The sender's end of an ipc link between devices: the host announces pieces, and the device counts those
+whose bytes are in the window."""
 
 from __future__ import annotations
 
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.protocol.frames import Piece, encode_piece_header
@@ -16,8 +15,10 @@ from kvtransfer.transports.ipc.memory import LinkMemory
 from kvtransfer.transports.ipc.sender_wire import IpcSenderWire
 
 
-class IpcDeviceWire(IpcSenderWire):
-    """A `GatheringWire`."""
+class IpcDeviceSenderWire(IpcSenderWire):
+    """A `DeviceSenderWire`."""
+
+    on_device = True
 
     def __init__(
         self,
@@ -29,46 +30,35 @@ class IpcDeviceWire(IpcSenderWire):
     ) -> None:
         super().__init__(sock, memory, response, wake, between_devices=True)
         self._gather = gather
-        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
-
-    @property
-    def gathers(self) -> bool:
-        return True
 
     def put(self, piece: Piece, payload: memoryview) -> None:
-        raise AssertionError("blocks on a device are put by their numbers")
+        raise AssertionError("blocks on a device are put by `put_blocks`")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         if self._closed:
             return
-        self._add(self.header(piece))  # the other end makes ready while we speak to the device
-        self._put.append((piece, blocks, after))
+        self._add(encode_piece_header(piece))  # first, so that the receiver prepares meanwhile
+        self._gather.reads.put(piece, blocks, after)
 
     def gather(self) -> None:
-        while self._put:
-            piece, blocks, after = self._put.popleft()
-            try:
-                self._gather.gather(piece, blocks, after)
-            except RuntimeError as error:  # CUDA's, torch's
-                self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+        self._gather.reads.enqueue(self._device_failed)
 
-    def header(self, piece: Piece) -> bytes:
-        """What announces a piece."""
-        return encode_piece_header(piece)
-
-    def keep_awake(self) -> None:
+    def keep_warm(self) -> None:
         if self._closed:
             return
         try:
-            self._gather.keep_awake()
-        except RuntimeError as error:  # CUDA's
-            self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device refuses: {error}"))
+            self._gather.keep_warm()
+        except RuntimeError as error:
+            self._device_failed(error)
 
-    def restless(self) -> bool:
-        return self._gather.busy or super().restless()
+    def _device_failed(self, error: RuntimeError) -> None:
+        self._break(BatonError(ErrorKind.UNAVAILABLE, f"the device failed: {error}"))
 
-    def gathered(self) -> int:
-        return self._gather.gathered()
+    def busy_poll(self) -> bool:
+        return self._gather.reads.busy or super().busy_poll()
 
-    def _let_go(self) -> None:
+    def gathered_count(self) -> int:
+        return self._gather.reads.count()
+
+    def _release_device(self) -> None:
         self._gather.close()

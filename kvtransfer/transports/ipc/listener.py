@@ -1,8 +1,8 @@
-"""The receiver's side of the ipc transport: gives its staging to be written by senders of this host.
+"""The receiver's side of the ipc transport: exports its staging to senders of this host.
 
-accept ──▶ a thread a sender: who is it, does it map our page ──▶ queue ──▶ the loop grants or refuses
-                              └─ grant: sends the memory, then waits on the socket until the fence
-                                 (`ipc_receiver_wire`)
+accept ──▶ a thread for each sender: authenticates it, probes shared memory ──▶ queue ──▶ the loop answers
+                              └─ granted: sends the memory, then waits on the socket until the fence
+                                 (`receiver_wire`)
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from baton.v1.transfer_pb2 import (
     SignedOpenLinkResponse,
 )
 from kvtransfer.device.piece_memory import PieceMemory
-from kvtransfer.link.interfaces import OpenCall
-from kvtransfer.link.open_requests import OpenCalls
-from kvtransfer.link.refusals import Refusals
+from kvtransfer.link.interfaces import LinkRequest
+from kvtransfer.link.open_requests import LinkRequestQueue, RejectedCallers
 from kvtransfer.link.staging import Staging, Window
+from kvtransfer.protocol.addresses import IPC, Endpoint
 from kvtransfer.protocol.link_auth import Challenges, LinkAuth
 from kvtransfer.transports.ipc.byte_ring import STORES_IN_ORDER
 from kvtransfer.transports.ipc.control import (
-    CONNECT_S,
-    TRANSPORT,
+    CONNECT_TIMEOUT_S,
     VERSION,
     address_of,
     peer_pidfd,
@@ -45,18 +44,18 @@ from kvtransfer.transports.ipc.control import (
     socket_name,
 )
 from kvtransfer.transports.ipc.memory import LinkMemory
-from kvtransfer.transports.ipc.probe_page import ListenersPage
+from kvtransfer.transports.ipc.probe_page import ProbePage
 from kvtransfer.transports.ipc.receiver_wire import IpcReceiverWire
 
 _LOG = logging.getLogger(__name__)
 
-# Senders that may be connecting at once, beside those that have links.
-_CONNECTING = 16
+# How many senders may be connecting at once, besides those that have links.
+_MAX_CONNECTING = 16
 _STOP_S = 2.0
-_AGAIN_S = 0.05
+_RETRY_S = 0.05
 
 
-class _OpenCall:
+class _IpcLinkRequest:
     """A sender's request between its thread, which waits, and the loop, which answers."""
 
     def __init__(self, request: OpenLinkRequest, device: LinkDevice | None, wake: Callable[[], None]) -> None:
@@ -72,13 +71,13 @@ class _OpenCall:
                 self._memory = LinkMemory.create(pieces * piece_bytes)
                 return self._memory.window
             window = PieceMemory(self.device, pieces, piece_bytes)
-            self._memory = LinkMemory.create_beside(window.memory.handle(), pieces)
+            self._memory = LinkMemory.create_for_device(window.memory.handle(), pieces)
             return window
         except (OSError, RuntimeError) as error:
             raise BatonError(ErrorKind.OVERLOADED, f"no memory for a link: {error}") from error
 
     def grant(self, response: OpenLinkResponse, staging: Staging) -> IpcReceiverWire:
-        assert self._memory is not None, "staging lies in the window of its call"
+        assert self._memory is not None, "staging is made of the request's window"
         on_device = self.device is not None
         wire = IpcReceiverWire(self._memory, staging, self._wake, on_device=on_device)
         self.answer.set_result((response, wire))
@@ -89,9 +88,7 @@ class _OpenCall:
 
 
 class IpcListener:
-    """An abstract socket: in no file system, gone with its process, and for this user alone."""
-
-    transport = TRANSPORT
+    """An abstract socket: not in the file system, gone with its process, and for this user alone."""
 
     def __init__(
         self,
@@ -102,32 +99,34 @@ class IpcListener:
         device: LinkDevice | None = None,
         auth: LinkAuth | None = None,
     ) -> None:
-        """`device`: where blocks are to go that come from a device. `BatonError` INVALID where this machine
-        cannot have such links."""
+        """`device`: where blocks go that come from a device. BatonError(INVALID) where this machine cannot
+        have such links."""
         if not STORES_IN_ORDER:
-            raise BatonError(ErrorKind.INVALID, "ipc needs a processor that shows stores in their order")
-        self.address = address_of(f"baton-{secrets.token_hex(16)}")
+            raise BatonError(ErrorKind.INVALID, "ipc needs a processor with ordered stores")
+        self.endpoint = Endpoint(IPC, address_of(f"baton-{secrets.token_hex(16)}"))
         self._wake = wake
         self._device = device
         self._auth = auth or LinkAuth()
         self._challenges = Challenges()
-        self.refusals = Refusals(TRANSPORT)
-        self._calls: OpenCalls[_OpenCall] = OpenCalls(_CONNECTING, peer_timeout_s, wake)
+        self.rejected = RejectedCallers(IPC)
+        self._requests: LinkRequestQueue[_IpcLinkRequest] = LinkRequestQueue(
+            _MAX_CONNECTING, peer_timeout_s, wake
+        )
         self._lock = threading.Lock()
         self._wires: list[IpcReceiverWire] = []
         self._threads: set[threading.Thread] = set()
-        self._most_threads = max_links + _CONNECTING
+        self._most_threads = max_links + _MAX_CONNECTING
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(socket_name(self.address))
-        self._socket.listen(_CONNECTING)
+        self._socket.bind(socket_name(self.endpoint.address))
+        self._socket.listen(_MAX_CONNECTING)
         self._accepting = threading.Thread(target=self._accept, name="link-accept", daemon=True)
         self._accepting.start()
 
     # -- the loop ---------------------------------------------------------------------------------
 
-    def next_call(self) -> OpenCall | None:
-        return self._calls.next()
+    def next_request(self) -> LinkRequest | None:
+        return self._requests.next()
 
     def close(self) -> None:
         closing = BatonError(ErrorKind.UNAVAILABLE, "the receiver closes")
@@ -138,7 +137,7 @@ class IpcListener:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._accepting.join(_STOP_S)
         self._socket.close()
-        self._calls.refuse_all(closing)
+        self._requests.refuse_all(closing)
         with self._lock:
             wires = list(self._wires)
         for wire in wires:
@@ -154,23 +153,25 @@ class IpcListener:
             except OSError:
                 if self._closing:
                     return
-                time.sleep(_AGAIN_S)  # the caller has gone, or descriptors are short for a moment
+                time.sleep(_RETRY_S)  # the caller has gone, or no descriptor is free at the moment
                 continue
             with self._lock:
                 self._threads = {thread for thread in self._threads if thread.is_alive()}
                 if len(self._threads) >= self._most_threads:
                     sock.close()
                     continue
-                thread = threading.Thread(target=self._meet, args=(sock,), name="link-control", daemon=True)
+                thread = threading.Thread(
+                    target=self._handshake, args=(sock,), name="link-control", daemon=True
+                )
                 self._threads.add(thread)
                 thread.start()
 
-    def _meet(self, sock: socket.socket) -> None:
-        """One sender, from its connection on."""
+    def _handshake(self, sock: socket.socket) -> None:
+        """Handles one sender, from its connection on."""
         try:
             sender = peer_pidfd(sock)
         except OSError as error:
-            self.refusals.add(str(error))
+            self.rejected.add(str(error))
             sock.close()
             return
         try:
@@ -184,27 +185,29 @@ class IpcListener:
             os.close(sender)
 
     def _grant(self, sock: socket.socket) -> tuple[SignedOpenLinkResponse, IpcReceiverWire] | None:
-        """The loop's answer; None where the socket is closed again."""
+        """The handshake, up to the loop's grant; None where there was none, and the socket was closed."""
         try:
             hello = _receive_hello(sock, self._challenges.issue())
             request = self._auth.verify_hello(hello, self._challenges)
-            reached = _page_filled(sock, self._auth.page_proof(hello), self._device)
-            response, wire = self._ask(_OpenCall(request, self._device if reached else None, self._wake))
+            reached = _probe(sock, self._auth.probe_proof(hello), self._device)
+            response, wire = self._ask(
+                _IpcLinkRequest(request, self._device if reached else None, self._wake)
+            )
             return self._auth.answer(hello, response), wire
         except (OSError, ValueError) as error:
-            _LOG.debug("link_hello_unfinished", extra={"reason": str(error)})
+            _LOG.debug("link_handshake_failed", extra={"reason": str(error)})
             sock.close()
             return None
         except BatonError as refused:
             if refused.kind is ErrorKind.UNAUTHENTICATED:
-                self.refusals.add(refused.message)
+                self.rejected.add(refused.message)
             with contextlib.suppress(OSError):
                 send_message(sock, refused.kind.value, refused.message.encode())
             sock.close()
             return None
 
-    def _ask(self, call: _OpenCall) -> tuple[OpenLinkResponse, IpcReceiverWire]:
-        granted = self._calls.ask(call, call.answer)
+    def _ask(self, request: _IpcLinkRequest) -> tuple[OpenLinkResponse, IpcReceiverWire]:
+        granted = self._requests.ask(request, request.answer)
         with self._lock:
             self._wires.append(granted[1])
             if self._closing:
@@ -213,29 +216,29 @@ class IpcListener:
 
 
 def _receive_hello(sock: socket.socket, challenge: bytes) -> SignedOpenLinkRequest:
-    """The sender's answer to the challenge, not verified. ValueError, OSError."""
-    sock.settimeout(CONNECT_S)
+    """Sends the challenge; the sender's signed request, not verified. ValueError, OSError."""
+    sock.settimeout(CONNECT_TIMEOUT_S)
     send_message(sock, 0, VERSION + challenge)
-    _, body, descriptor = receive_message(sock, CONNECT_S)
+    _, body, descriptor = receive_message(sock, CONNECT_TIMEOUT_S)
     if descriptor is not None:
         os.close(descriptor)
     try:
         return SignedOpenLinkRequest.FromString(body)
     except DecodeError as error:
-        raise ValueError("it cannot be read") from error
+        raise ValueError("the request cannot be parsed") from error
 
 
-def _page_filled(sock: socket.socket, proof: bytes, device: LinkDevice | None) -> bool:
-    """Whether the sender's device reaches ours, once the sender has shown that it maps our memory.
+def _probe(sock: socket.socket, proof: bytes, device: LinkDevice | None) -> bool:
+    """Has the sender prove that it maps this process's memory; whether its device reaches `device`.
     ValueError, OSError."""
-    page = ListenersPage(device)
+    page = ProbePage(device)
     try:
         send_message(sock, 0, proof, page.memory.fd)
     finally:
         page.memory.drop_descriptor()
-    _, _, descriptor = receive_message(sock, CONNECT_S)
+    _, _, descriptor = receive_message(sock, CONNECT_TIMEOUT_S)
     if descriptor is not None:
         os.close(descriptor)
     if not page.answered():
-        raise ValueError("it does not map our memory")
+        raise ValueError("the sender does not map this process's memory")
     return device is not None and page.device_reached()

@@ -1,11 +1,11 @@
-"""What the two ends of an ipc link both map: a ring each way, and behind them the window of staging, or,
-where the window is a device's memory, what a device writes beside it.
+"""The memory that both ends of an ipc link map: a ring in each direction, then the staging window or, where
+the window is device memory, what the sender's device writes besides.
 
-    ring to the receiver | ring to the sender | window                                           on the host
-                                              | handle of the window | landed | sums         on a device
+    ring to the receiver | ring to the sender | window                                        on the host
+                                              | handle of the window | arrived | sums      on a device
 
-Sums are by staging index, in parts (`piece_sums`): what the sender's device found. `landed` counts the pieces
-whose bytes and sum are there, in the order in which they were announced. The sender's device writes them.
+Sums are partial sums by staging index (`piece_sums`), computed by the sender's device. `arrived` counts the
+pieces whose bytes and sum are there, in the order of their announcements; the sender's device writes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from baton.device.link_device import HANDLE_ROOM
+from baton.device.link_device import MAX_HANDLE_BYTES
 from baton.device.shared_memory import SharedMemory
 from kvtransfer.device.kernels.move_plan import SUM_PARTS
 from kvtransfer.device.piece_sums import ROW_BYTES, PieceSums
@@ -24,14 +24,14 @@ from kvtransfer.transports.ipc.byte_ring import RING_BYTES, RingReader, RingWrit
 
 _TO_RECEIVER = 0
 _TO_SENDER = RING_BYTES
-# A page's multiple for every page size in use.
+# A multiple of every page size in use.
 _WINDOW = -(-2 * RING_BYTES // 65536) * 65536
-LANDED = _WINDOW + HANDLE_ROOM
-SUMS = LANDED + HANDLE_ROOM  # a line of the cache of its own
+ARRIVED = _WINDOW + MAX_HANDLE_BYTES
+SUMS = ARRIVED + MAX_HANDLE_BYTES  # a cache line of its own
 
 
 class LinkMemory:
-    """One link's memory, anonymous: it is gone when both ends have unmapped it."""
+    """One link's anonymous shared memory: it is freed when both ends have unmapped it."""
 
     def __init__(self, shared: SharedMemory) -> None:
         self.shared = shared
@@ -39,24 +39,25 @@ class LinkMemory:
 
     @classmethod
     def create(cls, window_bytes: int) -> LinkMemory:
-        """By the receiver, the window in it. OSError where there is none to be had."""
+        """Memory with a window, at the receiver. OSError."""
         return cls(SharedMemory.create("baton-link", _WINDOW + window_bytes))
 
     @classmethod
-    def create_beside(cls, handle: bytes, window_pieces: int) -> LinkMemory:
-        """By the receiver, whose window is a device's memory of this handle. OSError."""
+    def create_for_device(cls, handle: bytes, window_pieces: int) -> LinkMemory:
+        """Memory for a window of device memory with this handle, at the receiver. OSError."""
         memory = cls(SharedMemory.create("baton-link", SUMS + window_pieces * ROW_BYTES))
         memory.window[: len(handle)] = np.frombuffer(handle, dtype=np.uint8)
         return memory
 
     @classmethod
     def attach(cls, descriptor: int, window_bytes: int) -> LinkMemory:
-        """By the sender, which gives the descriptor away. ValueError for memory of another shape, OSError."""
+        """Maps a receiver's `create`, at the sender; closes the descriptor. ValueError for memory of another
+        size, OSError."""
         return cls._attach(descriptor, _WINDOW + window_bytes)
 
     @classmethod
-    def attach_beside(cls, descriptor: int, window_pieces: int) -> LinkMemory:
-        """`attach`, where the window is a device's memory."""
+    def attach_for_device(cls, descriptor: int, window_pieces: int) -> LinkMemory:
+        """Maps a receiver's `create_for_device`; as `attach`."""
         return cls._attach(descriptor, SUMS + window_pieces * ROW_BYTES)
 
     @classmethod
@@ -70,42 +71,44 @@ class LinkMemory:
         shared.keep_from_children()
         if shared.size != size:
             shared.unmap()
-            raise ValueError(f"{shared.size} bytes of memory where {size} were said")
+            raise ValueError(f"{shared.size} bytes of memory where {size} are expected")
         return cls(shared)
 
     @property
     def descriptor(self) -> int:
+        """What the sender maps it by."""
         return self.shared.fd
 
     def drop_descriptor(self) -> None:
+        """Closes the descriptor; the mapping stays. Idempotent."""
         self.shared.drop_descriptor()
 
     @property
     def handle(self) -> bytes:
-        """Of the window that lies elsewhere."""
-        return self.window[:HANDLE_ROOM].tobytes()
+        """The handle of a window of device memory."""
+        return self.window[:MAX_HANDLE_BYTES].tobytes()
 
-    def landed(self) -> NDArray[np.uint64]:
-        """[1]."""
-        landed: NDArray[np.uint64] = self.shared.region(LANDED, 1, "<u8")
-        return landed
+    def arrived(self) -> NDArray[np.uint64]:
+        """The counter of arrived pieces: uint64 [1]."""
+        arrived: NDArray[np.uint64] = self.shared.region(ARRIVED, 1, "<u8")
+        return arrived
 
     def sums(self, window_pieces: int, address: int = 0) -> PieceSums:
-        """`address`: of the memory's first byte, as the device finds it that writes them."""
+        """`address`: of this memory's first byte, on the device that writes the sums."""
         parts = self.shared.region(SUMS, window_pieces * SUM_PARTS, "<u8")
         return PieceSums(parts.reshape(window_pieces, SUM_PARTS), address + SUMS)
 
     def receiver_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
-        """What comes from the sender, what goes to it."""
+        """At the receiver: from the sender, to the sender."""
         out = RingWriter(self.shared, _TO_SENDER, 2 * window_pieces + CONTROL_FRAMES)
         return RingReader(self.shared, _TO_RECEIVER), out
 
     def sender_rings(self, window_pieces: int) -> tuple[RingReader, RingWriter]:
-        """What comes from the receiver, what goes to it."""
+        """At the sender: from the receiver, to the receiver."""
         out = RingWriter(self.shared, _TO_RECEIVER, window_pieces + CONTROL_FRAMES)
         return RingReader(self.shared, _TO_SENDER), out
 
     def unmap(self) -> None:
-        """When every ring and view is closed; BufferError else."""
+        """Unmaps it. BufferError where a ring or view is open."""
         self.window = np.empty(0, dtype=np.uint8)
         self.shared.unmap()

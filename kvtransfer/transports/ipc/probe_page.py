@@ -1,9 +1,10 @@
-"""The page by which a listener and a caller see that they share memory, and what devices they have.
+"""A page of memory by which a listener and a sender verify that they share memory, and whether the sender's
+device reaches the listener's.
 
-    nonce 16 | the caller's answer 16 | … | the listener's device 64 | 1: the caller's device writes to it
+    nonce 16 | the sender's answer 16 | … | the listener's device 64 | 1: the sender's device will write to it
 
-The listener makes it for one caller, fills in its half and hands it over; the caller fills in the other half
-before it asks for anything.
+The listener makes it for one sender and passes its descriptor; the sender fills in its half before it is
+granted anything.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _DEVICE_AT, _DEVICE_BYTES = 64, 64
 _REACHED_AT = _DEVICE_AT + _DEVICE_BYTES
 
 
-class UnreachedDeviceError(ValueError):
-    """Both ends have a device, and the caller's cannot write the memory of the listener's."""
+class UnreachableDeviceError(ValueError):
+    """Both ends have a device, and the sender's cannot write the memory of the listener's."""
 
 
 def answer_to(nonce: bytes) -> bytes:
-    """What whoever has mapped the page writes behind the nonce."""
+    """What a process that has mapped the page writes after the nonce."""
     return bytes(byte ^ 0xFF for byte in nonce)
 
 
-class ListenersPage:
-    """At the listener."""
+class ProbePage:
+    """The page at the listener."""
 
     def __init__(self, device: LinkDevice | None) -> None:
         self.memory = SharedMemory.create("baton-link-page", PAGE_BYTES)
@@ -41,23 +42,24 @@ class ListenersPage:
             _write(self.memory, _DEVICE_AT, device.name.encode()[:_DEVICE_BYTES])
 
     def answered(self) -> bool:
-        """Whether the caller maps it."""
+        """Whether the sender has mapped and answered it."""
         found = self.memory.bytes[NONCE_BYTES : 2 * NONCE_BYTES].tobytes()
         return found == answer_to(self._nonce)
 
     def device_reached(self) -> bool:
-        """Whether the caller's device will write into ours."""
+        """Whether the sender's device will write to the listener's."""
         return bool(self.memory.bytes[_REACHED_AT] == 1)
 
 
 def fill(page: SharedMemory, device: LinkDevice | None) -> bool:
-    """By the caller; whether blocks go from its device into the listener's. `UnreachedDeviceError`."""
+    """Answers a listener's page, at the sender; whether `device` will write to the listener's.
+    UnreachableDeviceError."""
     _write(page, NONCE_BYTES, answer_to(page.bytes[:NONCE_BYTES].tobytes()))
     name = page.bytes[_DEVICE_AT:_REACHED_AT].tobytes().rstrip(b"\0").decode(errors="replace")
     if not name or device is None:
         return False
     if not device.reaches(name):
-        raise UnreachedDeviceError(f"device {device.name} cannot write the memory of {name}")
+        raise UnreachableDeviceError(f"device {device.name} cannot write the memory of {name}")
     page.bytes[_REACHED_AT] = 1
     return True
 

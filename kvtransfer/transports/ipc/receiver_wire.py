@@ -1,7 +1,8 @@
-"""The receiver's end of an ipc link: frames out of the ring, and the proof that the sender can write no more.
+"""The receiver's end of an ipc link: frames out of the ring, and the proof that the sender can no longer
+write.
 
-The fence is the sender's word that it has unmapped the window, or the end of its process (a pidfd, taken
-when it connected). A sender that is stopped has given neither: its window stays quarantined.
+The fence is the sender's report that it has unmapped the window, or the end of its process (a pidfd, taken
+when it connected). A stopped sender has given neither: its window stays quarantined.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.errors import BatonError
 from baton.v1.transfer_pb2 import SignedOpenLinkResponse
 from kvtransfer.link.staging import Staging
-from kvtransfer.protocol.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_announced, encode
-from kvtransfer.transports.ipc.control import BEAT_S, Control, Word, send_message
+from kvtransfer.protocol.frames import FrameError, Piece, ReceiverFrame, SenderFrame, decode_headers, encode
+from kvtransfer.transports.ipc.control import HEARTBEAT_S, Control, ControlByte, send_message
 from kvtransfer.transports.ipc.memory import LinkMemory
 from kvtransfer.transports.ipc.wire import IpcWire
 
 
 class IpcReceiverWire(IpcWire):
-    """One link at the receiver."""
+    """A `ReceiverWire`; a `DeviceReceiverWire` where the window is device memory."""
 
     def __init__(
         self, memory: LinkMemory, staging: Staging, wake: Callable[[], None], *, on_device: bool = False
@@ -37,39 +38,40 @@ class IpcReceiverWire(IpcWire):
         self._attached = False
         self._fenced = False
         self._abandoned = False
-        # Of a window on a device: how many pieces are there, and what the sender's device found, by index.
-        self._landed = memory.landed() if on_device else None
+        # Of a window on a device: the counter of arrived pieces, and the sums of the sender's device by
+        # index.
+        self._arrived = memory.arrived() if on_device else None
         self._sums = memory.sums(staging.pieces) if on_device else None
-        self._announced: deque[SenderFrame] = deque()
+        self._received: deque[SenderFrame] = deque()
 
-    def hear(self) -> SenderFrame | None:
-        if self._announced:
-            return self._announced.popleft()
+    def receive(self) -> SenderFrame | None:
+        if self._received:
+            return self._received.popleft()
         message = self._take()
         if message is None:
             return None
         try:
-            for frame in decode_announced(message):
+            for frame in decode_headers(message):
                 if isinstance(frame, Piece):
-                    self._staging.take(frame)
-                self._announced.append(frame)
+                    self._staging.claim(frame)
+                self._received.append(frame)
         except FrameError as malformed:
-            self._garbled(malformed)
-        return self._announced.popleft() if self._announced else None
+            self._malformed(malformed)
+        return self._received.popleft() if self._received else None
 
-    def landed(self) -> int:
-        assert self._landed is not None, "on the host a piece that is heard is there"
-        return int(self._landed[0])
+    def arrived_count(self) -> int:
+        assert self._arrived is not None, "on the host a received piece is there"
+        return int(self._arrived[0])
 
-    def arrival(self, piece: Piece) -> Moment | None:
-        """The sender's device brings them, and tells the host."""
+    def arrival_event(self, piece: Piece) -> Event | None:
+        """None: the sender's device brings the bytes, and counts them for the host."""
         return None
 
     def checksum(self, piece: Piece) -> int:
-        assert self._sums is not None, "on the host a piece's checksum is its header's"
+        assert self._sums is not None, "on the host a piece's checksum is in its header"
         return self._sums.of(piece.staging)
 
-    def tell(self, frame: ReceiverFrame) -> None:
+    def send(self, frame: ReceiverFrame) -> None:
         self._add(encode(frame))
 
     def attached(self) -> bool:
@@ -88,50 +90,51 @@ class IpcReceiverWire(IpcWire):
             if self._control is None:
                 self._memory.drop_descriptor()
             else:
-                self._control.say_error(error)
+                self._control.send_error(error)
                 self._control.finish()
                 self._control.release()
 
     def abandon(self) -> None:
-        """The thread that waits for the fence ends without it: the process that needs it closes."""
+        """Ends the thread that waits for the fence without one: the receiver's process is ending."""
         self._abandoned = True
         if self._control is not None:
             self._control.end()
 
     def serve(self, sock: socket.socket, response: SignedOpenLinkResponse, sender: int) -> None:
-        """From the grant to the fence, in a thread of its own; `sender` is the pidfd of who connected."""
+        """Runs from the grant to the fence, in a thread of its own; `sender`: the pidfd of the process that
+        connected."""
         control = self._export(sock, response)
         if control is not None:
-            self._fenced = self._listen(control) or self._wait_for_fence(control, sender)
+            self._fenced = self._wait_for_end(control) or self._wait_for_fence(control, sender)
             control.release()
         self._wake()
 
     def _export(self, sock: socket.socket, response: SignedOpenLinkResponse) -> Control | None:
-        """Gives the sender the memory; None where the link was closed before, and nobody was given any."""
+        """Passes the memory to the sender; None where the link was closed before, and nothing was passed."""
         with self._state:
             if self._closed:
                 sock.close()
                 return None
             control = Control(sock)
-            with contextlib.suppress(OSError):  # it has gone, and may have the memory all the same
+            with contextlib.suppress(OSError):  # it closed the socket, and may have the memory all the same
                 send_message(sock, 0, response.SerializeToString(), self._memory.descriptor)
             self._memory.drop_descriptor()
-            self._control = control  # from here on the loop speaks too
+            self._control = control  # from here on the loop sends too
             return control
 
     def _wait_for_fence(self, control: Control, sender: int) -> bool:
-        """Whether the sender can write no more: it is gone, or has woken and unmapped the window."""
+        """Whether the sender can no longer write: it has ended, or has resumed and unmapped the window."""
         process = select.poll()
         process.register(sender, select.POLLIN)
         while not self._abandoned:
-            if process.poll(1000 * BEAT_S if control.ended else 0):
+            if process.poll(1000 * HEARTBEAT_S if control.ended else 0):
                 return True
             if not control.ended:
                 with contextlib.suppress(ValueError):
-                    if Word.UNMAPPED in control.wait():
+                    if ControlByte.UNMAPPED in control.wait():
                         return True
         return False
 
-    def _heard(self, word: Word) -> None:
-        super()._heard(word)
-        self._attached |= word is Word.ATTACHED
+    def _handle(self, byte: ControlByte) -> None:
+        super()._handle(byte)
+        self._attached |= byte is ControlByte.ATTACHED

@@ -1,4 +1,4 @@
-"""The sender's end of an ipc link through the host's memory."""
+"""The sender's end of an ipc link through host memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvtransfer.protocol.frames import (
     FrameError,
     Piece,
     ReceiverFrame,
-    Words,
+    SenderControl,
     decode_from_receiver,
     encode,
     encode_piece_header,
 )
-from kvtransfer.transports.ipc.control import Control, Word
+from kvtransfer.transports.ipc.control import Control, ControlByte
 from kvtransfer.transports.ipc.memory import LinkMemory
 from kvtransfer.transports.ipc.wire import IpcWire
 
@@ -28,7 +28,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class IpcSenderWire(IpcWire):
-    """One link at the sender."""
+    """A `SenderWire`."""
+
+    on_device = False
+    shares_clock = True
 
     def __init__(
         self,
@@ -45,36 +48,31 @@ class IpcSenderWire(IpcWire):
         self._pieces = response.window_pieces
         self._piece_bytes = response.piece_bytes
         self._control = Control(sock)
-        self._control.say(Word.ATTACHED)
+        self._control.send(ControlByte.ATTACHED)
         threading.Thread(target=self._wait, args=(self._control,), name="link-control", daemon=True).start()
-
-    @property
-    def gathers(self) -> bool:
-        return False
 
     def put(self, piece: Piece, payload: memoryview) -> None:
         if self._closed or self._broken is not None:
             return
-        # An index that the window does not have is written nowhere: its receiver says what it is.
-        if piece.staging < self._pieces:
+        if piece.staging < self._pieces:  # the receiver reports an index outside the window
             start = piece.staging * self._piece_bytes
             source = np.frombuffer(payload, dtype=np.uint8)
             self._memory.window[start : start + len(source)] = source
         self._add(encode_piece_header(piece))
 
-    def tell(self, frame: Words) -> None:
+    def send(self, frame: SenderControl) -> None:
         self._add(encode(frame))
 
-    def hear(self) -> ReceiverFrame | None:
+    def receive(self) -> ReceiverFrame | None:
         message = self._take()
         try:
             return None if message is None else decode_from_receiver(message)
         except FrameError as malformed:
-            self._garbled(malformed)
+            self._malformed(malformed)
             return None
 
     def close(self) -> None:
-        """Unmaps the window, and only then says so: from here on it is the receiver's alone."""
+        """Unmaps the window, and only then reports it: afterwards it is the receiver's alone."""
         if self._closed:
             return
         self._closed = True
@@ -83,21 +81,18 @@ class IpcSenderWire(IpcWire):
         self._writer.close()
         assert self._control is not None
         try:
-            self._let_go()
+            self._release_device()
             self._memory.unmap()
-        except (
-            BufferError,
-            RuntimeError,
-        ):  # a view is held, or CUDA fails: the process's end is the proof then
-            _LOG.exception("link_window_stays_mapped")
+        except (BufferError, RuntimeError):  # a view is open, or CUDA fails: the end of the process proves it
+            _LOG.exception("link_window_not_unmapped")
         else:
-            self._control.say(Word.UNMAPPED)
+            self._control.send(ControlByte.UNMAPPED)
         self._control.end()
         self._control.release()
 
-    def _let_go(self) -> None:
-        """Of whatever else this end has of the receiver's."""
+    def _release_device(self) -> None:
+        """Releases what else this end has of the receiver's."""
 
     def _wait(self, control: Control) -> None:
-        self._listen(control)
+        self._wait_for_end(control)
         control.release()

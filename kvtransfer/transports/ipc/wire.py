@@ -1,7 +1,7 @@
-"""What the two wires of an ipc link share: frames through the rings, bells through the socket.
+"""What the two wires of an ipc link share: frames through the rings, doorbells through the socket.
 
-The loop alone touches the rings. The thread that waits on the socket tells of the other's end, of its
-errors and its silence, and wakes the loop.
+Only the loop accesses the rings. A thread that waits on the socket reports the peer's end, its errors and its
+silence, and wakes the loop.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.protocol.frames import FrameError
 from kvtransfer.transports.ipc.byte_ring import RingReader, RingWriter
-from kvtransfer.transports.ipc.control import Control, Word
+from kvtransfer.transports.ipc.control import Control, ControlByte
 
-# After the last word over a link between devices, its ends look again within microseconds.
-_AWAKE_S = 0.002
+# How long both ends of a link between devices poll within microseconds after the last frame.
+_BUSY_S = 0.002
 
 
 class IpcWire:
-    """One end of a link; `_control` is there once the other has been told of the memory."""
+    """One end of a link; `_control` is set once the peer can know of the memory."""
 
     _control: Control | None
 
@@ -31,105 +31,99 @@ class IpcWire:
         *,
         between_devices: bool = False,
     ) -> None:
+        """`between_devices`: bytes may come without a frame, so the loop is kept from sleeping for a
+        while."""
         self._reader, self._writer = rings
         self._wake = wake
         self._peer = peer
         self._control = None
         self._broken: BatonError | None = None
         self._closed = False
-        self._deaf = False  # after a malformed frame nothing behind it counts
-        # Between devices, something may come without a word of the host's: so long nobody sleeps.
+        self._unreadable = False  # a malformed frame was read: what follows it does not count
         self._between_devices = between_devices
-        self._awake_until = 0.0
+        self._busy_until = 0.0
 
-    def broken(self) -> BatonError | None:
+    def failure(self) -> BatonError | None:
         return self._broken
 
     def _take(self) -> bytes | None:
-        """The next message; none any more after a malformed one, or once closed."""
-        if self._closed or self._deaf:
+        """The next message, or None; always None after a malformed one, and once closed."""
+        if self._closed or self._unreadable:
             return None
         self._writer.flush()
         try:
-            # Between devices a bell is asked for when the loop is about to sleep (`restless`), and not
-            # before: it costs either end a thread's turn.
+            # Between devices a doorbell is requested only when the loop is about to sleep (`busy_poll`): it
+            # costs a thread switch at both ends.
             message = self._reader.take(sleeps=not self._between_devices)
         except FrameError as malformed:
-            self._garbled(malformed)
+            self._malformed(malformed)
             return None
         if message is not None:
-            self._stay_awake()
-        if self._reader.writer_waits():
-            self._say(Word.BELL)
+            self._stay_busy()
+        if self._reader.writer_blocked():
+            self._send(ControlByte.DOORBELL)
         return message
 
-    def restless(self) -> bool:
-        """Whether something may be on its way that no bell tells of; else a bell will be rung."""
+    def busy_poll(self) -> bool:
+        """Whether something may come without a doorbell; if False, a doorbell will be rung."""
         if self._closed or not self._between_devices:
             return False
-        return self._awake or self._reader.ask_for_bell()
+        return time.monotonic() < self._busy_until or self._reader.arm_doorbell()
 
-    @property
-    def _awake(self) -> bool:
-        return self._between_devices and time.monotonic() < self._awake_until
-
-    def _stay_awake(self) -> None:
+    def _stay_busy(self) -> None:
         if self._between_devices:
-            self._awake_until = time.monotonic() + _AWAKE_S
+            self._busy_until = time.monotonic() + _BUSY_S
 
     def _add(self, message: bytes) -> None:
-        """Dropped once broken."""
-        self._stay_awake()
+        """Sends a message; dropped once broken."""
+        self._stay_busy()
         if self._closed or self._broken is not None:
             return
         if not self._writer.add(message):
             self._break(BatonError(ErrorKind.UNAVAILABLE, "the peer does not read its frames"))
-        self._ring()
+        if self._writer.reader_idle():
+            self._send(ControlByte.DOORBELL)
 
-    def _ring(self) -> None:
-        """Wakes the other end where it has found nothing and sleeps."""
-        if self._writer.reader_sleeps():
-            self._say(Word.BELL)
+    def _malformed(self, error: FrameError) -> None:
+        self._unreadable = True
+        self._break(error)
 
-    def _garbled(self, malformed: FrameError) -> None:
-        self._deaf = True
-        self._break(malformed)
-
-    def _say(self, word: Word) -> None:
+    def _send(self, byte: ControlByte) -> None:
         if self._control is not None:
-            self._control.say(word)
+            self._control.send(byte)
 
     def _break(self, error: BatonError) -> None:
-        """By either thread; the first reason stays."""
+        """Called by either thread; keeps the first reason."""
         if self._broken is None:
             self._broken = error
         self._wake()
 
     # -- the thread that waits --------------------------------------------------------------------
 
-    def _listen(self, control: Control) -> bool:
-        """Until the other's end of file, or its silence; whether it said that it has unmapped the memory."""
+    def _wait_for_end(self, control: Control) -> bool:
+        """Runs until the peer's end of file, or its silence; whether it reported to have unmapped the
+        memory."""
         unmapped = False
         while not control.ended and not control.silent:
             try:
-                words = control.wait()
+                received = control.wait()
             except ValueError as error:
-                self._break(FrameError(f"no word of a link: {error}"))
+                self._break(FrameError(f"unknown control byte: {error}"))
                 return False
-            for word in words:
-                if isinstance(word, BatonError):
-                    self._break(word)
+            for one in received:
+                if isinstance(one, BatonError):
+                    self._break(one)
                 else:
-                    unmapped |= word is Word.UNMAPPED
-                    self._heard(word)
-            if any(word is not Word.BEAT for word in words):
+                    unmapped |= one is ControlByte.UNMAPPED
+                    self._handle(one)
+            if any(one is not ControlByte.HEARTBEAT for one in received):
                 self._wake()
-        gone = f"the {self._peer}'s stream ended"
+        ended = f"the {self._peer}'s stream ended"
         silent = f"the {self._peer} has shown no sign of life for too long"
-        self._break(BatonError(ErrorKind.UNAVAILABLE, gone if control.ended else silent))
+        self._break(BatonError(ErrorKind.UNAVAILABLE, ended if control.ended else silent))
         return unmapped
 
-    def _heard(self, word: Word) -> None:
-        """A word came."""
-        if word is Word.BELL:
-            self._stay_awake()
+    def _handle(self, byte: ControlByte) -> None:
+        """Handles a control byte of the peer."""
+        if byte is ControlByte.DOORBELL:
+            self._stay_busy()

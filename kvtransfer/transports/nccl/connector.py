@@ -1,4 +1,4 @@
-"""Opens nccl links; the whole of it is drawn in `nccl_links`."""
+"""Opens nccl links; `endpoint` describes the protocol."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from baton.addresses import split_address
 from baton.v1.transfer_pb2 import OpenLinkRequest, OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.link.frame_queue import CONTROL_FRAMES
-from kvtransfer.link.interfaces import OutOfReachError
-from kvtransfer.protocol.addresses import NCCL_SCHEME
+from kvtransfer.link.interfaces import UnreachableError
+from kvtransfer.protocol.addresses import GRPC, NCCL, Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.transports.grpc.connector import GrpcConnector, GrpcSenderWire
-from kvtransfer.transports.nccl.endpoint import SENDER_RANK, TRANSPORT, NcclLinks
-from kvtransfer.transports.nccl.frame_acceptor import bring
+from kvtransfer.transports.nccl.endpoint import SENDER_RANK, NcclEndpoint
+from kvtransfer.transports.nccl.frame_acceptor import connect_frames
 from kvtransfer.transports.nccl.frame_socket import FrameSocket
 from kvtransfer.transports.nccl.sender_wire import NcclSenderWire
 
-_LOOK_S = 0.002
+_POLL_S = 0.002
 
 
 class NcclConnector:
     """Opens links between GPUs."""
 
-    transport = TRANSPORT
+    transport = NCCL
 
     def __init__(
         self,
         wake: Callable[[], None],
-        links: NcclLinks,
+        nccl: NcclEndpoint,
         blocks: DeviceBlocks,
         auth: LinkAuth | None = None,
     ) -> None:
-        """`blocks`: on the device of `links`."""
+        """`blocks`: on the device of `nccl`."""
         self._wake = wake
-        self._links = links
+        self._nccl = nccl
         self._blocks = blocks
         self._auth = auth or LinkAuth()
-        self._lifelines = GrpcConnector(wake, self._auth)
+        self._keepalives = GrpcConnector(wake, self._auth)
 
-    def takes(self, address: str) -> bool:
-        return address.startswith(NCCL_SCHEME)
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return endpoint.transport == NCCL
 
     def open(
-        self, address: str, request: OpenLinkRequest, timeout_s: float
+        self, endpoint: Endpoint, request: OpenLinkRequest, timeout_s: float
     ) -> tuple[OpenLinkResponse, NcclSenderWire]:
-        if self._links.hung:
-            raise OutOfReachError(f"no link to {address}: NCCL did not end one of this process in time")
+        if self._nccl.hung:
+            raise UnreachableError(f"no link to {endpoint}: NCCL did not abort a channel in time")
         deadline = time.monotonic() + timeout_s
-        listener = address.removeprefix(NCCL_SCHEME)
-        response, lifeline = self._lifelines.open(listener, request, timeout_s)
+        listener = Endpoint(GRPC, endpoint.address, endpoint.rank)
+        response, keepalive = self._keepalives.open(listener, request, timeout_s)
         with ExitStack() as undo:
-            undo.callback(lifeline.close)
+            undo.callback(keepalive.close)
             try:
-                host, _ = split_address(listener)
-                wire = self._open(host, response, lifeline, deadline, undo)
-            except (OSError, RuntimeError, ValueError, OutOfReachError) as error:
-                raise OutOfReachError(f"no link to {address}: {error}") from error
+                host, _ = split_address(endpoint.address)
+                wire = self._open(host, response, keepalive, deadline, undo)
+            except (OSError, RuntimeError, ValueError, UnreachableError) as error:
+                raise UnreachableError(f"no link to {endpoint}: {error}") from error
             undo.pop_all()
         return response, wire
 
@@ -66,22 +66,22 @@ class NcclConnector:
         self,
         host: str,
         response: OpenLinkResponse,
-        lifeline: GrpcSenderWire,
+        keepalive: GrpcSenderWire,
         deadline: float,
         undo: ExitStack,
     ) -> NcclSenderWire:
-        """`undo` has what is to be called should a later step fail."""
+        """Adds to `undo` what must be called if a later step fails."""
         pieces, left_s = response.window_pieces, max(0.001, deadline - time.monotonic())
-        sock = bring(host, response.frames_port, self._auth.frames_secret(response.nccl_id), left_s)
+        sock = connect_frames(host, response.frames_port, self._auth.frames_secret(response.nccl_id), left_s)
         frames = FrameSocket(sock, pieces + CONTROL_FRAMES, self._wake, "receiver")
         undo.callback(frames.close)
-        line = self._links.line(response.nccl_id, SENDER_RANK, self._wake)
-        undo.callback(lambda: self._links.end(line, "no link came of it"))
-        staging = self._links.staging(pieces, response.piece_bytes)
-        undo.callback(lambda: self._links.end(line, "no link came of it", staging.free))
-        until = min(deadline, time.monotonic() + self._links.connect_s)
-        while not line.whole:
-            if line.broken is not None or lifeline.broken() is not None or time.monotonic() > until:
-                raise OutOfReachError(line.broken or "the two ends did not meet in time")
-            time.sleep(_LOOK_S)
-        return NcclSenderWire(self._links, line, staging, lifeline, frames, response, self._blocks)
+        channel = self._nccl.channel(response.nccl_id, SENDER_RANK, self._wake)
+        undo.callback(lambda: self._nccl.abort(channel, "the link was not opened"))
+        staging = self._nccl.staging(pieces, response.piece_bytes)
+        undo.callback(lambda: self._nccl.abort(channel, "the link was not opened", staging.free))
+        until = min(deadline, time.monotonic() + self._nccl.connect_timeout_s)
+        while not channel.connected:
+            if channel.failure is not None or keepalive.failure() is not None or time.monotonic() > until:
+                raise UnreachableError(channel.failure or "the two ends did not connect in time")
+            time.sleep(_POLL_S)
+        return NcclSenderWire(self._nccl, channel, staging, keepalive, frames, response, self._blocks)

@@ -1,6 +1,7 @@
-"""Where senders bring the sockets of their links' frames: each says a secret that only its link's answer had.
+"""Accepts the frame sockets of nccl links: each sender first sends a secret that only its link's answer
+contained.
 
-expect(secret) ─▶ a sender connects, says it ─▶ the future has its socket
+expect(secret) ─▶ a sender connects and sends it ─▶ the future has its socket
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from concurrent.futures import Future
 
 from baton.addresses import join_address
 from baton.errors import BatonError, ErrorKind
-from kvtransfer.link.refusals import Refusals
+from kvtransfer.link.open_requests import RejectedCallers
 
 SECRET_BYTES = 32
-# Who has connected and not said all of it: so many, for so long each.
-_MOST = 64
-_SAYS_S = 2.0
-_LOOK_S = 0.5
+# How many callers may be sending their secret at once, and for how long each.
+_MAX_CALLERS = 64
+_SECRET_TIMEOUT_S = 2.0
+_POLL_S = 0.5
 
 
-def bring(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
-    """A sender's. OSError where nobody takes it."""
+def connect_frames(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
+    """A sender's frame socket, with the secret sent. OSError where it cannot connect."""
     sock = socket.create_connection((host, port), timeout_s)
     try:
         sock.sendall(secret)
@@ -34,13 +35,14 @@ def bring(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socke
     return sock
 
 
-class FrameDoor:
-    """One listener's. A thread of its own takes the callers, and calls `wake` when one has come."""
+class FrameAcceptor:
+    """The acceptor of one listener. Its thread accepts callers, and calls `wake` when one has sent its
+    secret."""
 
     def __init__(self, host: str, wake: Callable[[], None], port: int = 0) -> None:
-        """`port` 0: any free one. `BatonError` INVALID where it cannot bind."""
+        """`port` 0: any free one. BatonError(INVALID) where it cannot bind."""
         self._wake = wake
-        self._refusals = Refusals("nccl")
+        self._rejected = RejectedCallers("nccl")
         self._expected: dict[bytes, Future[socket.socket]] = {}
         self._lock = threading.Lock()
         self._closing = False
@@ -56,33 +58,33 @@ class FrameDoor:
         self._socket.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._socket, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="link-door", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="link-acceptor", daemon=True)
         self._thread.start()
 
     def expect(self, secret: bytes) -> Future[socket.socket]:
-        """From now on, until it has come or the future is cancelled."""
-        brought: Future[socket.socket] = Future()
+        """Accepts a socket with this secret, once, until the future is cancelled."""
+        accepted: Future[socket.socket] = Future()
         with self._lock:
             self._expected = {key: other for key, other in self._expected.items() if not other.cancelled()}
-            self._expected[secret] = brought
-        return brought
+            self._expected[secret] = accepted
+        return accepted
 
     def close(self) -> None:
-        """Ends the thread; who is still expected comes no more. Idempotent."""
+        """Ends the thread; no socket is accepted any more. Idempotent."""
         self._closing = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # closed before
-        self._thread.join(2 * _LOOK_S)
+        self._thread.join(2 * _POLL_S)
 
     def _serve(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select(_LOOK_S):
+            for key, _ in self._selector.select(_POLL_S):
                 if key.fileobj is self._socket:
                     self._accept()
                 else:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]
+                    self._read(key.fileobj)  # type: ignore[arg-type]
             now = time.monotonic()
             for caller in [one for one, (_, until) in self._callers.items() if now > until]:
                 self._drop(caller)
@@ -95,38 +97,38 @@ class FrameDoor:
         try:
             caller, _ = self._socket.accept()
         except OSError:
-            return  # the caller has gone, or the door closes
+            return  # the caller has gone, or this acceptor closes
         caller.setblocking(False)
-        if len(self._callers) >= _MOST:
+        if len(self._callers) >= _MAX_CALLERS:
             caller.close()
             return
-        self._callers[caller] = bytearray(), time.monotonic() + _SAYS_S
+        self._callers[caller] = bytearray(), time.monotonic() + _SECRET_TIMEOUT_S
         self._selector.register(caller, selectors.EVENT_READ)
 
-    def _hear(self, caller: socket.socket) -> None:
-        said, _ = self._callers[caller]
+    def _read(self, caller: socket.socket) -> None:
+        received, _ = self._callers[caller]
         try:
-            data = caller.recv(SECRET_BYTES - len(said))
+            data = caller.recv(SECRET_BYTES - len(received))
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        said += data
-        if len(said) == SECRET_BYTES:
-            self._let_in(caller, bytes(said))
+        received += data
+        if len(received) == SECRET_BYTES:
+            self._match(caller, bytes(received))
         elif not data:
             self._drop(caller)
 
-    def _let_in(self, caller: socket.socket, secret: bytes) -> None:
+    def _match(self, caller: socket.socket, secret: bytes) -> None:
         with self._lock:
-            brought = self._expected.pop(secret, None)
-        if brought is None or not brought.set_running_or_notify_cancel():
-            self._refusals.add("a socket for frames began with no link's secret")
+            accepted = self._expected.pop(secret, None)
+        if accepted is None or not accepted.set_running_or_notify_cancel():
+            self._rejected.add("a frame socket started with an unknown secret")
             self._drop(caller)
             return
         self._selector.unregister(caller)
         del self._callers[caller]
-        brought.set_result(caller)
+        accepted.set_result(caller)
         self._wake()
 
     def _drop(self, caller: socket.socket) -> None:

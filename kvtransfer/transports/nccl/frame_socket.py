@@ -1,9 +1,9 @@
-"""Frames over a TCP socket, for links whose bytes go another way and whose loops look at it themselves.
+"""Frames over a TCP socket that the loop reads and writes itself, for links whose bytes travel otherwise.
 
-    length u32 | message        one behind the other
+    length u32 | message        one after another
 
-Nothing stands between a frame and its loop, no thread and no lock: over a loopback one takes 20 µs. A loop
-that is about to sleep (`restless`) has a thread watch in its place, which wakes it and looks no further."""
+No thread or lock is between a frame and the loop: over loopback a frame takes 20 µs. When the loop is about
+to sleep (`busy_poll`), a thread waits for the socket in its place and wakes it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from kvtransfer.protocol.frames import HEADER_BYTES, MAX_COMMIT_BYTES, FrameErro
 _LENGTH = struct.Struct("<I")
 _LONGEST = MAX_COMMIT_BYTES + HEADER_BYTES
 _READ = 1 << 16
-# After the last frame its ends look again within microseconds.
-_AWAKE_S = 0.002
+# How long both ends poll within microseconds after the last frame.
+_BUSY_S = 0.002
 
 
 class FrameSocket:
-    """One end. Owned by the loop; the thread only waits."""
+    """One end of the connection. Owned by the loop; the thread only waits."""
 
     def __init__(self, sock: socket.socket, bound: int, wake: Callable[[], None], peer: str) -> None:
-        """Takes the socket over. `bound`: frames that may wait for the peer to read."""
+        """Owns the socket from now on. `bound`: how many frames may wait for the peer to read. `peer`: its
+        name in errors."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
@@ -40,24 +41,23 @@ class FrameSocket:
         self._received = bytearray()
         self._broken: BatonError | None = None
         self._closed = False
-        self._awake_until = 0.0
+        self._busy_until = 0.0
         self._watch = threading.Event()
-        threading.Thread(target=self._watching, name="link-frames", daemon=True).start()
+        threading.Thread(target=self._wait_readable, name="link-frames", daemon=True).start()
 
     def add(self, message: bytes) -> None:
-        """Sends a frame behind all before; dropped once broken."""
+        """Sends a frame after all earlier ones; dropped once broken."""
         if self._closed or self._broken is not None:
             return
         if len(self._unsent) >= self._bound:
             self._break(BatonError(ErrorKind.UNAVAILABLE, "the peer does not read its frames"))
             return
-        self._awake_until = time.monotonic() + _AWAKE_S
+        self._busy_until = time.monotonic() + _BUSY_S
         self._unsent.append(memoryview(_LENGTH.pack(len(message)) + message))
         self._flush()
 
     def take(self) -> bytes | None:
-        """The next frame, None where there is none yet, or any more. `FrameError` for one that is too
-        long."""
+        """The next frame, or None. FrameError for one that is too long."""
         if self._closed:
             return None
         self._flush()
@@ -65,31 +65,31 @@ class FrameSocket:
         if message is None and self._broken is None and self._read():
             message = self._next()
         if message is not None:
-            self._awake_until = time.monotonic() + _AWAKE_S
+            self._busy_until = time.monotonic() + _BUSY_S
         return message
 
-    def broken(self) -> BatonError | None:
-        """Why no frame will come that is not here yet."""
+    def failure(self) -> BatonError | None:
+        """Why no further frame will be received; None while the connection works."""
         return self._broken
 
-    def restless(self) -> bool:
-        """Whether to look again within microseconds; else a wake will come with the next frame."""
+    def busy_poll(self) -> bool:
+        """Whether to poll again within microseconds; if False, the next frame causes a wake-up."""
         if self._closed or self._broken is not None:
             return False
-        if self._unsent or time.monotonic() < self._awake_until:
+        if self._unsent or time.monotonic() < self._busy_until:
             return True
         self._watch.set()
         return False
 
     def close(self) -> None:
-        """Frames that have not left are lost. Idempotent."""
+        """Unsent frames are lost. Idempotent."""
         if self._closed:
             return
         self._closed = True
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the peer has gone
+            pass  # the peer has closed it
         self._watch.set()
 
     def _flush(self) -> None:
@@ -99,7 +99,7 @@ class FrameSocket:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._lose(error)
+                self._connection_lost(error)
                 return
             if sent < len(self._unsent[0]):
                 self._unsent[0] = self._unsent[0][sent:]
@@ -112,7 +112,7 @@ class FrameSocket:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._lose(error)
+            self._connection_lost(error)
             return False
         if not data:
             self._break(BatonError(ErrorKind.UNAVAILABLE, f"the {self._peer}'s frames ended"))
@@ -136,17 +136,17 @@ class FrameSocket:
         del self._received[:end]
         return message
 
-    def _lose(self, error: OSError) -> None:
+    def _connection_lost(self, error: OSError) -> None:
         self._break(BatonError(ErrorKind.UNAVAILABLE, f"the {self._peer}'s frames: {error}"))
 
     def _break(self, error: BatonError) -> None:
-        """The first reason stays."""
+        """Keeps the first reason."""
         if self._broken is None:
             self._broken = error
         self._unsent.clear()
 
-    def _watching(self) -> None:
-        """Ends with `close`, which ends the wait for a frame, too."""
+    def _wait_readable(self) -> None:
+        """Runs until `close`, which also ends the wait."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         while True:

@@ -1,18 +1,17 @@
-"""The sender's side of the nccl transport; the whole of it is drawn in `nccl_links`."""
+"""The sender's side of an nccl link; `endpoint` describes the protocol."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Sequence
 
-from baton.device.link_device import Moment
-from baton.device.nccl_line import NcclLine
+from baton.device.nccl_channel import NcclChannel
+from baton.device.stream import Event
 from baton.errors import BatonError, ErrorKind
 from baton.v1.transfer_pb2 import OpenLinkResponse
 from kvtransfer.device.blocks import DeviceBlocks
-from kvtransfer.device.kernels.move_plan import Act
+from kvtransfer.device.kernels.move_plan import Direction
 from kvtransfer.device.mover import RowMover
 from kvtransfer.device.piece_memory import PieceMemory
 from kvtransfer.device.reads import BlockReads
@@ -20,95 +19,83 @@ from kvtransfer.protocol.frames import (
     FrameError,
     Piece,
     ReceiverFrame,
-    Words,
+    SenderControl,
     decode_from_receiver,
     encode,
     encode_piece_header,
 )
 from kvtransfer.transports.grpc.connector import GrpcSenderWire
-from kvtransfer.transports.nccl.endpoint import NcclLinks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.nccl.frame_socket import FrameSocket
 
 _LOG = logging.getLogger(__name__)
 
-_LAST_WORD_S = 0.25
+# How long the frame socket's end waits for the reason, which the receiver sends over the slower keepalive.
+_REASON_TIMEOUT_S = 0.25
 
 
 class NcclSenderWire:
-    """One link at the sender: a `GatheringWire`. Owned by the loop once made."""
+    """A `DeviceSenderWire`. Owned by the loop once made."""
+
+    on_device = True
+    shares_clock = False
 
     def __init__(
         self,
-        links: NcclLinks,
-        line: NcclLine,
+        nccl: NcclEndpoint,
+        channel: NcclChannel,
         staging: PieceMemory,
-        lifeline: GrpcSenderWire,
+        keepalive: GrpcSenderWire,
         frames: FrameSocket,
         response: OpenLinkResponse,
         blocks: DeviceBlocks,
     ) -> None:
-        """OSError, RuntimeError where the device refuses."""
+        """OSError, RuntimeError where the device fails."""
         pieces = response.window_pieces
-        self._links = links
-        self._line = line
+        self._nccl = nccl
+        self._channel = channel
         self._staging = staging
-        self._lifeline = lifeline
+        self._keepalive = keepalive
         self._frames = frames
         self._pieces = pieces
         self._mover = RowMover(
-            blocks, pieces, response.piece_bytes, Act.GATHER, sums=staging, staging=staging
+            blocks, pieces, response.piece_bytes, Direction.GATHER, sums=staging, staging=staging
         )
-        self._gathering = blocks.device.line(first=True)
-        self._reads = BlockReads()
-        self._put: deque[tuple[Piece, Sequence[int], Moment | None]] = deque()
+        self._stream = blocks.device.stream(high_priority=True)
+        self._reads = BlockReads(self._read)
         self._closed = False
         self._malformed: FrameError | None = None
-        self._broken_at: float | None = None
-        links.watch(line, lifeline.broken)
-
-    @property
-    def gathers(self) -> bool:
-        return True
+        self._failed_at: float | None = None
+        nccl.watch(channel, keepalive.failure)
 
     def put(self, piece: Piece, payload: memoryview) -> None:
-        raise AssertionError("blocks on a device are put by their numbers")
+        raise AssertionError("blocks on a device are put by `put_blocks`")
 
-    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def put_blocks(self, piece: Piece, blocks: Sequence[int], after: Event | None = None) -> None:
         if self._closed:
             return
-        self._frames.add(self.header(piece))  # first: the other end's receive is to be there in time
-        self._put.append((piece, blocks, after))
+        self._frames.add(encode_piece_header(piece))  # first, so that the receive is posted in time
+        self._reads.put(piece, blocks, after)
 
     def gather(self) -> None:
-        while self._put:
-            piece, blocks, after = self._put.popleft()
-            self._reads.put()
-            try:
-                if after is not None:
-                    self._gathering.after(after)
-                if piece.staging < self._pieces:  # what the window does not have is written nowhere
-                    self._gather(piece, blocks)
-                else:
-                    self._reads.read_by(self._gathering.moment())
-            except RuntimeError as error:  # CUDA's, torch's
-                self._line.abort(f"the device refuses: {error}")
+        self._reads.enqueue(lambda error: self._channel.abort(f"the device failed: {error}"))
 
-    def _gather(self, piece: Piece, blocks: Sequence[int]) -> None:
-        prepared = self._mover.prepare(piece, blocks, piece.checksum)
-        self._mover.move(self._gathering, prepared)
-        there = self._gathering.moment()
-        self._reads.read_by(there)
-        self._line.send(self._staging.address(piece.staging), self._staging.head + piece.length, there)
+    def _read(self, piece: Piece, blocks: Sequence[int], after: Event | None) -> Event:
+        if after is not None:
+            self._stream.wait_event(after)
+        if piece.staging >= self._pieces:  # the receiver reports an index outside the window
+            return self._stream.record_event()
+        self._mover.move(self._stream, self._mover.prepare(piece, blocks, piece.checksum))
+        gathered = self._stream.record_event()
+        size = self._staging.head + piece.length
+        self._channel.send(self._staging.address_of(piece.staging), size, gathered)
+        return gathered
 
-    def header(self, piece: Piece) -> bytes:
-        """What announces a piece."""
-        return encode_piece_header(piece)
-
-    def tell(self, frame: Words) -> None:
-        """Behind what was announced, whose bytes may come later."""
+    def send(self, frame: SenderControl) -> None:
+        """Sends a frame after what was announced, whose bytes may come later."""
         self._frames.add(encode(frame))
 
-    def hear(self) -> ReceiverFrame | None:
+    def receive(self) -> ReceiverFrame | None:
         if self._malformed is not None:
             return None
         try:
@@ -118,37 +105,37 @@ class NcclSenderWire:
             self._malformed = malformed
             return None
 
-    def broken(self) -> BatonError | None:
-        if (error := self._malformed or self._lifeline.broken()) is not None:
+    def failure(self) -> BatonError | None:
+        if (error := self._malformed or self._keepalive.failure()) is not None:
             return error
-        if (why := self._line.broken) is not None:
+        if (why := self._channel.failure) is not None:
             return BatonError(ErrorKind.UNAVAILABLE, why)
-        if (error := self._frames.broken()) is None:
+        if (error := self._frames.failure()) is None:
             return None
-        # The receiver says why over the lifeline, which is slower.
         now = time.monotonic()
-        self._broken_at = self._broken_at or now
-        return error if now > self._broken_at + _LAST_WORD_S else None
+        self._failed_at = self._failed_at or now
+        return error if now > self._failed_at + _REASON_TIMEOUT_S else None
 
-    def keep_awake(self) -> None:
-        """Nothing need be done: who has blocks to send has just computed them, and kernels read them."""
+    def keep_warm(self) -> None:
+        """Does nothing: the device has just computed the blocks, and kernels read them."""
 
-    def restless(self) -> bool:
-        return self._reads.under_way or self._frames.restless()
+    def busy_poll(self) -> bool:
+        return self._reads.busy or self._frames.busy_poll()
 
-    def gathered(self) -> int:
+    def gathered_count(self) -> int:
         return self._reads.count()
 
     def close(self) -> None:
-        """Waits until the device reads no block any more; the staging is freed when the line is over."""
+        """Blocks until the device reads no block any more; the staging is freed once the channel has
+        terminated."""
         if self._closed:
             return
         self._closed = True
         try:
-            self._gathering.finish()
+            self._stream.synchronize()
         except RuntimeError:
             _LOG.exception("link_device_failed")
         self._reads.end()
         self._frames.close()
-        self._lifeline.close()
-        self._links.end(self._line, "the sender closed the link", self._staging.free)
+        self._keepalive.close()
+        self._nccl.abort(self._channel, "the sender closed the link", self._staging.free)

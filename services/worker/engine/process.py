@@ -46,11 +46,12 @@ from baton.v1.engine_pb2 import (
     UnfitEvent,
 )
 from kvtransfer.device.blocks import DeviceSink
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.sender import Sender
-from kvtransfer.transports.registry import connectors_of
+from kvtransfer.transports.registry import make_connectors
 from services.common.config import EngineConfig
 from services.common.engine_channel import ChannelClosedError, EngineEnd
 from services.common.engine_launch import EngineLaunch, identity_of
@@ -121,9 +122,9 @@ class Engine:
         loops = self._parts.decode_loop, self._parts.prefill.loop
         self._health = EngineHealth(self._rings.heartbeat(memory), *loops)
         self._parts.decode_loop.meanwhile = self._meanwhile
-        address = self._listen()
+        endpoints = self._listen()
         tell_memory(model, self._config.engine)
-        self._emit(EngineEvent(ready=self._ready(address)))
+        self._emit(EngineEvent(ready=self._ready(endpoints)))
 
     def run(self) -> None:
         """Turns until StopCommand. Raises ChannelClosedError when the front is gone."""
@@ -138,9 +139,9 @@ class Engine:
     def _patience(self) -> float:
         """How long a turn with nothing to do may wait for the next."""
         receiver = self._parts.receiver
-        if self._parts.sender.restless or (receiver is not None and receiver.restless):
+        if self._parts.sender.busy_poll or (receiver is not None and receiver.busy_poll):
             return _RESTLESS_S
-        if receiver is not None and receiver.expectant:
+        if receiver is not None and receiver.poll_soon:
             return _EXPECTANT_S
         prompts = self._parts.prefill.loop
         if prompts.under_way:
@@ -289,7 +290,7 @@ class Engine:
             source=_Source(model, self._wire),
             peer_timeout_s=self._config.transfer.peer_timeout_s,
             wake=self._wakeup.set,
-            connectors=connectors_of(
+            connectors=make_connectors(
                 self._config.transfer.transport, self._wakeup.set, self._blocks, self._nccl, self._auth
             ),
         )
@@ -305,10 +306,10 @@ class Engine:
         )
         return Parts(model, slots, prefill, decode, loop, sender, None, *clocks, prefixes)
 
-    def _listen(self) -> str:
+    def _listen(self) -> tuple[Endpoint, ...]:
         """A decode worker opens its receiver; the other roles move no bytes in."""
         if self._config.role != "decode":
-            return ""
+            return ()
         transfer, device = self._config.transfer, None
         if self._blocks is not None:
             loop = self._parts.decode_loop
@@ -325,7 +326,7 @@ class Engine:
             peer_timeout_s=transfer.peer_timeout_s,
             device=device,
         )
-        address = receiver.listen(
+        endpoints = receiver.listen(
             self._config.host,
             transfer.transfer_port,
             transport=transfer.transport,
@@ -334,10 +335,10 @@ class Engine:
             frames_port=transfer.frames_port,
         )
         self._parts.receiver = receiver
-        self._parts.decode.receive_with(receiver, address)
-        return address
+        self._parts.decode.receive_with(receiver, endpoints)
+        return endpoints
 
-    def _ready(self, transfer_address: str) -> ReadyEvent:
+    def _ready(self, endpoints: tuple[Endpoint, ...]) -> ReadyEvent:
         model = self._parts.model
         return ReadyEvent(
             fingerprint=model.fingerprint,
@@ -345,7 +346,7 @@ class Engine:
             vocab_size=model.config.vocab_size,
             load=audit.load(self._parts),
             device=str(model.device),
-            transfer_address=transfer_address,
+            transfer_endpoints=[endpoint.message() for endpoint in endpoints],
             cache_dtype=model.layout.cache_dtype if self._parts.prefixes is not None else "",
             pool=pool_of(self._config, model),
             weight_format=model.weight_format,

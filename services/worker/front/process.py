@@ -193,13 +193,13 @@ class _Front:
             add_DecodeServiceServicer_to_server(self._decode, server.server)
         address = await server.start(self._config.host, self._config.port)
         await server.set_serving(True)
-        said = {"grpc": address, "transfer": ready.transfer_address, "device": ready.device}
+        said = {"grpc": address, "transfer": _endpoints_text(ready), "device": ready.device}
         say_ready({**said, "metrics": metrics})
         gc.freeze()  # a look at all that was loaded would hold up every stream
         log.info("serving", role=self._config.role, metrics=metrics, **said)
         if self._registration is not None:
             await servicer.ask_load()
-            addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
+            addresses = {"grpc": address, "transfer": _endpoints_text(ready), "metrics": metrics}
             self._registration.enter(self._config.served_name, servicer, addresses)
 
     def _start_metrics(self) -> str:
@@ -271,3 +271,11 @@ class _Front:
     def _end_of(self, engine: asyncio.Task[BatonError]) -> BatonError:
         """What ended the engine, or made this front kill it."""
         return BatonError(ErrorKind.UNAVAILABLE, self._hung) if self._hung else engine.result()
+
+
+def _endpoints_text(ready: ReadyEvent) -> str:
+    """The endpoints of the engine's receiver, for people: a scheme for all transports but grpc."""
+    endpoints = ready.transfer_endpoints
+    return " ".join(
+        one.address if one.transport == "grpc" else f"{one.transport}:{one.address}" for one in endpoints
+    )

@@ -14,7 +14,7 @@ from bench.decode.churn_plan import Join, room
 from bench.decode.engine import DecodeEngine
 from bench.decode.front import Front
 from bench.decode.scatter import StagedScatter
-from tests.kvtransfer.fake_device import FakeDevice, Pump
+from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 
 FRONT = partial(Front, streams=True, burners=1)
 

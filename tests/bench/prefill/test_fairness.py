@@ -19,7 +19,7 @@ from bench.prefill.__main__ import _parser
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
 from bench.prefill.traffic import Load, Step, StepLog, Traffic
 from services.common.config import EngineConfig
-from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledLane, ModelledPass, VirtualTime
+from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
 
 TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fairness")
 
@@ -74,12 +74,14 @@ LAYOUT = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), block_tokens=6
 def modelled(bounds: StepBounds, gpu: Gpu, host_s: float = 4.5e-3) -> Fairness:
     """500-token prompts, beside one of 100K."""
     time = VirtualTime()
-    lane = ModelledLane(time)
+    stream = ModelledStream(time)
     cost = WatchedCost(HALF_CONTEXT, LEAST_ROWS_GPU, lambda seconds: log.took(seconds))
     log = StepLog(cost)
     pools = BlockPools(LAYOUT, [20_000])
     scheduler = PrefillScheduler(pools, bounds, max_sequences=10_000, cost=cost, clock=time.now)
-    loop = PrefillLoop(WatchedPass(ModelledPass(lane, gpu, host_s), log, time.now), scheduler, lane, time.now)
+    loop = PrefillLoop(
+        WatchedPass(ModelledPass(stream, gpu, host_s), log, time.now), scheduler, stream, time.now
+    )
     ids = {count: (0,) * count for count in (500, 100_000)}
     return Fairness(Traffic(loop, log, time, ids.__getitem__), 500, 100_000, 800, seed=0)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.lane import GpuLane
+from baton.device.cuda_stream import TorchStream
 from baton.engine.decode.graph_loop import GraphDecodeLoop
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
@@ -111,13 +111,13 @@ class QuietPass:
 
 def test_a_prefill_stream_that_stands_is_noticed(tmp_path: Path) -> None:
     engine = LocalEngine(tmp_path / "model", slots=2, blocks=128, device="cuda", chunk=16)
-    lane = GpuLane(torch.device("cuda"))
-    prefill = PrefillLoop(QuietPass(), engine.scheduler, lane)
+    stream = TorchStream(torch.device("cuda"))
+    prefill = PrefillLoop(QuietPass(), engine.scheduler, stream)
     sequence = Sequence(tuple(range(40)), 40, SamplingParams(), Limits(2, (), 0))
     sequence.blocks = engine.pools.allocate(41)
     engine.scheduler.add(sequence)
     engine.scheduler.cost.took([(0, 16)], 0.001)
-    occupant = Occupant(1, 10_000, lane._stream)
+    occupant = Occupant(1, 10_000, stream._stream)
     began = time.monotonic()
     while not prefill.device_hung():
         assert not occupant.ended, "nothing was noticed"

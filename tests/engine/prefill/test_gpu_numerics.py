@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
@@ -186,7 +186,7 @@ def _drawn(made: PromptPass, model: Model, *, waits: bool) -> dict[int, int]:
     """First tokens of 24 prompts, by number; where nobody waits, a third are cancelled on the way."""
     pools = BlockPools(model.layout, [400])
     scheduler = PrefillScheduler(pools, StepBounds(512), max_sequences=64)
-    loop = PrefillLoop(made, scheduler, lane_of(model.device))
+    loop = PrefillLoop(made, scheduler, compute_stream(model.device))
     draw = random.Random(4)
     numbers: dict[Sequence, int] = {}
     for number in range(24):

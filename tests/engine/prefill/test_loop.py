@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from baton.device.lane import Moment
+from baton.device.stream import TimedEvent
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.prefill.cost import PrefillCost
 from baton.engine.prefill.loop import PrefillLoop
@@ -21,6 +21,7 @@ from baton.engine.prefill.step import PrefillStep
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from baton.layout import CacheGroup, Layout, Plane
 from bench.engine_driver import prefill_step, take
+from tests.support.events import PlayedEvent
 
 VOCAB = 11
 BLOCK = 4
@@ -28,36 +29,36 @@ PACE = 0.001
 
 
 @dataclass
-class SlowMoment:
-    lane: SlowLane
+class SlowEvent(PlayedEvent):
+    stream: SlowStream
     at: float
 
-    def ended(self) -> bool:
-        return self.lane.now >= self.at
+    def query(self) -> bool:
+        return self.stream.now >= self.at
 
-    def seconds_since(self, earlier: Moment) -> float:
-        assert isinstance(earlier, SlowMoment)
-        assert self.ended()
+    def seconds_since(self, earlier: TimedEvent) -> float:
+        assert isinstance(earlier, SlowEvent)
+        assert self.query()
         return self.at - earlier.at
 
 
 @dataclass
-class SlowLane:
+class SlowStream:
     """A device that takes PACE seconds a row, one step after the other; its time is the test's."""
 
-    runs_ahead = True
+    asynchronous = True
     now: float = 0.0
     free_at: float = 0.0
     rows: list[int] = field(default_factory=list)
 
-    def work(self) -> contextlib.AbstractContextManager[None]:
+    def activate(self) -> contextlib.AbstractContextManager[None]:
         self.free_at = max(self.free_at, self.now)
         return contextlib.nullcontext()
 
-    def moment(self) -> SlowMoment:
-        return SlowMoment(self, self.free_at)
+    def record_event(self) -> SlowEvent:
+        return SlowEvent(self, self.free_at)
 
-    def to_host(self, tensor: Tensor) -> Tensor:
+    def copy_to_host(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
@@ -65,7 +66,7 @@ class SlowLane:
 class NumberedPass:
     """The token behind a row at position p is p modulo the vocabulary."""
 
-    lane: SlowLane
+    stream: SlowStream
     grain: int = 1
     refused: int = 0
     uncaptured: str = ""
@@ -73,8 +74,8 @@ class NumberedPass:
 
     def forward(self, step: PrefillStep) -> Tensor:
         positions = [p for chunk in step.chunks for p in range(chunk.start, chunk.start + chunk.count)]
-        self.lane.rows.append(len(positions))
-        self.lane.free_at += len(positions) * PACE
+        self.stream.rows.append(len(positions))
+        self.stream.free_at += len(positions) * PACE
         return torch.tensor(positions)[:, None]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,8 +93,10 @@ class Ahead:
             cost.took([(0, 1)], PACE)
         bounds = StepBounds(tokens, seconds=1e6)
         self.scheduler = PrefillScheduler(self.pools, bounds, max_sequences=64, cost=cost)
-        self.lane = SlowLane()
-        self.loop = PrefillLoop(NumberedPass(self.lane), self.scheduler, self.lane, lambda: self.lane.now)
+        self.stream = SlowStream()
+        self.loop = PrefillLoop(
+            NumberedPass(self.stream), self.scheduler, self.stream, lambda: self.stream.now
+        )
 
     def add(self, length: int) -> Sequence:
         sequence = Sequence(tuple(range(length)), length, SamplingParams(), Limits(4))
@@ -113,19 +116,19 @@ def test_the_next_step_is_begun_before_the_last_has_ended_and_no_third() -> None
     assert not ahead.loop.begin()
     assert take(ahead.loop) == []
     assert (sequence.computed, sequence.reached) == (0, 200)
-    ahead.lane.now = 0.1
+    ahead.stream.now = 0.1
     assert [(r.chunk.start, r.chunk.count) for r in take(ahead.loop)] == [(0, 100)]
     assert (sequence.computed, sequence.reached) == (100, 200)
-    ahead.lane.now = 0.199
+    ahead.stream.now = 0.199
     assert ahead.loop.begin()
-    ahead.lane.now = 0.4
+    ahead.stream.now = 0.4
     results = take(ahead.loop)
     assert [r.token for r in results] == [None, None]
     assert ahead.loop.begin()
-    ahead.lane.now = 0.5
+    ahead.stream.now = 0.5
     assert [r.token for r in take(ahead.loop)] == [399 % VOCAB]
     assert not ahead.loop.begin()
-    assert ahead.lane.rows == [100] * 4
+    assert ahead.stream.rows == [100] * 4
     assert not ahead.loop.under_way
 
 
@@ -137,7 +140,7 @@ def test_an_end_that_is_awaited_is_seen_when_it_comes() -> None:
     begun = time.monotonic_ns()
     assert not ahead.loop.await_end(0.002)
     assert time.monotonic_ns() - begun > 2e6
-    coming = threading.Timer(0.02, setattr, (ahead.lane, "now", 0.1))
+    coming = threading.Timer(0.02, setattr, (ahead.stream, "now", 0.1))
     coming.start()
     assert ahead.loop.await_end(5.0)
     seen = time.monotonic_ns()
@@ -153,12 +156,12 @@ def test_who_comes_late_need_not_wait_for_two_steps() -> None:
     ahead = Ahead(tokens=100)
     ahead.add(400)
     assert ahead.loop.begin()
-    for ahead.lane.now in (0.086, 0.09, 0.0935):
+    for ahead.stream.now in (0.086, 0.09, 0.0935):
         assert not ahead.loop.begin()
     short = ahead.add(5)
-    ahead.lane.now = 0.097
+    ahead.stream.now = 0.097
     assert ahead.loop.begin()
-    ahead.lane.now = 0.2
+    ahead.stream.now = 0.2
     assert short in [result.chunk.sequence for result in take(ahead.loop)]
 
 
@@ -167,10 +170,10 @@ def test_when_all_should_have_ended() -> None:
     ahead.add(200)
     assert ahead.loop.begin()
     assert ahead.loop.ends_in_s == pytest.approx(0.1)
-    ahead.lane.now = 0.098
+    ahead.stream.now = 0.098
     assert ahead.loop.begin()
     assert ahead.loop.ends_in_s == pytest.approx(0.102)
-    ahead.lane.now = 0.21
+    ahead.stream.now = 0.21
     assert ahead.loop.ends_in_s == pytest.approx(-0.01)
 
 
@@ -179,19 +182,19 @@ def test_who_looks_seldom_begins_the_sooner() -> None:
     ahead = Ahead(tokens=100)
     ahead.add(400)
     assert ahead.loop.begin()
-    ahead.lane.now = 0.084
+    ahead.stream.now = 0.084
     assert not ahead.loop.begin()
-    ahead.lane.now = 0.0915  # at 0.099 it would be too late
+    ahead.stream.now = 0.0915  # at 0.099 it would be too late
     assert ahead.loop.begin()
 
 
 def test_how_long_steps_take_is_the_devices_time() -> None:
     ahead = Ahead(tokens=100, measured=False)
     ahead.add(300)
-    ahead.lane.now = 5.0  # nothing to do till then
+    ahead.stream.now = 5.0  # nothing to do till then
     ahead.loop.begin()
     ahead.loop.begin()
-    ahead.lane.now = 9.0  # ended long before
+    ahead.stream.now = 9.0  # ended long before
     take(ahead.loop)
     assert abs(ahead.scheduler.cost.seconds_of(100) - 0.1) < 1e-9
 
@@ -208,7 +211,7 @@ def test_blocks_that_a_step_writes_outlive_a_cancelled_sequence() -> None:
     assert sequence.blocks is not None
     assert other.blocks is not None
     assert not set(other.blocks[0]) & set(sequence.blocks[0][:10])
-    ahead.lane.now = 0.04
+    ahead.stream.now = 0.04
     assert take(ahead.loop) == []
     assert ahead.pools.free == ahead.pools.total - 20
     ahead.check_blocks()
@@ -225,7 +228,7 @@ def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
                 seen[ahead.add(draw.randint(1, 90))] = 0
             if draw.random() < 0.1 and ahead.scheduler.sequences:
                 ahead.scheduler.remove(draw.choice(ahead.scheduler.sequences))
-            ahead.lane.now += draw.random() * 0.03
+            ahead.stream.now += draw.random() * 0.03
             for result in prefill_step(ahead.loop):
                 chunk = result.chunk
                 assert chunk.start == seen[chunk.sequence]
@@ -241,7 +244,7 @@ def test_every_token_is_computed_once_whatever_is_cancelled_meanwhile() -> None:
         assert all(token == (s.length - 1) % VOCAB and seen[s] == s.length for s, token in tokens.items())
         for sequence in ahead.scheduler.sequences:
             ahead.scheduler.remove(sequence)
-        ahead.lane.now += 100
+        ahead.stream.now += 100
         take(ahead.loop)
         assert ahead.pools.free == ahead.pools.total
         assert ahead.pools.pinned == 0

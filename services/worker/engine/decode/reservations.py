@@ -28,8 +28,16 @@ from baton.v1.engine_pb2 import EngineEvent, ReservedEvent, TicketEndedEvent
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import SlotState
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import Announced, Arrived, Committed, Described, ReceiverEvent, Withdrawn
+from kvtransfer.receiver.events import (
+    CommitPending,
+    Committed,
+    MetadataReceived,
+    ReceiverEvent,
+    TransferStarted,
+    Withdrawn,
+)
 from kvtransfer.receiver.receiver import Receiver
 from services.worker.engine.decode.admission import Admissions
 from services.worker.engine.decode.block_growth import Growth
@@ -78,7 +86,7 @@ class DecodeSide:
         self._admissions = Admissions(model, loop)
         self.growth = Growth(model.pools, loop, host, self._move)
         self._receiver: Receiver | None = None
-        self._transfer_address = ""
+        self._endpoints: tuple[Endpoint, ...] = ()
         # Called before a reservation's blocks are freed: whoever still writes them locally must stop.
         self.before_free: Callable[[AttemptKey], None] = lambda key: None
         self.handoffs_committed = 0
@@ -88,10 +96,10 @@ class DecodeSide:
         self.bytes_held = 0
         self.dropped_unknown = 0
 
-    def receive_with(self, receiver: Receiver, address: str) -> None:
-        """From now on tickets name `address`; without a receiver they are for this worker's own prefill."""
+    def receive_with(self, receiver: Receiver, endpoints: tuple[Endpoint, ...]) -> None:
+        """From now on tickets name `endpoints`; without a receiver they are for this worker's own prefill."""
         self._receiver = receiver
-        self._transfer_address = address
+        self._endpoints = endpoints
         self._admissions.prefixes = self._prefixes
 
     @property
@@ -140,13 +148,13 @@ class DecodeSide:
         body = TicketBody(
             attempt=request.attempt,
             issuer=self._identity,
-            transfer_address=self._transfer_address,
+            endpoints=[endpoint.message() for endpoint in self._endpoints],
             transfer_id=transfer_id,
             block_counts=self._model.pools.counts_for(request.token_count),
             token_count=request.token_count,
             fingerprint=self._model.fingerprint,
-            held_counts=[held] * len(grant.blocks) if held else (),
-            held_name=names[held - 1] if held else b"",
+            resident_counts=[held] * len(grant.blocks) if held else (),
+            resident_hash=names[held - 1] if held else b"",
         )
         ticket = self._signer.sign(body)
         reservation = Reservation(request.attempt, ticket, grant, request.token_count, end)
@@ -155,7 +163,7 @@ class DecodeSide:
         entry = self._book.reserve(key, transfer_id, reservation, ttl_s)
         self._by_slot[reservation.key] = entry
         if self._receiver is not None:
-            self._receiver.expect(transfer_id, list(body.block_counts), list(body.held_counts))
+            self._receiver.transfers.expect(transfer_id, list(body.block_counts), list(body.resident_counts))
         return entry
 
     def _new_transfer_id(self) -> int:
@@ -242,7 +250,7 @@ class DecodeSide:
     def land(self, max_pieces: int) -> None:
         """The part of `poll` that no step minds: pieces go where no slot looks yet."""
         if self._receiver is not None:
-            self._receiver.land(max_pieces)
+            self._receiver.progress(max_pieces)
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded link work; True where there was some. While a device moves pieces it is looked at again and
@@ -253,18 +261,18 @@ class DecodeSide:
         patience = _LANDING_BESIDE_STEPS_S if self._loop.has_work else _LANDING_S
         until, committed = time.monotonic() + patience, self.handoffs_committed
         worked = self._take_events(self._receiver.poll(max_pieces))
-        while self._receiver.landing and self.handoffs_committed == committed and time.monotonic() < until:
+        while self._receiver.moving and self.handoffs_committed == committed and time.monotonic() < until:
             worked |= self._take_events(self._receiver.poll(max_pieces))
         return worked
 
     def _take_events(self, events: Sequence[ReceiverEvent]) -> bool:
         for event in events:
             match event:
-                case Arrived(transfer_id):
+                case TransferStarted(transfer_id):
                     self._book.receiving(transfer_id)
-                case Described(transfer_id, record):
+                case MetadataReceived(transfer_id, record):
                     self._describe(transfer_id, record)
-                case Announced(transfer_id, record):
+                case CommitPending(transfer_id, record):
                     self._prepare(transfer_id, record)
                 case Committed(transfer_id, record):
                     self._commit(transfer_id, record)
@@ -291,12 +299,12 @@ class DecodeSide:
         try:
             reservation, admission = self._admit(transfer_id, record)
         except BatonError as error:
-            self._receiver.refuse(transfer_id, error)
+            self._receiver.transfers.refuse(transfer_id, error)
             entry = self._book.find_transfer(transfer_id)
             if entry is not None and entry.awaited:
                 self._end_unused(entry)
         else:
-            self._receiver.acknowledge(transfer_id)  # prefill waits for this word
+            self._receiver.transfers.acknowledge(transfer_id)  # prefill waits for this word
             self._admitted(reservation, admission, record)
 
     def commit(self, transfer_id: int, record: CommitRecord) -> None:
@@ -353,7 +361,7 @@ class DecodeSide:
 
     def _end_unused(self, entry: TicketEntry[Reservation]) -> None:
         if self._receiver is not None:
-            self._receiver.forget(entry.transfer_id)
+            self._receiver.transfers.forget(entry.transfer_id)
         reservation = entry.grant
         self._free(entry)
         ended = TicketEndedEvent(

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from baton.device.link_device import Moment
+from baton.device.stream import Event
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
-from kvtransfer.receiver.inbound_transfer import complete
+from kvtransfer.receiver.inbound_transfer import add_first_token
 from services.worker.engine.decode.reservations import DecodeSide
 
 
 class Handoff(Protocol):
     """One sequence on its way."""
 
-    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
         """Blocks `first` and following of the sequence are complete, now or at that moment of the step that
         completes them."""
 
@@ -42,12 +42,12 @@ class LocalHandoff:
         self._record = record
         record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
 
-    def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
+    def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
         """Nothing to do: the blocks are already the ticket's."""
 
     def commit(self, record: CommitRecord) -> None:
         """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
-        complete(self._record, record)
+        add_first_token(self._record, record)
         self._decode.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:

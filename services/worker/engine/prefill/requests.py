@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from baton.device.lane import Moment
+from baton.device.stream import Event
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -103,8 +103,8 @@ class PrefillSide:
         self._by_sequence: dict[Sequence, Job] = {}
         self._by_transfer: dict[Handoff, Job] = {}
         # The end of the step whose blocks were pushed last before it; the same, until it has come.
-        self._announced: Moment | None = None
-        self._awaited: Moment | None = None
+        self._announced: Event | None = None
+        self._awaited: Event | None = None
 
     @property
     def loop(self) -> PrefillLoop:
@@ -128,7 +128,7 @@ class PrefillSide:
         handoff = self._queue(key, request, sequence)
         job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
         if isinstance(handoff, Transfer):
-            job.pushed[:] = handoff.held_counts
+            job.pushed[:] = handoff.resident_counts
         self._jobs[key] = self._by_sequence[sequence] = job
         if handoff is not None:
             self._by_transfer[handoff] = job
@@ -147,7 +147,7 @@ class PrefillSide:
         except BatonError as error:
             self._fail(job, error)
             raise
-        job.handoff, job.pushed[:] = transfer, transfer.held_counts
+        job.handoff, job.pushed[:] = transfer, transfer.resident_counts
         self._by_transfer[transfer] = job
         if job.sequence.blocks is not None:  # it has begun
             self._push(job, transfer, job.sequence.computed)
@@ -173,11 +173,11 @@ class PrefillSide:
             raise
 
     def _begin(self, request: PrefillRequest, body: TicketBody) -> Transfer:
-        if not body.transfer_address:
+        if not body.endpoints:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
         transfer = self._sender.begin(request.ticket, body)
         try:
-            transfer.describe(_described(request))
+            transfer.send_metadata(_described(request))
         except BatonError:
             transfer.withdraw(WithdrawReason.ABORTED)
             raise
@@ -219,7 +219,7 @@ class PrefillSide:
         """What the step that is about to end completes is pushed before it has: links' devices wait for that
         moment themselves, and nothing that hosts have to say of it is left for then."""
         ending = self._loop.ending(_ANNOUNCED_S)
-        if ending is None or ending[1] is self._announced or ending[1].ended():
+        if ending is None or ending[1] is self._announced or ending[1].query():
             return
         chunks, self._announced = ending
         for chunk in chunks:
@@ -234,7 +234,7 @@ class PrefillSide:
         its first tokens go with the commits."""
         until = time.monotonic() + _AWAITED_S
         while self._awaited is not None and time.monotonic() < until:
-            if self._awaited.ended() or self._loop.await_end(_AWAKE_S):
+            if self._awaited.query() or self._loop.await_end(_AWAKE_S):
                 self._awaited = None
             else:
                 self.poll(self._ships_first)  # which keeps the links awake
@@ -300,7 +300,7 @@ class PrefillSide:
             job.prompt_told += len(part)
             self._tell(job, PrefillResponse(prompt_logprobs=told))
 
-    def _push(self, job: Job, handoff: Handoff, computed: int, after: Moment | None = None) -> None:
+    def _push(self, job: Job, handoff: Handoff, computed: int, after: Event | None = None) -> None:
         """Hands over the blocks that are complete once so many tokens are computed, now or at that moment;
         after the last chunk, the partly filled one too."""
         sequence = job.sequence

@@ -7,8 +7,9 @@ from baton.device.nccl import Nccl
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.mover import warm
-from kvtransfer.transports.nccl.endpoint import NcclLinks
-from kvtransfer.transports.registry import NCCL, ways_of
+from kvtransfer.protocol.addresses import NCCL
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from kvtransfer.transports.registry import transports_of
 from services.common.config import TransferConfig, WorkerConfig
 from services.common.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel, device_of
@@ -41,19 +42,19 @@ def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks 
         return None
 
 
-def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclLinks | None:
+def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
     """What links by NCCL have in common; None where there are none, or `transport` does without them.
     `BatonError` INVALID where it does not."""
-    if NCCL not in ways_of(transport):
+    if NCCL not in transports_of(transport):
         return None
     if blocks is None:
         if transport == NCCL:
             raise _no_nccl("this worker's KV blocks cannot be moved where they lie")
         return None
-    from kvtransfer.transports.nccl.between_gpus import nccl_links as on_gpu
+    from baton.device.cuda_nccl import CudaNccl
 
     try:
-        return on_gpu(blocks.device)
+        return NcclEndpoint(blocks.device, CudaNccl(blocks.device.tensors_on))
     except RuntimeError as error:
         if transport == NCCL:
             raise _no_nccl(str(error)) from error

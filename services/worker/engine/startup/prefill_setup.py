@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baton.device.lane import lane_of
+from baton.device.cuda_stream import compute_stream
 from baton.engine.prefill.cost import LEAST_ROWS_GPU, PrefillCost, half_context
 from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
@@ -40,4 +40,4 @@ def prefill_loop(
         cost=cost,
         prefixes=prefixes,
     )
-    return PrefillLoop(prompts, scheduler, lane_of(model.device))
+    return PrefillLoop(prompts, scheduler, compute_stream(model.device))
