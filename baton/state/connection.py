@@ -193,7 +193,7 @@ class Connection:
         if self._down_since is not None:
             seconds = self._answered_at - self._down_since
             self._down_since = None
-            _log.info("redis_is_back", redis=str(self._endpoint), seconds=round(seconds, 3))
+            _log.info("redis_available", redis=str(self._endpoint), seconds=round(seconds, 3))
 
     def _failed(self, call: _Call, error: Exception) -> BatonError:
         """A call that began before the last answer tells of an outage that has ended."""
@@ -203,7 +203,7 @@ class Connection:
         if away and not self._closed and self._down_since is None:
             self._down_since = time.monotonic()
             self._counters.outages += 1
-            _log.warning("redis_is_away", redis=str(self._endpoint), why=told.message)
+            _log.warning("redis_unavailable", redis=str(self._endpoint), why=told.message)
         return told
 
 

@@ -188,7 +188,7 @@ class Journal:
             await self._store.write(self._writes(batch))
         except BatonError as error:
             self._counters.journal_batches_failed += 1
-            _log.debug("journal_waits", changes=len(batch), why=error.message)
+            _log.debug("journal_write_failed", changes=len(batch), why=error.message)
             self._put_back(batch)
             return False
         for pending in batch.values():

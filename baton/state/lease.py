@@ -104,7 +104,7 @@ class Lease:
         self.registered.clear()
         self._counters.renewals_failed += 1
         if error.kind is ErrorKind.CONFLICT:
-            _log.error("replaced_by_a_newer_incarnation", member=self.member.name)
+            _log.error("replaced_by_newer_incarnation", member=self.member.name)
             self.replaced.set()
 
     async def _publish_load(self) -> None:

@@ -186,7 +186,7 @@ class State:
         last_words += [self.prefix_index.forget(holder) for holder in self._holders]
         for told in await asyncio.gather(*last_words, return_exceptions=True):
             if isinstance(told, BatonError):
-                _log.info("left_without_a_word", why=told.message)
+                _log.info("registry_leave_failed", why=told.message)
             elif isinstance(told, BaseException):
                 raise told
         if not await self.journal.flush(deadline_s):

@@ -109,7 +109,7 @@ async def test_a_worker_whose_restart_is_refused_comes_back_with_what_was_missin
     cluster: Cluster, model: Path
 ) -> None:
     def ends() -> int:
-        return cluster.log.read_text().count("event='worker_ended'")
+        return cluster.log.read_text().count("event='worker_exited'")
 
     away = model.with_name("away")
     async with cluster.stub() as stub:
