@@ -165,4 +165,4 @@ async def test_clients_that_try_again_outlive_six_routers(cluster: Cluster) -> N
         after = await cluster.audits()
         assert [audit.front_pid for audit in after.values()] == [audit.front_pid for audit in before.values()]
     assert cluster.process.poll() is None
-    assert cluster.log.read_text().count("starting the router again") >= 6
+    assert cluster.log.read_text().count("restarting the router") >= 6
