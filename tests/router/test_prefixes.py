@@ -176,7 +176,7 @@ async def test_the_index_corrects_the_view_beside_the_way() -> None:
 async def test_an_index_that_is_away_costs_nothing() -> None:
     memory = Memory()
     state = State.in_memory(memory)
-    memory.away = True
+    memory.unavailable = True
     with pytest.raises(BatonError) as refused:
         await state.prefix_index.longest_prefix(names(1), ["x"])
     assert refused.value.kind is ErrorKind.UNAVAILABLE

@@ -170,7 +170,7 @@ def _of_store(store: Store) -> list[tuple[Family, float]]:
         return []
     counters, journal = store.state.counters, store.state.journal
     return [
-        (REDIS_UP, not store.state.away),
+        (REDIS_UP, not store.state.unavailable),
         (REDIS_OUTAGES, counters.outages),
         (REDIS_FAILED, counters.calls_failed),
         (REDIS_RESTARTS, store.restarts),

@@ -136,7 +136,12 @@ class Prefixes:
 
     def _ask(self, prompt: Prompt) -> None:
         names = max(prompt.names.values(), key=len, default=())
-        if self._state is None or self._state.away or not names or len(self._asking) >= _MOST_QUESTIONS:
+        if (
+            self._state is None
+            or self._state.unavailable
+            or not names
+            or len(self._asking) >= _MOST_QUESTIONS
+        ):
             return
         task = asyncio.create_task(self._correct(self._state, prompt))
         self._asking.add(task)
