@@ -1,1 +1,1 @@
-"""From records to numbers, and whether to believe them."""
+"""Computes figures and their intervals from request records, and checks the validity of a run."""

@@ -1,4 +1,4 @@
-"""Limits that others have published, by name."""
+"""Published latency limits, by name."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file a command."""
+"""The commands of `loadgen`, one file each; only `loadgen.cli` may import them."""

@@ -1,1 +1,2 @@
-"""Many processes that send to one clock, and who starts and watches them."""
+"""Runs a load in several processes with one clock. May import `loadgen.load`, `loadgen.targets` and
+`loadgen.common`."""

@@ -18,15 +18,16 @@ _TASKS = Path("/proc/self/task")
 
 
 class CpuWait:
-    """Samples while `run` runs: the mean wait, in seconds, of each tenth of a second. No samples where the
-    kernel does not count."""
+    """Samples while `run` runs: the mean wait in seconds of each tenth of a second. No samples where the
+    kernel does not count.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.samples: list[float] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         waited, times = _counts()
         while True:
             await asyncio.sleep(EVERY_S)
@@ -37,7 +38,7 @@ class CpuWait:
 
 
 def _counts() -> tuple[int, int]:
-    """Nanoseconds that all threads have waited, and how often one was given a CPU."""
+    """Nanoseconds that all threads have waited, and how often one was scheduled."""
     waited = times = 0
     for task in _TASKS.glob("*/schedstat"):
         try:

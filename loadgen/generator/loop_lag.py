@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK_S = 0.005
-# asyncio rounds a wait up to the next millisecond; that much is no lag.
+# asyncio rounds a wait up to the next millisecond, which is no lag.
 _TIMER_S = 0.001
 
 
 class LoopLag:
-    """Samples a loop while `run` runs there."""
+    """Samples the lag of an event loop while `run` runs in it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.samples: list[float] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         due = self._clock() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - self._clock()))

@@ -1,1 +1,2 @@
-"""The highest arrival rate that holds the limits."""
+"""The search for the highest arrival rate that meets the limits. May import `loadgen.generator`,
+`loadgen.analysis` and below."""

@@ -1,1 +1,1 @@
-"""What is sent and when; nothing here knows of sending."""
+"""Arrivals, prompts and traces. Independent of targets and of sending; imports only `loadgen.common`."""

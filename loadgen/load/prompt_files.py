@@ -27,14 +27,14 @@ _ORDER = 31
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One request or conversation of a file: what the user says, turn by turn."""
+    """One request or conversation of a file: the user's messages, turn by turn."""
 
     turns: tuple[Content, ...]
     output_tokens: int | None = None
 
 
 def read_prompts(path: str) -> tuple[Written, ...]:
-    """All of a file; LoadgenError names the first entry that is none."""
+    """All prompts of a file. Raises LoadgenError for the first invalid entry."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -51,7 +51,8 @@ def read_prompts(path: str) -> tuple[Written, ...]:
 
 
 def form_of(prompts: tuple[Written, ...], asked: Form) -> Form:
-    """What they can be sent as; LoadgenError where the file has both ids and text, or ids for a chat."""
+    """The form in which they can be sent. Raises LoadgenError where the file has both ids and text, or ids
+    for a chat."""
     ids = {isinstance(turn, list) for one in prompts for turn in one.turns}
     if ids == {True}:
         if asked == "chat":
@@ -63,7 +64,7 @@ def form_of(prompts: tuple[Written, ...], asked: Form) -> Form:
 
 
 class FileWorkload:
-    """A file's prompts in an order drawn by the seed, again and again."""
+    """A file's prompts in a seeded order, repeated."""
 
     def __init__(self, settings: Settings, prompts: tuple[Written, ...]) -> None:
         self._prompts = prompts
@@ -72,7 +73,7 @@ class FileWorkload:
         self._order = np.random.default_rng([settings.load.seed, _ORDER]).permutation(len(prompts))
 
     def conversation(self, number: int) -> Conversation | None:
-        """Never None; from `len` on prompts come again."""
+        """Conversation `number`; from `len` on prompts repeat."""
         one = self._prompts[int(self._order[number % len(self._order)])]
         random = self._mix.random(number)
         klass = self._mix.klass(random)

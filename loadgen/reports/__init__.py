@@ -1,1 +1,1 @@
-"""Numbers for people."""
+"""Output for people: terminal, HTML, Markdown. Only `loadgen.commands` may import it."""

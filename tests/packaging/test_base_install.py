@@ -35,8 +35,8 @@ COMMANDS: dict[tuple[str, ...], tuple[int, str]] = {
     ("loadgen", "run", f"http://{NOWHERE}", "--parquet"): (2, "pip install 'baton-serve[parquet]'"),
     ("loadgen", "search", f"http://{NOWHERE}", "--goodput", "ttft:300"): (2, "nobody answers"),
     ("loadgen", "sweep", f"http://{NOWHERE}", "--rates", "1"): (2, "nobody answers"),
-    ("loadgen", "compare", "a", "b"): (2, "a is no run"),
-    ("loadgen", "report", "a"): (2, "a is no run"),
+    ("loadgen", "compare", "a", "b"): (2, "a is not a run"),
+    ("loadgen", "report", "a"): (2, "a is not a run"),
     ("loadgen", "trace", "a"): (2, "a: No such file"),
 }
 
