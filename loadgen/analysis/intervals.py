@@ -107,20 +107,20 @@ def freedom_of(count: int, correlation: float) -> float:
 
 
 class BlockBootstrap:
-    """Draws whole runs out of one run: its time is cut into blocks, and blocks are drawn with replacement.
+    """A block bootstrap: the time of a run is cut into blocks, which are resampled with replacement.
 
-    All statistics of one instance see the same draws, so their intervals go together.
+    All statistics of one instance use the same draws, so that their intervals are consistent.
     """
 
     def __init__(self, order: Floats, correlation: float, seed: int, resamples: int = RESAMPLES) -> None:
-        """`order` says when each row was due; `correlation` is the correlation time in rows."""
+        """`order` is the due time of each row; `correlation` is the correlation time in rows."""
         rows = len(order)
         blocks = int(min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, rows / (4.0 * correlation)), max(1, rows)))
         places = np.empty(rows, np.int64)
         places[np.argsort(order, kind="stable")] = np.arange(rows)
         self._block = places * blocks // max(1, rows)
         random = np.random.default_rng([seed, 21])
-        # Row i: how often each block is in draw i.
+        # Row i: how often each block occurs in draw i.
         self.freedom = min(blocks - 1, freedom_of(rows, correlation))
         self._times = random.multinomial(blocks, np.full(blocks, 1 / blocks), resamples).astype(np.float64)
 
@@ -137,7 +137,7 @@ class BlockBootstrap:
         return drawn
 
     def means(self, values: Floats) -> Floats:
-        """The mean of one value a row, in every draw."""
+        """The mean of one value per row, in every draw."""
         blocks = self._times.shape[1]
         sums = np.bincount(self._block, weights=values, minlength=blocks)
         counts = np.bincount(self._block, minlength=blocks)
@@ -148,7 +148,7 @@ class BlockBootstrap:
 def interval(
     draws: Floats, freedom: float = math.inf, confidence: float = CONFIDENCE
 ) -> tuple[float, float] | None:
-    """The middle of the draws, wider by what few degrees of freedom cost; None where there are none."""
+    """The middle of the draws, widened for few degrees of freedom; None without draws."""
     draws = draws[~np.isnan(draws)]
     if not len(draws):
         return None

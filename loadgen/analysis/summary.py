@@ -216,13 +216,13 @@ def _mismatches(records: Sequence[Record]) -> dict[str, int]:
     for record in records:
         received = len(record.token_times)
         if record.exact_output and received != record.asked_output:
-            counts["output shorter or longer than asked for"] += 1
+            counts["output shorter or longer than requested"] += 1
         elif record.usage_output is not None and received != record.usage_output:
-            counts["output tokens told by usage are not those received"] += 1
+            counts["output tokens in usage differ from those received"] += 1
         elif (
             None not in (record.usage_input, record.asked_input) and record.usage_input != record.asked_input
         ):
-            counts["prompt tokens told by usage are not those sent"] += 1
+            counts["prompt tokens in usage differ from those sent"] += 1
     return dict(counts)
 
 

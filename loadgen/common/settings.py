@@ -1,7 +1,6 @@
-"""All that one run is made of, as JSON: its processes read it, and its folder keeps it.
+"""The settings of one run, as JSON for its processes and its folder.
 
-Frozen, and an unknown key is an error: a setting silently lost costs more than a run refused. Each default
-is stated here and nowhere else.
+Frozen, and an unknown key is an error. Each default is stated here only.
 """
 
 from __future__ import annotations
@@ -123,9 +122,9 @@ class LoadSettings(Strict):
     def _one_kind(self) -> LoadSettings:
         kinds = (self.rate is not None, bool(self.stages), self.concurrency is not None, bool(self.trace))
         if sum(kinds) != 1:
-            raise ValueError("one of rate, stages, concurrency and trace says when requests are sent")
+            raise ValueError("exactly one of rate, stages, concurrency and trace is needed")
         if self.num_requests is None and self.duration_s is None and not (self.stages or self.trace):
-            raise ValueError("num_requests or duration says when to stop")
+            raise ValueError("num_requests or duration is needed")
         return self
 
     @property

@@ -1,8 +1,8 @@
-"""How long the CPU limit of our control group has held us back, as the kernel counts it.
+"""Measures how long the CPU limit of the control group throttled this process, as the kernel counts it.
 
-A container with a limit runs until its quota of a period (100 ms, mostly) is used up and stands still for the
-rest of it: nobody here can tell that from a quiet moment, and the machine's processors may be idle meanwhile.
-The groups above ours may have limits too, so each that we can see is asked. Control groups' version 2 or 1.
+A container with a limit runs until its quota of a period (usually 100 ms) is used up and then stops for the
+rest of the period, which other measurements do not show. Groups above this one may have limits too, so all
+visible ones are read. Control groups of version 2 or 1.
 """
 
 from __future__ import annotations

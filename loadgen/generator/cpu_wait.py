@@ -1,7 +1,7 @@
-"""How long this process's threads wait for a CPU once they could run, as the kernel counts it.
+"""Measures how long this process's runnable threads wait for a CPU, as the kernel counts it.
 
-The event loop's lag does not show it all: with gRPC, another thread hears of a message first, and while that
-one waits for a CPU nobody here knows that anything has come.
+The lag of the event loop is not enough: with gRPC another thread receives a message first, and its wait for a
+CPU is invisible to the loop.
 """
 
 from __future__ import annotations

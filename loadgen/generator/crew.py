@@ -61,10 +61,11 @@ Watch = Callable[[Progress], bool]
 
 
 async def measure(settings: Settings, folder: Path, watch: Watch) -> Measured:
-    """One run. `watch` is told four times a second how it goes and says whether to go on.
+    """Runs a load in several processes. `watch` is called four times per second with the progress; a run for
+    which it returns False is stopped.
 
-    Parts of the raw record are written to `folder` while it runs. LoadgenError where the target does not
-    answer or a process dies.
+    Parts of the raw record are written to `folder` during the run. Raises LoadgenError where the target does
+    not answer or a process dies.
     """
     crew = Crew(settings, folder)
     try:
@@ -148,10 +149,10 @@ class Crew:
                 member.part.unlink()
 
     def _progress(self, elapsed_s: float) -> Progress:
-        told = [member.progress for member in self._members]
+        reports = [member.progress for member in self._members]
 
         def total(name: str) -> int:
-            return int(sum(one.get(name, 0) for one in told))
+            return int(sum(one.get(name, 0) for one in reports))
 
         return Progress(
             elapsed_s=max(0.0, elapsed_s),
@@ -162,7 +163,7 @@ class Crew:
             cancelled=total("cancelled"),
             tokens=total("tokens"),
             due=total("due"),
-            lag_ms=max((one.get("lag_ms", 0.0) for one in told), default=0.0),
+            lag_ms=max((one.get("lag_ms", 0.0) for one in reports), default=0.0),
         )
 
     async def _hear_all(self, member: _Member) -> None:

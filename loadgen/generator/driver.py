@@ -1,10 +1,10 @@
-"""Sends one process's share of a run, each conversation at its time, whatever became of the earlier ones.
+"""Sends one process's share of a run, each conversation at its own time.
 
-open loop     a conversation begins when its time has come
-closed loop   a fixed number of users; each begins its next conversation when the last has ended
+open loop     a conversation starts when it is due
+closed loop   a fixed number of users; each starts its next conversation when the last one has ended
 
-A turn after the first is due its think time after the answer before it. Latency counts from when a request
-was due, so that neither a generator that lags nor a server that stalls can hide what a user would feel.
+A turn after the first is due its think time after the previous answer. Latency counts from when a request was
+due, so that neither a slow generator nor a stalled server can hide what a user would experience.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class History:
         self._text += content
         return self._text
 
-    def hear(self, answer: Answer) -> None:
+    def add_answer(self, answer: Answer) -> None:
         """Appends the answer."""
         self._ids += answer.ids
         self._text += "".join(answer.text)
@@ -187,7 +187,7 @@ class Driver:
             if record.outcome != Outcome.OK:
                 return
             if number + 1 < len(conversation.turns):
-                history.hear(answer)
+                history.add_answer(answer)
 
     async def _send(self, payload: Payload, record: Record, answer: Answer, leave_s: float | None) -> None:
         """Sends one request and completes its record; raises only its own cancellation."""

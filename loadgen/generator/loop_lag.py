@@ -1,7 +1,7 @@
-"""How late an event loop runs: what a token's arrival time may be late by, too.
+"""Measures how late an event loop runs, by which token times may be late.
 
-A tick is due every 5 ms. The loop that is busy through many of them makes one late call, but each missed tick
-counts with its own lateness, or a long stall would weigh no more than a short one.
+A tick is due every 5 ms. A loop that is busy during several ticks makes one late call, but each missed tick
+is counted with its own lag, so that a long stall weighs more than a short one.
 """
 
 from __future__ import annotations

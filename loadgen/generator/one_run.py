@@ -24,9 +24,9 @@ Decide = Callable[[Progress], bool]
 
 
 async def run_once(before: Preflight, path: Path, title: str, go_on: Decide = lambda _: True) -> Run:
-    """Measures with the settings that the preflight found good, and keeps the folder.
+    """Runs the load with the settings of the preflight, and writes the folder.
 
-    `go_on` may end the run early. LoadgenError where the target goes away or a process dies.
+    `go_on` may stop the run early. Raises LoadgenError where the target is lost or a process dies.
     """
     settings = before.settings
     origin = time.monotonic()

@@ -1,6 +1,6 @@
-"""When each conversation of a run begins: the workload's numbers on the arrivals' times, cut to one process.
+"""The start time of each conversation of a run, restricted to one process.
 
-Every process makes the same plan from the same settings and takes each n-th conversation of it.
+Every process computes the same plan from the same settings and takes every n-th conversation of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Searches and sweeps against a real server: one run after another, each in a folder of its own.
+"""Runs searches and sweeps against a server: one run after another, each in its own folder.
 
-A run that cannot pass any more, since too many of its requests have missed already, is ended there: past a
-server's capacity every further second only lengthens its queue.
+A run that can no longer reach the goal is stopped, since beyond a server's capacity more time only lengthens
+its queue.
 """
 
 from __future__ import annotations

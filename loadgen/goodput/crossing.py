@@ -1,14 +1,12 @@
-"""Where attainment crosses its goal, from all probes together.
+"""Estimates where attainment crosses its goal, from all probes.
 
-Around the crossing, the logit of attainment is taken to fall in a straight line over the logarithm of the
-rate. Two unknowns, the crossing and the steepness, both flat in logarithm beforehand, are weighed on a grid
-by how well they explain the probes; a cliff is no special case, only very steep. The median of the crossing
-is the goodput, the middle 95 % its interval. Probes far from the crossing say less about it, since the line
-is straight near it only.
+Near the crossing, the logit of attainment is modelled as linear in the logarithm of the rate. The posterior
+of its two parameters, crossing and steepness, with flat priors in logarithm, is computed on a grid; a cliff
+is just very steep. The median of the crossing is the goodput, the middle 95 % its interval. Probes far from
+the crossing have less weight, since the model is linear only near it.
 
-A probe lies where its arrivals were, not where they were meant to be: of a Poisson process, so many arrivals
-in so long a time are spread the same way whatever rate drew them, so their number says all that the rate does
-and more. Where capacity is what limits, that is most of the noise.
+A probe counts at the rate of its actual arrivals, not at the nominal one: the arrivals of a Poisson process,
+given their number, are distributed alike for any rate. Near capacity this removes most of the noise.
 """
 
 from __future__ import annotations

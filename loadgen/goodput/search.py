@@ -1,16 +1,15 @@
-"""Which rate to try next, and when to stop: the search without the sending.
+"""Decides which rate to measure next and when to stop, without sending.
 
-1. Bracket: short probes, each twice the rate of the last, until one does not pass (or half, until one does).
-2. Refine: longer probes a little to both sides of where the crossing seems to be.
-3. Confirm: a long probe at the rate that will be reported. Where it does not hold there, that is one more
-   thing known, and the rate that follows from it is tried once more.
+1. Bracket: short probes, each at twice the rate of the last, until one fails (or half, until one passes).
+2. Refine: longer probes a little to both sides of the estimated crossing.
+3. Confirm: a long probe at the rate that will be reported. If it fails, the new estimate is tried once more.
 
     search = Search(plan)
     while (trial := search.next()) is not None:
         search.add_probe(probe of trial, seconds that it took)
     search.result()
 
-Time is bounded by the plan's budget: what a probe took is taken from it, whatever was meant.
+The plan's budget bounds the time: the actual duration of each probe is deducted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""When requests are sent: generators of absolute times, which know nothing of sending.
+"""Arrival processes: generators of absolute send times, independent of the server.
 
-Open loop: a time depends on nothing that the server does, so a slow server cannot slow its own load. An
-arrival process is two things. A renewal process at rate 1 says how bursty it is; a rate profile says how
-the rate goes over time, and its inverse integral maps the one onto the other. So every burstiness goes
-with every profile.
+In an open loop a slow server cannot slow its own load. An arrival process has two parts: a renewal process at
+rate 1, which defines the burstiness, and a rate profile, whose inverse integral maps the one onto the other.
+So every burstiness can be combined with every profile.
 """
 
 from __future__ import annotations
@@ -71,10 +70,10 @@ def steady(rate: float) -> tuple[Stage, ...]:
 
 
 def unit_times(burstiness: float, seed: int) -> Iterator[float]:
-    """Times of a renewal process at rate 1, the first at once, without end.
+    """Times of an endless renewal process at rate 1; the first is 0.
 
-    Gaps are gamma with shape `burstiness` and mean 1, as vLLM means it: 1 is Poisson, less is burstier,
-    more is more even, `inf` is a metronome.
+    Gaps are gamma with shape `burstiness` and mean 1, as in vLLM: 1 is Poisson, less is burstier, `inf` is
+    evenly spaced.
     """
     random = np.random.default_rng([seed, 0])
     now = 0.0

@@ -1,7 +1,8 @@
-"""Prompts of the user's own.
+"""Reads the user's own prompts.
 
-JSONL, a line a request: `prompt` (text, or token ids) or `messages`, and `output_len` where it differs from
-the flag. Or ShareGPT's JSON: the human's words are the turns, the server's own answers come between them.
+JSONL, one request per line: `prompt` (text or token ids) or `messages`, and `output_len` where it differs
+from the flag. Or ShareGPT's JSON: the human messages are the turns, and the server's own answers come between
+them.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def _written(document: dict[str, Any]) -> Written:
         if not turn or not (isinstance(turn, str) or is_ids):
             raise ValueError("a prompt is a text or a list of token ids")
     if not turns:
-        raise ValueError("nobody asks anything")
+        raise ValueError("no message of a user")
     length = document.get("output_len")
     if length is not None and (type(length) is not int or length < 1):
         raise ValueError("output_len is no number of tokens")

@@ -1,11 +1,11 @@
-"""Synthetic prompts, drawn without any download; the same number always gives the same prompt.
+"""Synthetic prompts; the same number always gives the same prompt.
 
-    random     symbols drawn evenly: no two prompts share a prefix but by chance
+    random     uniformly drawn symbols: prompts share prefixes only by chance
     document   one of a few long documents, and a question of its own
-    code       few different lines, repeated with small changes: what speculation likes
-    chat       as random; its conversations have several turns by default
+    code       few different lines, repeated with small changes, which suits speculative decoding
+    chat       like random; conversations have several turns by default
 
-Of documents there are `num_prefixes`; any other prompt may begin with one of as many shared prefixes.
+There are `num_prefixes` documents; other prompts may begin with one of as many shared prefixes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What prompts are made of: token ids, or words whose cost in tokens the server has told.
+"""Alphabets of prompts: token ids, or words whose cost in tokens is known.
 
-A prompt is drawn as an array of symbols, which says all about repetition and sharing, and becomes ids or
-text last. So every kind of prompt goes with every kind of target, and its length is known exactly.
+A prompt is drawn as an array of symbols, which defines repetition and sharing, and is converted to ids or
+text last. So every kind of prompt works with every kind of target, and its length is known exactly.
 """
 
 from __future__ import annotations

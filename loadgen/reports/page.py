@@ -36,9 +36,9 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 def heading(title: str, verdict: str, style: str, lines: Sequence[str]) -> str:
     """The title, the verdict, and the target."""
-    told = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
+    paragraphs = "".join(f'<p class="soft">{escape(line)}</p>' for line in lines)
     badge = f' <span class="verdict {style}">{escape(verdict)}</span>' if verdict else ""
-    return f"<h1>{escape(title)}{badge}</h1>{told}"
+    return f"<h1>{escape(title)}{badge}</h1>{paragraphs}"
 
 
 def reasons(lines: Sequence[str], *, caution: bool = False) -> str:

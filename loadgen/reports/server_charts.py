@@ -51,7 +51,7 @@ def all_series(samples: Sequence[Sample]) -> list[Series]:
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for sample in sorted(samples, key=lambda one: one.at):
         for name, value in sample.values.items():
-            points.setdefault((_bare(name), f"{sample.source}{_told(name)}"), []).append((sample.at, value))
+            points.setdefault((_bare(name), f"{sample.source}{_labels(name)}"), []).append((sample.at, value))
     found: list[Series] = []
     for (name, source), values in points.items():
         if name.endswith(("_total", "_sum", "_count")):
@@ -86,7 +86,7 @@ def _bare(name: str) -> str:
     return name.partition("{")[0]
 
 
-def _told(name: str) -> str:
+def _labels(name: str) -> str:
     """The labels that distinguish series of the same source."""
     labels = name.partition("{")[2].rstrip("}")
     own = [

@@ -1,6 +1,6 @@
-"""A chart as SVG, drawn by hand: no library, no script, nothing from the network.
+"""Draws charts as SVG without a library or script.
 
-Colours are classes of the page's style, so that a chart follows its light and dark.
+Colours are classes of the page's style, so that charts follow its light and dark theme.
 """
 
 from __future__ import annotations

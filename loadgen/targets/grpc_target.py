@@ -130,7 +130,7 @@ async def wait_ready(channels: Iterable[grpc.aio.Channel], url: str) -> None:
             for channel in channels:
                 await channel.channel_ready()
     except TimeoutError:
-        raise LoadgenError(f"nobody answers at {url}") from None
+        raise LoadgenError(f"no answer from {url}") from None
 
 
 def _as_it_is(message: bytes) -> bytes:

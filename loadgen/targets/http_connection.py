@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection that carries one exchange at a time.
+"""One HTTP/1.1 connection with one exchange at a time.
 
-The bytes of an answer are handed on within the event loop's callback in which they came, so the time that is
-taken there is the earliest that this process can know.
+The bytes of a response are passed on within the event loop's callback in which they arrived, so their time is
+the earliest that this process can know.
 """
 
 from __future__ import annotations

@@ -105,13 +105,13 @@ class HttpTarget:
         try:
             self._door.give(await self._door.take())
         except Failure as failure:
-            raise LoadgenError(f"nobody answers at {self._settings.url} ({failure.detail})") from None
+            raise LoadgenError(f"no answer from {self._settings.url} ({failure.detail})") from None
 
     def prepare(self, request: Request) -> Payload:
         """The whole request, head and body."""
-        told = "".join(f"{name}: {value}\r\n" for name, value in headers_of(request, self._settings))
+        header_lines = "".join(f"{name}: {value}\r\n" for name, value in headers_of(request, self._settings))
         body = json.dumps(self._body(request), separators=(",", ":")).encode()
-        return Payload(f"{self._head}{told}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return Payload(f"{self._head}{header_lines}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """One exchange. Raises Failure with `HTTP_<status>` where the server refused."""

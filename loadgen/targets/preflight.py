@@ -1,6 +1,9 @@
-"""What is found out before the clock starts: does the server answer, what does it understand, how fast is it
-when nobody else is there. And the warm-up, as wide as the load will be: fewer requests than the batch will
-hold leave its graphs and caches cold."""
+"""Checks before the clock starts: whether the server answers, which extensions it accepts, and how fast it is
+when idle.
+
+Then the warm-up, as wide as the load: fewer requests than a full batch would leave the server's graphs and
+caches cold.
+"""
 
 from __future__ import annotations
 

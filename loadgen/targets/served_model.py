@@ -47,7 +47,7 @@ async def _over_http(settings: TargetSettings) -> list[str]:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except Failure as failure:
         if failure.outcome == "CONNECT":
-            raise LoadgenError(f"nobody answers at {settings.url} ({failure.detail})") from None
+            raise LoadgenError(f"no answer from {settings.url} ({failure.detail})") from None
         return []
     except (ValueError, LookupError, TypeError):
         return []

@@ -1,8 +1,7 @@
-"""How late this process reads what has come, by the kernel's own stamps.
+"""Measures how late this process reads received data, by the kernel's time stamps.
 
-An event loop's lag is what a timer feels. What a token feels is the time from the moment at which its bytes
-came to this machine to the moment at which somebody here has them: the wait for a CPU, for the loop's turn,
-for what is read before. Linux notes the former (`SO_TIMESTAMPNS`, socket(7)); the latter is taken off the
+The lag of an event loop is measured by a timer. A token also waits for a CPU, for the loop's turn, and for
+earlier reads. Linux stamps the arrival (`SO_TIMESTAMPNS`, socket(7)); the time of reading is taken from the
 same clock.
 """
 
@@ -44,19 +43,19 @@ class StampedSocket(socket.socket):
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Like `socket.recv`."""
-        data, told, _, _ = self.recvmsg(min(size, _AT_ONCE), _SPACE, flags)
-        self._note(told)
+        data, ancillary, _, _ = self.recvmsg(min(size, _AT_ONCE), _SPACE, flags)
+        self._note(ancillary)
         return data
 
     def recv_into(self, buffer: Buffer, size: int = 0, flags: int = 0) -> int:
         """Like `socket.recv_into`, which TLS uses."""
-        count, told, _, _ = self.recvmsg_into([memoryview(buffer)[: size or None]], _SPACE, flags)
-        self._note(told)
+        count, ancillary, _, _ = self.recvmsg_into([memoryview(buffer)[: size or None]], _SPACE, flags)
+        self._note(ancillary)
         return count
 
-    def _note(self, told: Sequence[tuple[int, int, bytes]]) -> None:
+    def _note(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
         self._arrived_ns = None
-        for level, kind, data in told:
+        for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, nanoseconds = TIMESPEC.unpack_from(data)
                 self._arrived_ns = seconds * 1_000_000_000 + nanoseconds

@@ -64,7 +64,7 @@ def test_exit_codes(serve: Serve, tmp_path: Path) -> None:
     assert "UNAVAILABLE" in invalid.out
     nobody = loadgen("run", served.http, *common, "--out", str(tmp_path / "b"))
     assert nobody.code == 2
-    assert nobody.err == f"loadgen: error: nobody answers at {served.http} (ConnectionRefusedError)\n"
+    assert nobody.err == f"loadgen: error: no answer from {served.http} (ConnectionRefusedError)\n"
     assert nobody.out == ""
 
 
