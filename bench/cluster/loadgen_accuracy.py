@@ -38,8 +38,8 @@ from bench.cluster.core_share import core_share
 from bench.cluster.highest_rate import highest
 from bench.machine import spread_out
 from tests.loadgen.fake_server import Behaviour
+from tests.loadgen.goodput.queues import MG1, goodput
 from tests.loadgen.processes import loadgen, served
-from tests.loadgen.queues import MG1, goodput
 from tests.loadgen.truth import Tolerance, Truth, measure
 
 CLOSE = Tolerance(ms=1.0, share=0.01)

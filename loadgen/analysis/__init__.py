@@ -1,1 +1,3 @@
-"""Computes figures and their intervals from request records, and checks the validity of a run."""
+"""Computes figures with intervals from request records, and judges the validity of a run. Imports
+`loadgen.common` alone.
+"""

@@ -1,1 +1,1 @@
-"""The commands of `loadgen`, one file each; only `loadgen.cli` may import them."""
+"""The subcommands of `loadgen`, one file each. Only `loadgen.cli` imports them."""

@@ -1,2 +1,3 @@
-"""Runs a load in several processes with one clock. May import `loadgen.load`, `loadgen.targets` and
-`loadgen.common`."""
+"""Runs a load in several processes with one clock. Imports `loadgen.analysis` and below; `loadgen.goodput`
+and `loadgen.commands` import it.
+"""

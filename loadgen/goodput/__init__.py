@@ -1,2 +1,3 @@
-"""The search for the highest arrival rate that meets the limits. May import `loadgen.generator`,
-`loadgen.analysis` and below."""
+"""The search for the highest arrival rate that meets the limits. Imports `loadgen.generator` and below;
+`loadgen.reports` and `loadgen.commands` import it.
+"""

@@ -1,1 +1,1 @@
-"""Arrivals, prompts and traces. Independent of targets and of sending; imports only `loadgen.common`."""
+"""Arrivals, prompts and traces, independent of sending. Imports `loadgen.common` alone."""

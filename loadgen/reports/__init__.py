@@ -1,1 +1,3 @@
-"""Output for people: terminal, HTML, Markdown. Only `loadgen.commands` may import it."""
+"""Output for people: terminal, HTML, Markdown. Imports `loadgen.goodput` and `loadgen.analysis`;
+`loadgen.commands` imports it.
+"""

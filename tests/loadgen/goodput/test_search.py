@@ -15,7 +15,7 @@ from loadgen.analysis.steady import Steadiness
 from loadgen.goodput.crossing import find_crossing
 from loadgen.goodput.probe import Probe, Verdict
 from loadgen.goodput.search import Finding, Goodput, Phase, Search, SearchPlan
-from tests.loadgen.queues import CLIFF, LOOSE, MD1, MG1, MIXED, Queue, goodput
+from tests.loadgen.goodput.queues import CLIFF, LOOSE, MD1, MG1, MIXED, Queue, goodput
 
 BUDGET_S = 480.0
 QUEUES: dict[str, Queue] = {"M/D/1": MD1, "M/G/1": MIXED, "M/D/1 at its capacity": LOOSE, "cliff": CLIFF}

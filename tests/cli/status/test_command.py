@@ -14,7 +14,7 @@ import pytest
 from baton.cli.main import main
 from baton.cli.status import source as status_source
 from baton.v1 import router_pb2
-from tests.cli.statuses import decode, prefill, status
+from tests.cli.status.statuses import decode, prefill, status
 
 COMMANDS = [["status"], ["top", "--once"]]
 IDS = ["status", "top"]

@@ -17,8 +17,8 @@ import pytest
 
 from services.common.process_tree import descendants
 
-HARNESS = str(Path(__file__).with_name("with_fakes.py"))
-REPOSITORY = Path(__file__).parents[2]
+HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
+REPOSITORY = Path(__file__).parents[3]
 PATIENCE_S = 30.0
 
 

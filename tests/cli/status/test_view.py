@@ -13,7 +13,7 @@ from baton.cli.status import command
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.top_view import TopView, slot_map, sparkline
 from baton.v1 import admin_pb2, worker_pb2
-from tests.cli.statuses import decode, prefill, status
+from tests.cli.status.statuses import decode, prefill, status
 
 WIDTHS = [80, 100, 160]
 
