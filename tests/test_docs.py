@@ -75,14 +75,14 @@ def test_the_architecture_page_names_every_production_folder() -> None:
 
 def test_every_setting_is_documented_with_its_default() -> None:
     rows = re.findall(
-        r"^\| `([a-z_.]+)` \| ([^|]*) \|", (DOCS / "configuration.md").read_text("utf-8"), re.MULTILINE
+        r"^\| `([a-z_.]+)` \|([^|]*)\|", (DOCS / "configuration.md").read_text("utf-8"), re.MULTILINE
     )
-    assert dict(rows) == dict(_settings(UpConfig()))
+    assert {name: default.strip() for name, default in rows} == dict(_settings(UpConfig()))
 
 
 def test_every_flag_is_documented_at_its_setting() -> None:
     page = (DOCS / "configuration.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `([a-z_.]+)` \| [^|]* \| `(--[a-z-]+)` \|", page, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z_.]+)` \|[^|]*\| `(--[a-z-]+)` \|", page, re.MULTILINE))
     assert rows == {flag.path: flag.name for flag in FLAGS}
 
 

@@ -55,7 +55,7 @@ Global___GetChallengeResponse: _TypeAlias = GetChallengeResponse  # noqa: Y015
 
 @_typing.final
 class SignedOpenLinkRequest(_message.Message):
-    """Proves that the sender knows the cluster's secret (kvtransfer/link_auth.py)."""
+    """Proves that the sender knows the cluster's secret (kvtransfer/protocol/link_auth.py)."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,7 +67,7 @@ class SignedOpenLinkRequest(_message.Message):
     """A serialised OpenLinkRequest."""
     challenge: _builtins.bytes
     nonce: _builtins.bytes
-    """16 random bytes: the answer's proof is of this hello."""
+    """16 random bytes, which the proof in the answer covers."""
     proof: _builtins.bytes
     def __init__(
         self,
@@ -87,7 +87,7 @@ Global___SignedOpenLinkRequest: _TypeAlias = SignedOpenLinkRequest  # noqa: Y015
 
 @_typing.final
 class SignedOpenLinkResponse(_message.Message):
-    """Proves that the receiver does."""
+    """Proves that the receiver knows it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -127,9 +127,9 @@ class OpenLinkRequest(_message.Message):
     protocol_min: _builtins.int
     protocol_max: _builtins.int
     link_number: _builtins.int
-    """Of the sender's links since its start, 1 for the first: of two the higher is the newer."""
+    """Number of this link among the sender's links since its start, from 1; the highest is the newest."""
     beside: _builtins.bool
-    """The sender's earlier link stays until it has ended what goes over it."""
+    """Keep the sender's earlier link until its transfers have ended."""
     @_builtins.property
     def sender(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -164,13 +164,13 @@ class OpenLinkResponse(_message.Message):
     FRAMES_PORT_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     link_id: _builtins.int
-    """Names the link in every frame; never given out twice in one incarnation."""
+    """Identifies the link in every frame; unique within one incarnation."""
     piece_bytes: _builtins.int
     window_pieces: _builtins.int
     nccl_id: _builtins.bytes
-    """Where the link's bytes go by NCCL: the unique id of its communicator. Empty over other transports."""
+    """Over NCCL the unique id of the link's communicator; else empty."""
     frames_port: _builtins.int
-    """Where the frames of such a link go: a port of the receiver's host."""
+    """Over NCCL the port for the link's frames."""
     @_builtins.property
     def receiver(self) -> _types_pb2.WorkerIdentity: ...
     def __init__(
@@ -214,13 +214,13 @@ class CommitRecord(_message.Message):
     """The first token, sampled by prefill, and its number in the output."""
     first_number: _builtins.int
     ticket_body: _builtins.bytes
-    """The ticket that paid for it."""
+    """The ticket that authorizes the handoff."""
     ticket_signature: _builtins.bytes
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Everything that was prefilled."""
+        """All tokens that were prefilled."""
 
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...
@@ -228,13 +228,13 @@ class CommitRecord(_message.Message):
     def limits(self) -> _types_pb2.Limits: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many blocks were sent, by cache group, those that the ticket calls held left out; the receiver
-        counts for itself and compares.
+        """The number of blocks that were sent, by cache group, without those that the receiver has cached; the
+        receiver compares it with its own count.
         """
 
     @_builtins.property
     def first_logprobs(self) -> _types_pb2.Logprobs:
-        """Those of the first token, set exactly where sampling.logprobs is."""
+        """The logprobs of the first token; set if and only if sampling.logprobs is."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TransferServiceStub:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes are sent over a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
@@ -49,20 +49,21 @@ class TransferServiceStub:
 
 
 class TransferServiceServicer:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes are sent over a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
     def GetChallenge(self, request, context):
-        """What the next SignedOpenLink has to prove that it knows the cluster's secret with: good once, for seconds.
+        """The challenge for the next SignedOpenLink, which proves knowledge of the cluster's secret; valid once, for
+        seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SignedOpenLink(self, request, context):
-        """Compares both ends before any byte moves and opens a window of staging. UNAUTHENTICATED where the proof
-        is not right, FAILED_PRECONDITION names what else differs. A sender's new link replaces its earlier one.
+        """Compares both ends and opens a staging window. UNAUTHENTICATED where the proof is wrong, FAILED_PRECONDITION
+        with the difference. A sender's new link replaces its earlier one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,7 +91,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
-    """The control side of a link. The bytes travel beside it, on a raw method of the same server
+    """The control side of a link. The bytes are sent over a raw method of the same server
     (kvtransfer/protocol/frames.py has their format).
     """
 
