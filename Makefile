@@ -2,7 +2,7 @@
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs
+.PHONY: help setup demo test prove prove-gpu prove-gpus mutate check lint types imports proto stubs docs
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -49,3 +49,6 @@ proto: setup
 
 stubs: setup ## regenerate baton/v1 from proto/
 	tools/generate_stubs.sh
+
+docs: setup ## regenerate the tables of docs/metrics.md
+	PYTHONPATH=. python tools/metrics_page.py

@@ -1,4 +1,4 @@
-"""`baton pool`: which pools of workers a router knows, and which one serves its model."""
+"""`baton pool`: lists the pools of workers that a router knows, and switches the current one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.Argum
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", dest="pool_command", parser_class=parser_class
     )
-    listing = commands.add_parser("list", help="every pool, its parts, and which one is current")
+    listing = commands.add_parser("list", help="list all pools, their properties, and which one is current")
     listing.set_defaults(pool=None)
     switching = commands.add_parser(
-        "switch", help="send new requests to another pool; those that run end in theirs"
+        "switch", help="send new requests to another pool; running requests finish in theirs"
     )
     switching.add_argument("pool", metavar="POOL", help="its id, as baton pool list shows it")
     for one in (listing, switching):
@@ -28,15 +28,15 @@ def add_flags(parser: argparse.ArgumentParser, parser_class: type[argparse.Argum
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints all pools, after the switch where one was asked for.
+    """Switches the pool if requested, and prints all pools.
 
     Raises BatonError where the router does not answer, knows no such pool, or cannot serve from it.
     """
     if arguments.pool is None:
-        ask = admin_pb2.AdminServiceGetStatusRequest()
+        status = admin_pb2.AdminServiceGetStatusRequest()
         pools: Iterable[admin_pb2.PoolStatus] = admin_call(
             arguments.admin,
-            lambda stub, metadata: stub.GetStatus(ask, timeout=TIMEOUT_S, metadata=metadata),
+            lambda stub, metadata: stub.GetStatus(status, timeout=TIMEOUT_S, metadata=metadata),
         ).pools
     else:
         request = admin_pb2.SwitchPoolRequest(pool=arguments.pool)

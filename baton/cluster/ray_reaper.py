@@ -1,8 +1,8 @@
-"""Runs a command and leaves nothing of it: `python -m baton.cluster.ray_reaper FOLDER COMMAND…`
+"""Runs a command and ends all its descendants: `python -m baton.cluster.ray_reaper FOLDER COMMAND…`
 
-All that the command starts, in whatever session and however orphaned, stays below this process, which adopts
-it. When its stdin is closed, which the kernel does if the owner dies in any way, or when the command ends,
-everything below is killed and FOLDER removed.
+This process adopts every orphan that the command leaves, in any session (it is a child subreaper). When its
+stdin is closed, which the kernel does if the owner dies, or when the command ends, all descendants are
+killed and FOLDER is removed.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _READ_BYTES = 4096
 
 
 def main() -> int:
-    """0 once the owner was done, 1 where the command ended by itself or something could not be killed."""
+    """Exit code: 0 when the owner closed stdin, 1 when the command ended by itself or a process could
+    not be killed."""
     folder, *command = sys.argv[1:]
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the owner decides
+        signal.signal(number, signal.SIG_IGN)  # only the owner ends this process
     adopt_orphans()
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
@@ -37,7 +38,7 @@ def main() -> int:
 
 
 def _wait(command: int) -> bool:
-    """Until the owner closes our stdin (True) or the command ends."""
+    """Waits until the owner closes stdin (returns True) or the command ends (False)."""
     stdin, orphans = sys.stdin.fileno(), Orphans()
     while True:
         readable, _, _ = select.select([stdin, command], [], [], _REAP_S)

@@ -1,7 +1,7 @@
-"""Lends `baton up`'s stderr to processes that Ray starts, whose own goes to a file that nobody reads.
+"""Shares `baton up`'s stderr with processes that Ray starts, whose own stderr goes to a file.
 
-A Unix socket in the private folder of the local Ray; who connects is sent the descriptor itself, so that no
-line passes through a process of ours.
+A Unix socket in the private folder of the local Ray sends the file descriptor itself to each process that
+connects, so no log line is copied.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import socket
 import threading
 from pathlib import Path
 
-_BORROW_S = 5.0
+_CONNECT_S = 5.0
 
 
-def lend_stderr(path: Path) -> None:
-    """Serves for as long as this process lives."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(str(path))
-    door.listen(64)
-    threading.Thread(target=_serve, args=(door,), name="log-door", daemon=True).start()
+def share_stderr(path: Path) -> None:
+    """Serves the descriptor at the socket `path` in a daemon thread, until this process ends."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen(64)
+    threading.Thread(target=_serve, args=(listener,), name="stderr-sharing", daemon=True).start()
 
 
-def _serve(door: socket.socket) -> None:
+def _serve(listener: socket.socket) -> None:
     while True:
-        guest, _ = door.accept()
-        with guest, contextlib.suppress(OSError):
-            socket.send_fds(guest, [b"."], [2])
+        peer, _ = listener.accept()
+        with peer, contextlib.suppress(OSError):
+            socket.send_fds(peer, [b"."], [2])
 
 
-def borrow_stderr(path: str) -> None:
-    """Makes the lent descriptor this process's stderr, and so that of the children it starts from now on.
-    Where nobody lends (any more), it keeps its own."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guest:
-        guest.settimeout(_BORROW_S)
-        guest.connect(path)
-        _, descriptors, _, _ = socket.recv_fds(guest, 1, 1)
+def use_shared_stderr(path: str) -> None:
+    """Replaces this process's stderr, and that of its future children, by the shared one. Keeps its own
+    where the socket does not answer."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(_CONNECT_S)
+        peer.connect(path)
+        _, descriptors, _, _ = socket.recv_fds(peer, 1, 1)
         for descriptor in descriptors:
             os.dup2(descriptor, 2)
             os.close(descriptor)

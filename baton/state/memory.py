@@ -1,7 +1,5 @@
-"""The stores without Redis: one process, one `Memory`, the same behaviour.
-
-For tests, and for whoever runs router and workers in one process.
-"""
+"""In-memory stores with the behaviour of the Redis ones, for tests and for router and workers in one
+process."""
 
 from __future__ import annotations
 
@@ -13,17 +11,18 @@ from dataclasses import dataclass, field
 from baton.errors import BatonError, ErrorKind
 from baton.state.keys import FORGET_MEMBER_S, HINT_S, PREFIX_S
 from baton.state.records import JournalEntry, JournalWrite, Listed, Listing, LoadHint, Member
-from baton.state.seal import draw_journal_key
+from baton.state.seal import new_journal_key
 from baton.state.stores import MAX_DELTA, MAX_LOOKUP_BLOCKS, MAX_LOOKUP_HOLDERS
 
 
 @dataclass
 class Memory:
-    """What Redis would hold. `away` makes every call fail, `wipe` loses everything."""
+    """The contents of the in-memory stores. `unavailable` makes every call fail, `wipe` deletes
+    everything."""
 
     clock: Callable[[], float] = time.monotonic
-    away: bool = False
-    journal_key: bytes = field(default_factory=draw_journal_key, repr=False)
+    unavailable: bool = False
+    journal_key: bytes = field(default_factory=new_journal_key, repr=False)
     epoch: str = ""
     # name -> (member, generation, end of lease)
     members: dict[str, tuple[Listed, float]] = field(default_factory=dict)
@@ -35,13 +34,13 @@ class Memory:
     journal: dict[bytes, tuple[JournalEntry, float]] = field(default_factory=dict)
 
     def now(self) -> float:
-        """Seconds; BatonError(UNAVAILABLE) while away."""
-        if self.away:
-            raise BatonError(ErrorKind.UNAVAILABLE, "the memory is away")
+        """The time in seconds. Raises BatonError(UNAVAILABLE) while `unavailable`."""
+        if self.unavailable:
+            raise BatonError(ErrorKind.UNAVAILABLE, "the in-memory store is unavailable")
         return self.clock()
 
     def wipe(self) -> None:
-        """As a Redis that was started again, empty."""
+        """Deletes everything, like a restart of Redis."""
         self.epoch = ""
         for store in (self.members, self.hints, self.held, self.journal):
             store.clear()

@@ -1,6 +1,7 @@
-"""The one clock of everything in Redis: its own. Clients' clocks may differ."""
+"""Lua code that reads the clock of Redis, which all stored times refer to, since clients' clocks may
+differ."""
 
-# The beginning of a script: `now` in milliseconds, `time` as Redis gives it.
+# Beginning of a script: `now` in milliseconds, `time` as Redis returns it.
 NOW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

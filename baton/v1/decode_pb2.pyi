@@ -45,7 +45,7 @@ Global___TicketState: _TypeAlias = TicketState  # noqa: Y015
 
 @_typing.final
 class Ticket(_message.Message):
-    """Decode's promise; opaque to all but its issuer. Signed, single use."""
+    """Decode's reservation; opaque to all but its issuer. Signed, valid once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -141,22 +141,22 @@ class ReserveRequest(_message.Message):
     BLOCK_NAMES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
-    """16 random bytes, fresh at each start of a router and each time it takes a worker anew."""
+    """16 random bytes, new at each start of a router and each time it adds a worker."""
     token_count: _builtins.int
-    """Tokens prefill will compute: the prompt and what earlier attempts emitted."""
+    """Tokens that prefill computes: the prompt and the output of earlier attempts."""
     first_number: _builtins.int
-    """How many of them earlier attempts emitted."""
+    """The number of output tokens of earlier attempts."""
     max_tokens: _builtins.int
     ttl_ms: _builtins.int
-    """The ticket's life from now, by the issuer's own clock."""
+    """The lifetime of the ticket, by the issuer's own clock."""
     tenant: _builtins.str
-    """Whose they are, and whose the blocks of this sequence will be."""
+    """The tenant of these blocks, and of the blocks of this sequence."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def block_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Names of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. What decode
-        holds of them need not be sent.
+        """Hashes of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. Blocks that decode has
+        cached need not be sent.
         """
 
     def __init__(
@@ -186,7 +186,7 @@ class ReserveResponse(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
     kv_bytes: _builtins.int
-    """Bytes of the blocks that a handoff under this ticket ships; 0 where none leave their worker."""
+    """Bytes of the blocks that the handoff ships; 0 where none leave their worker."""
     @_builtins.property
     def ticket(self) -> Global___Ticket: ...
     def __init__(
@@ -213,16 +213,16 @@ class FollowRequest(_message.Message):
     FORMER_ROUTER_IDS_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     incarnation: _builtins.bytes
-    """The start of the worker that is meant; any other refuses with FAILED_PRECONDITION."""
+    """The expected incarnation of the worker; any other refuses with FAILED_PRECONDITION."""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]:
-        """Where each sequence of this router stands that the worker has promised a slot; the output of any other
-        comes from its first number on.
+        """The next token of each sequence of this router that has a slot; other sequences are sent from their first
+        token on.
         """
 
     @_builtins.property
     def former_router_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Under which this router followed before it gave this worker up. What still runs for them is ended."""
+        """Ids that this router used before it declared this worker lost. Sequences that still run for them are ended."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class FollowResponse(_message.Message):
     def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceOutput]: ...
     @_builtins.property
     def unknown(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Attempt]:
-        """Attempts among the positions that this worker does not have. In the first message alone."""
+        """Attempts among the positions that this worker does not have. In the first message only."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class SequenceOutput(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.Logprobs]:
-        """Empty, or one a token."""
+        """Empty, or one per token."""
 
     def __init__(
         self,

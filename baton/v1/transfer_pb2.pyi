@@ -220,7 +220,7 @@ class CommitRecord(_message.Message):
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Everything that was prefilled."""
+        """All tokens that were prefilled."""
 
     @_builtins.property
     def sampling(self) -> _types_pb2.Sampling: ...

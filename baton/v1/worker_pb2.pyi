@@ -29,7 +29,7 @@ class _SlotStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SlotState.V
     SLOT_STATE_UNSPECIFIED: _SlotState.ValueType  # 0
     SLOT_STATE_FREE: _SlotState.ValueType  # 1
     SLOT_STATE_RESERVED: _SlotState.ValueType  # 2
-    """Promised by a ticket whose sequence has not come yet."""
+    """Reserved by a ticket whose sequence has not arrived yet."""
     SLOT_STATE_ACTIVE: _SlotState.ValueType  # 3
 
 class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper): ...
@@ -37,7 +37,7 @@ class SlotState(_SlotState, metaclass=_SlotStateEnumTypeWrapper): ...
 SLOT_STATE_UNSPECIFIED: SlotState.ValueType  # 0
 SLOT_STATE_FREE: SlotState.ValueType  # 1
 SLOT_STATE_RESERVED: SlotState.ValueType  # 2
-"""Promised by a ticket whose sequence has not come yet."""
+"""Reserved by a ticket whose sequence has not arrived yet."""
 SLOT_STATE_ACTIVE: SlotState.ValueType  # 3
 Global___SlotState: _TypeAlias = SlotState  # noqa: Y015
 
@@ -78,16 +78,16 @@ class DescribeResponse(_message.Message):
     metrics_address: _builtins.str
     """host:port of the worker's own Prometheus endpoint; empty where it has none."""
     cache_dtype: _builtins.str
-    """What names its blocks beside fingerprint and secret; empty where it caches no prefixes."""
+    """Part of its block hashes, besides fingerprint and secret; empty where it caches no prefixes."""
     weight_format: _builtins.str
-    """How its weights are kept, such as bfloat16; may differ between the roles of one pool."""
+    """Format of its weights, such as bfloat16; may differ between the roles of one pool."""
     @_builtins.property
     def identity(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
     def pool(self) -> Global___Pool:
-        """Whose requests it may serve."""
+        """The pool whose requests it may serve."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
 
 @_typing.final
 class Pool(_message.Message):
-    """What is equal among all workers that may compute parts of one request."""
+    """Properties that are equal among all workers that may compute parts of one request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -192,7 +192,7 @@ class GetAuditRequest(_message.Message):
 
     SKIP_INTEGRITY_FIELD_NUMBER: _builtins.int
     skip_integrity: _builtins.bool
-    """Leave integrity_error out: comparing pools with their owners takes the engine milliseconds."""
+    """Leave integrity_error out: the check takes the engine milliseconds."""
     def __init__(
         self,
         *,
@@ -281,10 +281,10 @@ class Audit(_message.Message):
     ring_full_steps: _builtins.int
     held_rows: _builtins.int
     growth_grants: _builtins.int
-    """Times a running sequence was given more blocks, and sequences that were given back for want of them."""
+    """Incremental block allocations of running sequences, and sequences that were preempted without free blocks."""
     sequences_moved: _builtins.int
     sequences_paused: _builtins.int
-    """Times a sequence was set aside in the host's memory for want of blocks."""
+    """Times a sequence was swapped out to host memory without free blocks."""
     bytes_shipped: _builtins.int
     blocks_received: _builtins.int
     bytes_received: _builtins.int
@@ -292,30 +292,30 @@ class Audit(_message.Message):
     handoffs_local: _builtins.int
     """Handoffs within one worker of role both: no bytes moved."""
     blocks_held: _builtins.int
-    """Blocks of committed handoffs that were here already, and so were not sent; and their bytes."""
+    """Blocks of committed handoffs that were cached here and therefore not sent; and their bytes."""
     bytes_held: _builtins.int
     pinned_blocks: _builtins.int
-    """Blocks that are read by a transfer and may not be reused."""
+    """Blocks that a transfer reads and that may not be reused."""
     live_tickets: _builtins.int
     tombstones: _builtins.int
     dropped_unknown: _builtins.int
     """Unknown ids, late completions, bad checksums: each counted and dropped."""
     checksum_failures: _builtins.int
     integrity_error: _builtins.str
-    """Empty where the pools agree with their owners; else the first disagreement."""
+    """Empty if the block pools are consistent; else the first inconsistency."""
     link_fallbacks: _builtins.int
-    """Links that had to be made over a slower transport than the one chosen first."""
+    """Links that were opened over a slower transport than the preferred one."""
     links_broken: _builtins.int
     decode_busy_ns: _builtins.int
     """Time spent in steps since the start."""
     prefill_busy_ns: _builtins.int
     links_returned: _builtins.int
-    """Links that went back to the transport chosen first after a fall-back."""
+    """Links that returned to the preferred transport after a fallback."""
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
     def block_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The unit of bytes_shipped: bytes of one block as it travels, by cache group."""
+        """Bytes of one block on the wire, by cache group; the unit of bytes_shipped."""
 
     @_builtins.property
     def blocks_shipped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -325,7 +325,7 @@ class Audit(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAudit]: ...
     @_builtins.property
     def slot_states(self) -> _containers.RepeatedScalarFieldContainer[Global___SlotState.ValueType]:
-        """One a slot, in the order of slots."""
+        """One per slot, in the order of slots."""
 
     @_builtins.property
     def recent_decode(self) -> Global___RecentSteps: ...
@@ -404,22 +404,22 @@ class PrefixAudit(_message.Message):
     DISK_DROPPED_FIELD_NUMBER: _builtins.int
     DISK_CORRUPT_FIELD_NUMBER: _builtins.int
     hit_tokens: _builtins.int
-    """Tokens of prompts that were looked up: found, and computed."""
+    """Prompt tokens that were found in the cache, and computed."""
     missed_tokens: _builtins.int
     device_blocks: _builtins.int
-    """Cached blocks on the device; how many of them nobody uses, and so could be evicted; evictions."""
+    """Cached blocks on the device; those that are idle and could be evicted; evictions."""
     idle_blocks: _builtins.int
     evicted_blocks: _builtins.int
     device_hits: _builtins.int
-    """Blocks that prompts took over, by the tier that had them."""
+    """Blocks that prompts reused, by tier."""
     host_hits: _builtins.int
     disk_hits: _builtins.int
     host_blocks: _builtins.int
     disk_blocks: _builtins.int
     block_bytes: _builtins.int
-    """Bytes of a block in all cache groups together."""
+    """Bytes of a block, all cache groups together."""
     disk_dropped: _builtins.int
-    """Blocks that the disk's bounded queue had no room for, and files that were not what was written."""
+    """Blocks dropped because the disk's queue was full, and corrupt files."""
     disk_corrupt: _builtins.int
     def __init__(
         self,
@@ -494,10 +494,10 @@ class LinkAudit(_message.Message):
     transport: _builtins.str
     window_pieces: _builtins.int
     free_pieces: _builtins.int
-    """On the sending side: pieces it may fill; all of the window at rest."""
+    """On the sending side: pieces it may fill; when idle, the whole window."""
     credited_pieces: _builtins.int
-    """On the receiving side: pieces the sender may fill; all of the window at rest. The others hold
-    bytes that are being verified.
+    """On the receiving side: pieces the sender may fill; when idle, the whole window. The others contain bytes
+    that are being verified.
     """
     quarantined_pieces: _builtins.int
     """On the receiving side of a broken link: pieces that the sender may still write, until the fence."""

@@ -175,10 +175,10 @@ async def run(arguments: argparse.Namespace) -> None:
         worker = (sys.executable, "-m", "bench.cluster.fake_engine", "worker")
         cluster = LocalCluster(config, folder, Programs(worker=worker))
         try:
-            doors = await cluster.start()
+            addresses = await cluster.start()
             batch_wakeups()  # as any busy client of grpc would
-            async with grpc.aio.insecure_channel(doors.grpc) as channel:
-                bench = Bench(arguments, folder, channel, doors.admin)
+            async with grpc.aio.insecure_channel(addresses.grpc) as channel:
+                bench = Bench(arguments, folder, channel, addresses.admin)
                 for count in streams:
                     print(f"{count} streams …", file=sys.stderr)
                     show(report(arguments, count, await bench.case(count)), arguments.json)

@@ -104,27 +104,30 @@ async def run(arguments: argparse.Namespace) -> None:
                 "--transport", arguments.transport, *arguments.up,
             ]  # fmt: skip
             environment = {} if topology == "apart" else first_gpu()
-            async with baton_up(model, MODEL, flags, environment) as doors:
-                found = await _bursts(arguments, topology, doors)
+            async with baton_up(model, MODEL, flags, environment) as addresses:
+                found = await _bursts(arguments, topology, addresses)
                 bursts += found
                 for prompt in arguments.prompts:
                     for streams in arguments.streams:
-                        loop = await _loop(arguments, doors, streams, prompt)
+                        loop = await _loop(arguments, addresses, streams, prompt)
                         show({"topology": topology, "load": "loop", **loop}, arguments.json)
-                show({"topology": topology, "load": "links", **await _links(doors["admin"])}, arguments.json)
+                show(
+                    {"topology": topology, "load": "links", **await _links(addresses["admin"])},
+                    arguments.json,
+                )
     if arguments.alone:
         await _alone(arguments, bursts)
 
 
 async def _bursts(
-    arguments: argparse.Namespace, topology: str, doors: dict[str, str]
+    arguments: argparse.Namespace, topology: str, addresses: dict[str, str]
 ) -> list[dict[str, Any]]:
     """A burst of each size, after one that makes links and caches."""
     vocab, prompt = SHAPES[arguments.shape].config["vocab_size"], arguments.burst_prompt
     batch_wakeups()  # as any busy client of grpc would
     found = []
-    async with grpc.aio.insecure_channel(doors["grpc"]) as channel:
-        bursts = Bursts(channel, doors["admin"], MODEL, vocab)
+    async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
+        bursts = Bursts(channel, addresses["admin"], MODEL, vocab)
         await bursts.warm(max(arguments.streams), prompt, arguments.burst_output // 4)
         for streams in arguments.streams:
             told: dict[str, Any] = {"topology": topology, "load": "burst"}
@@ -139,12 +142,12 @@ async def _bursts(
 
 
 async def _loop(
-    arguments: argparse.Namespace, doors: dict[str, str], streams: int, prompt: int
+    arguments: argparse.Namespace, addresses: dict[str, str], streams: int, prompt: int
 ) -> dict[str, Any]:
     """A closed loop of `streams`, by loadgen."""
     with tempfile.TemporaryDirectory() as folder:
         told = await _program(
-            _LOADGEN_S, "loadgen", "run", f"grpc://{doors['grpc']}", "--admin", doors["admin"],
+            _LOADGEN_S, "loadgen", "run", f"grpc://{addresses['grpc']}", "--admin", addresses["admin"],
             "--concurrency", str(streams),
             "--input-len", str(prompt), "--output-len", str(arguments.output_len),
             "--num-requests", str(arguments.requests * streams), "--warmup", "2",

@@ -1,10 +1,10 @@
 """How far loadgen's own numbers are right, how much one process can send, how near a search comes.
 
-    python -m bench.cluster.loadgen_accuracy truth --doors grpc,http --rates 10,200,1000 [--seconds 30]
+    python -m bench.cluster.loadgen_accuracy truth --protocols grpc,http --rates 10,200,1000 [--seconds 30]
     [--json]
-    python -m bench.cluster.loadgen_accuracy limit --doors grpc,http [--processes 1,2] [--servers 2 --pin]
+    python -m bench.cluster.loadgen_accuracy limit --protocols grpc,http [--processes 1,2] [--servers 2 --pin]
     [--json]
-    python -m bench.cluster.loadgen_accuracy search --doors grpc [--budget 480] [--json]
+    python -m bench.cluster.loadgen_accuracy search --protocols grpc [--budget 480] [--json]
 
 Against a server that logs when it emitted each token (`tests/loadgen/fake_server.py`), on the same machine
 and clock. `truth`: the error of every percentile. `limit`: rates 25 % apart, and the highest whose p50 to
@@ -38,8 +38,8 @@ from bench.cluster.core_share import core_share
 from bench.cluster.highest_rate import highest
 from bench.machine import spread_out
 from tests.loadgen.fake_server import Behaviour
+from tests.loadgen.goodput.queues import MG1, goodput
 from tests.loadgen.processes import loadgen, served
-from tests.loadgen.queues import MG1, goodput
 from tests.loadgen.truth import Tolerance, Truth, measure
 
 CLOSE = Tolerance(ms=1.0, share=0.01)
@@ -61,28 +61,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def truth(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A queue's latencies at each rate and door."""
-    for door in arguments.doors.split(","):
+    """A queue's latencies at each rate and protocol."""
+    for protocol in arguments.protocols.split(","):
         for rate in map(float, arguments.rates.split(",")):
             behaviour = Behaviour(first_s=0.02, gap_s=0.004)
             if rate <= 200:
                 behaviour = Behaviour(service_s=(0.001, 0.002, 0.004), gap_s=0.004)
             tolerance = CLOSE if rate <= 200 else LOOSE
             seconds = arguments.seconds or TRUTH_SECONDS
-            found = _run(behaviour, door, rate, seconds, arguments.output_len, 1)
+            found = _run(behaviour, protocol, rate, seconds, arguments.output_len, 1)
             wrong = found.beyond(tolerance)
             yield {"holds": not wrong, "wrong": wrong, **found.as_dict()}
 
 
 def limit(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """The highest rate of each door and number of processes."""
-    for door in arguments.doors.split(","):
+    """The highest rate of each protocol and number of processes."""
+    for protocol in arguments.protocols.split(","):
         for processes in map(int, arguments.processes.split(",")):
             began = time.monotonic()
-            limit = Limit(arguments, door, processes)
+            limit = Limit(arguments, protocol, processes)
             believed, invalid = highest(arguments.start_rate * processes, limit.believed)
             yield {
-                "door": door,
+                "protocol": protocol,
                 "processes": processes,
                 "output_len": arguments.output_len,
                 **limit.best(),
@@ -96,11 +96,12 @@ def limit(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 class Limit:
-    """The runs of one door and number of processes. One that fails is made again: a host has bad seconds."""
+    """The runs of one protocol and number of processes. One that fails is made again: a host has bad
+    seconds."""
 
-    def __init__(self, arguments: argparse.Namespace, door: str, processes: int) -> None:
+    def __init__(self, arguments: argparse.Namespace, protocol: str, processes: int) -> None:
         self._arguments = arguments
-        self._door = door
+        self._protocol = protocol
         self._processes = processes
         self._right: Truth | None = None
         # Of the lowest rate that is not believed.
@@ -148,7 +149,7 @@ class Limit:
     def _run(self, rate: float) -> Truth:
         arguments, behaviour = self._arguments, Behaviour(first_s=0.02, gap_s=0.004)
         return _run(
-            *(behaviour, self._door, rate, arguments.seconds or LIMIT_SECONDS, arguments.output_len),
+            *(behaviour, self._protocol, rate, arguments.seconds or LIMIT_SECONDS, arguments.output_len),
             *(self._processes,),
             beyond=(),
             servers=arguments.servers,
@@ -158,23 +159,23 @@ class Limit:
 
 
 def search(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One search of each door, in real time."""
+    """One search of each protocol, in real time."""
     exact = goodput(MG1((SERVICE_S,), (1.0,), LIMIT_S), 0.9)
     flags = ["--budget", f"{arguments.budget:g}", "--goodput", f"ttft:{LIMIT_S * 1e3:g}", "--input-len", "16"]
     flags += ["--output-len", "1", "--attainment", "0.9", "--max-lag-ms", f"{arguments.max_lag_ms:g}"]
     flags += ["--max-read-lag-ms", f"{arguments.max_read_lag_ms:g}", "--json"]
-    for door in arguments.doors.split(","):
+    for protocol in arguments.protocols.split(","):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder)
             with served(Behaviour(service_s=(SERVICE_S,)), path) as server:
                 began = time.monotonic()
-                url, out = getattr(server, door), str(path / "out")
+                url, out = getattr(server, protocol), str(path / "out")
                 done = loadgen("search", url, *flags, "--out", out, timeout_s=2 * arguments.budget)
                 took = time.monotonic() - began
         print(done.err, file=sys.stderr, flush=True)
         found = done.json
         yield {
-            "door": door,
+            "protocol": protocol,
             "formula": exact,
             **_against(found["crossing"], exact),
             "seconds": took,
@@ -199,7 +200,7 @@ def _against(crossing: dict[str, float] | None, exact: float) -> dict[str, Any]:
 
 def _run(
     behaviour: Behaviour,
-    door: str,
+    protocol: str,
     rate: float,
     seconds: float,
     output_len: int,
@@ -225,13 +226,13 @@ def _run(
         found = measure(
             lambda one: served(one, path, servers, cpus[:servers]),
             behaviour,
-            door,
+            protocol,
             path / "out",
             *flags,
             beyond=beyond,
         )
     off = "; ".join(found.invalid or found.beyond(LOOSE))
-    told = f"{door} x{processes} {rate:.0f}/s: valid={found.valid} lag={found.lag_p99_ms:.1f} ms {off}"
+    told = f"{protocol} x{processes} {rate:.0f}/s: valid={found.valid} lag={found.lag_p99_ms:.1f} ms {off}"
     print(told, file=sys.stderr, flush=True)
     return found
 
@@ -239,7 +240,7 @@ def _run(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.cluster.loadgen_accuracy", description=__doc__)
     parser.add_argument("what", choices=("truth", "limit", "search"))
-    parser.add_argument("--doors", default="grpc,http")
+    parser.add_argument("--protocols", default="grpc,http")
     parser.add_argument("--rates", default="10,200,1000", help="of truth")
     parser.add_argument("--seconds", type=float, help="of each run (truth: 30, limit: 8)")
     parser.add_argument("--output-len", type=int, default=4)

@@ -1,4 +1,4 @@
-"""Two runs against each other: every difference with its interval."""
+"""Compares two runs: every difference with its interval."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DIFFERENCE_FORMULA = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of two runs. Times are in milliseconds, `low` and `high` bound second - first."""
+    """One figure of two runs. Times are in milliseconds; `low` and `high` bound second - first."""
 
     name: str
     unit: str
@@ -42,17 +42,17 @@ class Difference:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves no doubt which is larger."""
+        """Whether the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     @property
     def change(self) -> float | None:
-        """(second - first) / first."""
+        """The relative change, (second - first) / first."""
         return (self.second - self.first) / self.first if self.first else None
 
 
 def compare(first: Run, second: Run) -> list[Difference]:
-    """Attainment and percentiles of what both runs have, in their windows."""
+    """The differences in attainment and percentiles of figures that both runs have, within their windows."""
     one, other = _Side(first), _Side(second)
     differences: list[Difference] = []
     if first.settings.judge.goodput and second.settings.judge.goodput:
@@ -68,7 +68,7 @@ def compare(first: Run, second: Run) -> list[Difference]:
 
 
 class _Side:
-    """One run's window, ready to be drawn from."""
+    """The window of one run, with its bootstrap."""
 
     def __init__(self, run: Run) -> None:
         columns = Columns.of(run.records, Judge.of(run.settings))
@@ -82,12 +82,12 @@ class _Side:
         self._bootstrap = BlockBootstrap(order, correlation_time(latency), run.settings.load.seed + 1)
 
     def of(self, metric: Callable[[Record], float | None]) -> tuple[Floats, Floats, float]:
-        """Percentiles, the same in every draw, and the draws' degrees of freedom."""
+        """Percentiles of `values`, in the run and in every draw, and the degrees of freedom of the draws."""
         rows = [(row, v) for row, record in enumerate(self._records) if (v := metric(record)) is not None]
         return self._drawn(np.array([v for _, v in rows]), [row for row, _ in rows])
 
     def gaps(self) -> tuple[Floats, Floats, float]:
-        """Of all gaps between tokens."""
+        """The same, of all gaps between tokens."""
         each = [np.diff(record.token_times) for record in self._records]
         rows = np.repeat(np.arange(len(each)), [len(one) for one in each])
         return self._drawn(np.concatenate([*each, np.empty(0)]), rows.tolist())

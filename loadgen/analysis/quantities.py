@@ -1,4 +1,4 @@
-"""Percentiles with their intervals, each under its formula."""
+"""Percentiles with intervals and formulas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its interval of 95 %; None where there is none."""
+    """A value and its 95 % interval; None where it is unknown."""
 
     value: float
     low: float | None = None
@@ -31,7 +31,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One time that requests have; all in milliseconds. `percentiles` is empty where nobody has it."""
+    """Percentiles of one latency in milliseconds; empty where no request has it."""
 
     name: str
     title: str
@@ -39,11 +39,11 @@ class Quantity:
     count: int
     mean: float | None
     max: float | None
-    # By "50", "99.9" and so on.
+    # Keys are "50", "99.9" and so on.
     percentiles: dict[str, Estimate]
 
     def at(self, percentile: str) -> float | None:
-        """The value of one percentile."""
+        """The value of one percentile, or None."""
         estimate = self.percentiles.get(percentile)
         return None if estimate is None else estimate.value
 
@@ -51,7 +51,7 @@ class Quantity:
 def quantity(
     name: str, title: str, formula: str, seconds: Floats, rows: Rows, bootstrap: BlockBootstrap | None
 ) -> Quantity:
-    """Of values in seconds; value i belongs to the request in row `rows[i]` of what the bootstrap draws."""
+    """The Quantity for values in seconds; value i belongs to row `rows[i]` of the bootstrap."""
     if not len(seconds):
         return Quantity(name, title, formula, 0, None, None, {})
     values = seconds * 1e3

@@ -1,10 +1,10 @@
-"""The folder of a run. The raw record is the truth; everything else can be made from it again.
+"""The folder of a run. Everything in it can be computed again from the raw record.
 
-settings.json    what was asked for
-about.json       when, with what versions, how the generator's processes fared
-requests.jsonl   the raw record, a line a request
-metrics.jsonl    what the server's own metrics said meanwhile, where they were asked
-summary.json     the numbers; report.html and report.md show them
+settings.json    the settings of the run
+about.json       time, versions, and the state of the generator's processes
+requests.jsonl   the raw record, one line per request
+metrics.jsonl    samples of the server's own metrics, where available
+summary.json     the figures; report.html and report.md show them
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PARTS = ("baton-serve", "numpy", "grpcio", "httptools", "uvloop")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run as its folder has it."""
+    """A run with its settings, record and summary."""
 
     path: Path
     settings: Settings
@@ -44,7 +44,7 @@ class Run:
     about: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """What --json prints and summary.json holds."""
+        """The summary as JSON values, for --json and summary.json."""
         return {
             "out": str(self.path),
             "settings": self.settings.model_dump(mode="json"),
@@ -54,22 +54,23 @@ class Run:
 
 
 def fresh_folder(wanted: str | None, kind: str) -> Path:
-    """The folder that was asked for, or a new one named by the time; LoadgenError where it has a run."""
+    """Creates the folder `wanted`, or one named by the time. Raises LoadgenError where it already contains a
+    run."""
     path = Path(wanted) if wanted else Path("loadgen-runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LoadgenError(f"{path}: {error.strerror}") from None
     if (path / SETTINGS).exists():
-        raise LoadgenError(f"{path} holds a run already")
+        raise LoadgenError(f"{path} contains a run already")
     return path
 
 
 def keep(path: Path, settings: Settings, measured: Measured, more: dict[str, Any]) -> Run:
-    """Writes a run's folder and returns what it holds."""
+    """Writes the folder of a run and returns the run."""
     about = {
         "started_at": datetime.fromtimestamp(measured.started_at, UTC).isoformat(),
-        # Of the machine's monotonic clock, which the records count from.
+        # Offset of the machine's monotonic clock, from which the records count.
         "started_monotonic": measured.started_monotonic,
         "stopped": measured.stopped,
         "processes": measured.processes,
@@ -87,22 +88,23 @@ def keep(path: Path, settings: Settings, measured: Measured, more: dict[str, Any
 
 
 def load(path: Path) -> Run:
-    """A run from its folder, summed up anew from the raw record; LoadgenError where it is none."""
+    """Reads a run from its folder and summarises it again. Raises LoadgenError where the folder contains
+    none."""
     try:
         settings = Settings.model_validate_json((path / SETTINGS).read_text())
         about = json.loads((path / ABOUT).read_text())
         with (path / REQUESTS).open("rb") as lines:
             records = [Record.from_line(line) for line in lines]
     except OSError as error:
-        raise LoadgenError(f"{path} is no run: {error.strerror}: {error.filename}") from None
+        raise LoadgenError(f"{path} is not a run: {error.strerror}: {error.filename}") from None
     except (ValueError, TypeError, pydantic.ValidationError) as error:
-        raise LoadgenError(f"{path} is no run of this version: {type(error).__name__}") from None
+        raise LoadgenError(f"{path} is not a run of this version: {type(error).__name__}") from None
     summary = summarize(records, settings, about["processes"], stopped=about["stopped"])
     return Run(path, settings, records, summary, about)
 
 
 def versions() -> dict[str, str]:
-    """Of what measures."""
+    """Versions and platform of the generator."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
     for part in _PARTS:
         try:

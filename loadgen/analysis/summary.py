@@ -1,4 +1,4 @@
-"""One run in one object: what was sent, what came back, how far to trust it."""
+"""The summary of one run: counts, rates, percentiles, attainment, validity."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ FORMULAS = {
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Of one class or of all."""
+    """Attainment of one class, or of all requests."""
 
     goal: float
     good: int
     judged: int
     share: Estimate
-    # How many independent draws the share is worth.
+    # The number of independent draws.
     draws: float
     limits_ms: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A second, within the window."""
+    """Rates per second within the window."""
 
     offered: float
     sent: float
@@ -71,12 +71,12 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts, rates and percentiles are of the requests that were due in the window."""
+    """Counts, rates and percentiles of the requests that were due in the window."""
 
     invalid: list[Reason]
     cautions: list[str]
     window: Window
-    # In the whole run: sent or not; then those of the window.
+    # Counts of the whole run; then of the window.
     planned: int
     due: int
     ok: int
@@ -93,11 +93,11 @@ class Summary:
 
     @property
     def valid(self) -> bool:
-        """Whether it says anything about the server."""
+        """Whether the run is valid."""
         return not self.invalid
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The summary as JSON values."""
         return {"valid": self.valid, **dataclasses.asdict(self)}
 
 
@@ -108,7 +108,7 @@ def summarize(
     *,
     stopped: bool = False,
 ) -> Summary:
-    """The summary of a run's raw record; `processes` are what each of the generator's own told at its end."""
+    """Summarises a run's raw record; `processes` are the final reports of the generator's processes."""
     judge = Judge.of(settings)
     whole = Columns.of(records, judge)
     window = find_window(whole.scheduled, whole.ended, stationary=settings.load.stationary)
@@ -164,7 +164,7 @@ def summarize(
 
 
 def _worst(processes: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The p99 of that process of the generator which has the largest."""
+    """The largest p99 among the generator's processes."""
     return max((float(one.get(name, {}).get("p99", 0.0)) for one in processes), default=0.0)
 
 
@@ -196,7 +196,7 @@ def _quantities(
 
 
 def _defined(values: Sequence[float | None]) -> tuple[Floats, Rows]:
-    """Those that are not None, and where they stood."""
+    """Values that are not None, and their rows."""
     rows = np.array([row for row, value in enumerate(values) if value is not None], np.int64)
     return np.array([value for value in values if value is not None], np.float64), rows
 
@@ -211,18 +211,18 @@ def _stages(records: Sequence[Record], bootstrap: BlockBootstrap | None) -> dict
 
 
 def _mismatches(records: Sequence[Record]) -> dict[str, int]:
-    """Requests whose token counts are not what was asked for, or not what the server says."""
+    """Counts of requests whose token counts differ from those requested or reported."""
     counts: Counter[str] = Counter()
     for record in records:
         received = len(record.token_times)
         if record.exact_output and received != record.asked_output:
-            counts["output shorter or longer than asked for"] += 1
+            counts["output shorter or longer than requested"] += 1
         elif record.usage_output is not None and received != record.usage_output:
-            counts["output tokens told by usage are not those received"] += 1
+            counts["output tokens in usage differ from those received"] += 1
         elif (
             None not in (record.usage_input, record.asked_input) and record.usage_input != record.asked_input
         ):
-            counts["prompt tokens told by usage are not those sent"] += 1
+            counts["prompt tokens in usage differ from those sent"] += 1
     return dict(counts)
 
 
@@ -246,7 +246,7 @@ def _rates(whole: Columns, inside: Columns, window: Window) -> Rates:
 
 
 def _attainment(columns: Columns, settings: Settings, limits: Mapping[str, float]) -> Attainment | None:
-    """None where no class has a limit, or there is nothing to judge."""
+    """Attainment; None without limits or without counted requests."""
     limited = limits or any(one.goodput for one in settings.load.classes)
     hits = columns.good[columns.judged].astype(np.float64)
     if not limited or not len(hits):

@@ -1,4 +1,4 @@
-"""When a number is not to be believed, and why."""
+"""Decides whether a run is valid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LIMITED = "a higher limit for its container, or none"
 
 
 class ReasonKind(StrEnum):
-    """What is wrong: the first three are the generator's, the others the server's or the load's."""
+    """The kind of a problem: the first three concern the generator, the others the server or the load."""
 
     LAG = "lag"
     NOT_SENT = "not sent"
@@ -32,7 +32,7 @@ class ReasonKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a run is INVALID, for programs and for people."""
+    """A reason why a run is INVALID, for programs and for people."""
 
     kind: ReasonKind
     text: str
@@ -40,8 +40,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """What a run is judged by. Lags are p99 in milliseconds, `throttled_ms` of what a CPU limit took from
-    each tenth of a second; counts are of the requests in the window."""
+    """What validity depends on. Lags are p99 in milliseconds; `throttled_ms` is of each tenth of a second;
+    counts are of requests in the window.
+    """
 
     window: Window
     due: int
@@ -57,14 +58,14 @@ class Grounds:
 
 
 def invalid_because(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
-    """Every reason why the run says nothing about the server; empty where it does."""
+    """All reasons why the run is INVALID; empty for a valid one."""
     reasons = [*_of_the_generator(grounds, limits), *_of_the_window(grounds.window)]
     if not grounds.ok:
-        reasons.append(Reason(ReasonKind.NOTHING, "no request of the window ended well"))
+        reasons.append(Reason(ReasonKind.NOTHING, "no request of the window succeeded"))
     failed = sum(grounds.failed.values())
     if failed > limits.max_error_share * grounds.due:
         kinds = ", ".join(f"{count} {kind}" for kind, count in grounds.failed.items())
-        text = f"{failed} of {grounds.due} requests failed ({kinds}); {limits.max_error_share:.0%} may"
+        text = f"{failed} of {grounds.due} requests failed ({kinds}); allowed: {limits.max_error_share:.0%}"
         reasons.append(Reason(ReasonKind.ERRORS, text))
     return reasons
 
@@ -72,14 +73,14 @@ def invalid_because(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
 def _of_the_generator(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
     reasons: list[Reason] = []
     if grounds.not_sent:
-        text = f"the generator had no room for {grounds.not_sent} requests (--max-in-flight): more processes"
+        text = f"{grounds.not_sent} requests exceeded --max-in-flight: use more processes"
         reasons.append(Reason(ReasonKind.NOT_SENT, text))
     lags = (
         ("requests left {} late", grounds.send_lag_ms, limits.max_lag_ms, _BUSY),
-        ("tokens had come {} before they were read", grounds.read_lag_ms, limits.max_read_lag_ms, _BUSY),
+        ("tokens were read {} late", grounds.read_lag_ms, limits.max_read_lag_ms, _BUSY),
         ("its event loop was {} late", grounds.loop_lag_ms, limits.max_lag_ms, _BUSY),
         ("it waited {} for a CPU", grounds.cpu_wait_ms, limits.max_lag_ms, _BUSY),
-        ("a CPU limit took {} of a tenth of a second", grounds.throttled_ms, limits.max_lag_ms, _LIMITED),
+        ("a CPU limit took {} of each tenth of a second", grounds.throttled_ms, limits.max_lag_ms, _LIMITED),
     )
     for what, lag_ms, limit_ms, remedy in lags:
         if lag_ms > limit_ms:
@@ -87,7 +88,9 @@ def _of_the_generator(grounds: Grounds, limits: JudgeSettings) -> list[Reason]:
             text = f"the generator lagged: {late} at p99 (at most {limit_ms:g}): {remedy}"
             reasons.append(Reason(ReasonKind.LAG, text))
     if grounds.mismatched > limits.max_mismatch_share * max(1, grounds.ok):
-        text = f"{grounds.mismatched} of {grounds.ok} requests had other token counts than asked for or told"
+        text = (
+            f"{grounds.mismatched} of {grounds.ok} requests had token counts other than requested or reported"
+        )
         reasons.append(Reason(ReasonKind.MISMATCH, text))
     return reasons
 
@@ -96,7 +99,7 @@ def _of_the_window(window: Window) -> list[Reason]:
     if window.steadiness is Steadiness.GROWING:
         text = (
             f"the backlog grew by {window.growth:.0f} requests in {window.seconds:.0f} s: the server is past "
-            "its capacity, and every latency depends on how long one looks"
+            "its capacity, and latencies depend on the duration of the run"
         )
     elif window.steadiness is Steadiness.MOVING:
         text = (

@@ -1,4 +1,4 @@
-"""`--class chat weight:3 tenant:acme priority:1 input-len:200 ttft:300 tpot:30`."""
+"""Parses `--class chat weight:3 tenant:acme priority:1 input-len:200 ttft:300 tpot:30`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def parse_class(words: Sequence[str]) -> RequestClass:
-    """A name and what its requests are like; any other word is a limit. LoadgenError where it is none."""
+    """Parses a class: its name, its fields, and limits. Raises LoadgenError for an invalid word."""
     name, *rest = words
     fields: dict[str, Any] = {"name": name}
     limits: list[str] = []
@@ -32,5 +32,5 @@ def parse_class(words: Sequence[str]) -> RequestClass:
         try:
             fields[field] = kind(value)
         except ValueError:
-            raise LoadgenError(f"--class {name}: {word!r} is no {key}") from None
+            raise LoadgenError(f"--class {name}: {word!r} is not a valid {key}") from None
     return RequestClass(**fields, goodput=parse_goodput(limits))

@@ -1,4 +1,4 @@
-"""`loadgen compare`: two or more runs, or searches, side by side."""
+"""`loadgen compare`: compares two or more runs, or searches."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from loadgen.goodput.curve import CURVE, Curve, read_curve
 from loadgen.reports.compared import comparison_page
 from loadgen.reports.described import load_words
 
-HELP = "differences between runs, with intervals"
+HELP = "compare runs or searches, with intervals"
 DESCRIPTION = (
-    "Compares each further run with the first: every difference has an interval of 95 %, and one that does "
-    "not hold zero is marked. Folders of searches are compared by their goodput."
+    "Compares each further run with the first. Every difference has a 95 % interval; significant ones are "
+    "marked. Folders of searches are compared by their goodput."
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="of two or more runs, or of searches")
-    parser.add_argument("--html", metavar="FILE", help="write a page, too")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    """Adds the flags of this command."""
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="folders of two or more runs, or of searches"
+    )
+    parser.add_argument("--html", metavar="FILE", help="also write an HTML page")
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout")
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """0, whatever the differences are."""
+    """Prints the comparison; returns 0."""
     paths = [Path(folder) for folder in arguments.folders]
     if len(paths) < 2:
         raise LoadgenError("compare needs two folders or more")
@@ -65,12 +67,12 @@ def main(arguments: argparse.Namespace) -> int:
         )
     for path, differences in compared.items():
         console.print(Text(f"\n{runs[0].path} → {path}", style="bold"), table(differences), sep="\n")
-    console.print(Text(f"*: certain, the interval does not hold zero. {DIFFERENCE_FORMULA}", style="dim"))
+    console.print(Text(f"*: significant, the interval excludes zero. {DIFFERENCE_FORMULA}", style="dim"))
     return 0
 
 
 def table(differences: list[Difference]) -> Table:
-    """A row a figure; what is certain stands out."""
+    """A table with one row per figure; significant differences are bold."""
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("", "first", "second", "difference", "95 %", "change"):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The flags that run, search and sweep share, and the settings they make."""
+"""The flags that run, search and sweep share, and the settings built from them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 _DISTRIBUTIONS = ("input_len", "output_len", "turns", "think_time", "cancel_after")
-# What a conversation is like where nobody says.
+# Defaults of a conversation.
 _CHAT_TURNS, _CHAT_THINK = "uniform:2-6", "exp:2"
 
 
 def add_target(parser: argparse.ArgumentParser) -> None:
-    """Who is asked."""
+    """Adds the flags of the target."""
     group = parser.add_argument_group("target")
     group.add_argument(
         "target", metavar="TARGET", help="grpc://HOST:PORT (Baton) or http(s)://HOST:PORT (OpenAI)"
@@ -44,21 +44,29 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--admin", default="", metavar="HOST:PORT", help=TargetSettings.model_fields["admin"].description
     )
-    group.add_argument("--model", default="", help="default: the one that is served there")
+    group.add_argument("--model", default="", help="model name (default: the served model)")
     group.add_argument(
-        "--form", choices=("ids", "text", "chat"), help="what prompts are sent as (default ids)"
+        "--form",
+        choices=("ids", "text", "chat"),
+        help="form of prompts: token ids, text, or chat messages (default ids)",
     )
     _add(group, TargetSettings, "timeout_s", "--timeout", float, "S")
     _add(group, TargetSettings, "connections", "--connections", int, "N")
     _add(group, TargetSettings, "temperature", "--temperature", float, "T")
-    group.add_argument("--no-ignore-eos", action="store_true", help="let outputs end by themselves")
-    group.add_argument("--extra-body", metavar="JSON", default="{}", help="more fields of every HTTP body")
-    group.add_argument("--slo-headers", action="store_true", help="tell the server each request's limits")
+    group.add_argument(
+        "--no-ignore-eos", action="store_true", help="let outputs end at the end-of-sequence token"
+    )
+    group.add_argument(
+        "--extra-body", metavar="JSON", default="{}", help="additional fields of every HTTP body"
+    )
+    group.add_argument(
+        "--slo-headers", action="store_true", help="send each request's limits as x-slo-…-ms headers"
+    )
     _add(group, TargetSettings, "api_key_env", "--api-key-env", str, "NAME")
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
-    """All that stands below a command's own flags."""
+    """Adds the shared flags."""
     _add_load(parser)
     _add_prompts(parser)
     _add_judging(parser)
@@ -66,22 +74,27 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prompts(parser: argparse.ArgumentParser) -> None:
-    """What is asked."""
+    """Adds the flags of the prompts."""
     group = parser.add_argument_group("prompts", description=f"lengths and times: {FORMS_HELP}")
-    group.add_argument("--dataset", choices=("random", "document", "code", "chat"), default="random")
-    group.add_argument("--prompts", metavar="FILE", help="own prompts: JSONL, or ShareGPT's JSON")
+    group.add_argument(
+        "--dataset",
+        choices=("random", "document", "code", "chat"),
+        default="random",
+        help="synthetic prompts (default random)",
+    )
+    group.add_argument("--prompts", metavar="FILE", help="own prompts: JSONL, or ShareGPT JSON")
     _add(group, PromptSettings, "input_len", "--input-len", str, "TOKENS")
     _add(group, PromptSettings, "output_len", "--output-len", str, "TOKENS")
     _add(group, PromptSettings, "prefix_len", "--prefix-len", int, "TOKENS")
     _add(group, PromptSettings, "num_prefixes", "--num-prefixes", int, "N")
     _add(group, PromptSettings, "question_len", "--question-len", int, "TOKENS")
     group.add_argument("--turns", metavar="N", help="turns of a conversation (default 1)")
-    group.add_argument("--think-time", metavar="S", help="before a user's next turn (default 0)")
+    group.add_argument("--think-time", metavar="S", help="seconds before a user's next turn (default 0)")
     _add(group, PromptSettings, "vocab_size", "--vocab-size", int, "N")
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
-    """How bursty and of which kinds; when and until when is each command's own."""
+    """Adds the flags of the load; times and durations are each command's own."""
     group = parser.add_argument_group("load")
     _add(group, LoadSettings, "burstiness", "--burstiness", float, "B")
     _add(group, LoadSettings, "seed", "--seed", int, "K")
@@ -99,8 +112,8 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_judging(parser: argparse.ArgumentParser) -> None:
-    """What is good, and what is not to be believed."""
-    group = parser.add_argument_group("judging")
+    """Adds the flags of limits and validity."""
+    group = parser.add_argument_group("limits and validity")
     group.add_argument(
         "--goodput",
         nargs="+",
@@ -109,9 +122,14 @@ def _add_judging(parser: argparse.ArgumentParser) -> None:
         help="limits of a good request, such as ttft:300 tpot:30 itl_p99:100",
     )
     group.add_argument(
-        "--preset", choices=sorted(PRESETS), metavar="NAME", help=f"{', '.join(sorted(PRESETS))}"
+        "--preset",
+        choices=sorted(PRESETS),
+        metavar="NAME",
+        help=f"published limits: {', '.join(sorted(PRESETS))}",
     )
-    group.add_argument("--attainment", type=float, metavar="SHARE", help="that must be good (default 0.9)")
+    group.add_argument(
+        "--attainment", type=float, metavar="SHARE", help="share of requests that must be good (default 0.9)"
+    )
     _add(group, JudgeSettings, "max_lag_ms", "--max-lag-ms", float, "MS")
     _add(group, JudgeSettings, "max_read_lag_ms", "--max-read-lag-ms", float, "MS")
     _add(group, JudgeSettings, "max_error_share", "--max-error-share", float, "SHARE")
@@ -119,11 +137,11 @@ def _add_judging(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_generator(parser: argparse.ArgumentParser) -> None:
-    """The generator, and where its results go."""
+    """Adds the flags of the generator and its results."""
     group = parser.add_argument_group("generator and results")
     _add(group, GeneratorSettings, "processes", "--processes", int, "N")
     group.add_argument(
-        "--cpus", type=_cpus, default=(), metavar="N,N", help="a processor for each (default: any)"
+        "--cpus", type=_cpus, default=(), metavar="N,N", help="the processor of each process (default: any)"
     )
     group.add_argument(
         "--warmup",
@@ -132,21 +150,23 @@ def _add_generator(parser: argparse.ArgumentParser) -> None:
         help="requests before the clock starts (default: twice the expected concurrency)",
     )
     _add(group, GeneratorSettings, "max_in_flight", "--max-in-flight", int, "N")
-    group.add_argument("--drain", type=float, metavar="S", help="wait after the last send (default: timeout)")
+    group.add_argument(
+        "--drain", type=float, metavar="S", help="longest wait after the last send (default: timeout)"
+    )
     group.add_argument(
         "--metrics-url",
         action="append",
         default=[],
         metavar="URL",
-        help="a Prometheus endpoint to ask meanwhile",
+        help="a Prometheus endpoint to sample during the run",
     )
-    group.add_argument("--out", metavar="DIR", help="default: a new folder in loadgen-runs")
-    group.add_argument("--parquet", action="store_true", help="the raw record as parquet, too")
-    group.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    group.add_argument("--out", metavar="DIR", help="output folder (default: a new one in loadgen-runs)")
+    group.add_argument("--parquet", action="store_true", help="also write the raw record as parquet")
+    group.add_argument("--json", action="store_true", help="print one JSON object to stdout")
 
 
 def settings_of(arguments: argparse.Namespace, load: Mapping[str, Any]) -> Settings:
-    """The settings that flags and `load` ask for; LoadgenError names the first that is wrong."""
+    """Builds the settings from flags and `load`. Raises LoadgenError for the first invalid one."""
     if arguments.parquet:
         need_pyarrow()
     for stage in load.get("stages", ()):
@@ -185,7 +205,7 @@ def _target(arguments: argparse.Namespace) -> TargetSettings:
     try:
         extra = json.loads(arguments.extra_body)
     except json.JSONDecodeError:
-        raise LoadgenError("--extra-body is no JSON object") from None
+        raise LoadgenError("--extra-body is not a JSON object") from None
     form = arguments.form
     if arguments.prompts is not None:
         form = form_of(read_prompts(arguments.prompts), form or "ids")
@@ -252,7 +272,7 @@ def _check_distributions(settings: Settings) -> None:
 def _add(
     group: argparse._ArgumentGroup, model: type[BaseModel], name: str, flag: str, kind: type, metavar: str
 ) -> None:
-    """A flag whose default and words are the setting's own."""
+    """Adds a flag whose default and help are those of the setting."""
     field = model.model_fields[name]
     words = (
         f"{field.description} (default {field.default})" if field.description else f"default {field.default}"

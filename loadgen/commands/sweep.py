@@ -1,4 +1,4 @@
-"""`loadgen sweep`: the curve of attainment and latency over the rate."""
+"""`loadgen sweep`: measures attainment and latency at several rates."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     from loadgen.common.settings import Settings
     from loadgen.goodput.curve import Curve
 
-HELP = "one run at each of several rates"
+HELP = "measure several rates"
 DESCRIPTION = (
-    "One run at each rate, and the curve over all. Exit code 0: done, 2: nothing could be measured, 3: every "
-    "run is INVALID."
+    "Measures each rate in a run of its own, and reports the curve. Exit code 0: done, 2: nothing could be "
+    "measured, 3: every run is INVALID."
 )
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """The flags of this command."""
+    """Adds the flags of this command."""
     flags.add_target(parser)
     group = parser.add_argument_group("sweep")
-    group.add_argument("--rates", type=float, nargs="+", required=True, metavar="R", help="requests a second")
     group.add_argument(
-        "--duration", type=float, default=60.0, metavar="S", help="of each (default %(default)g)"
+        "--rates", type=float, nargs="+", required=True, metavar="R", help="requests per second"
+    )
+    group.add_argument(
+        "--duration", type=float, default=60.0, metavar="S", help="seconds per rate (default %(default)g)"
     )
     flags.add_shared(parser)
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit code."""
+    """Runs the sweep and returns the exit code."""
     if min(arguments.rates) <= 0:
         raise LoadgenError("--rates must be positive")
     # The highest rate is what the warm-up must be wide enough for.

@@ -1,4 +1,4 @@
-"""What a whole run brought."""
+"""The raw result of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run brought: every record, by the time it was due, and how its processes fared."""
+    """All records of a run ordered by due time, and the state of its processes."""
 
     records: list[Record]
-    # The run's second 0, on the wall's clock and on the machine's monotonic one.
+    # The run's second 0, on the wall clock and on the machine's monotonic clock.
     started_at: float
     started_monotonic: float
     processes: list[dict[str, Any]]

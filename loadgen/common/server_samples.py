@@ -1,4 +1,4 @@
-"""Samples of a server's metrics during a run, and the file that keeps them."""
+"""Samples of a server's metrics during a run, and the file that stores them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One source at one time."""
+    """Metrics of one source at one time."""
 
     at: float
     source: str
     values: dict[str, float]
 
     def shifted(self, seconds: float) -> Sample:
-        """The same on a clock that is so much ahead."""
+        """The sample with its time shifted by `seconds`."""
         return Sample(self.at + seconds, self.source, self.values)
 
 
 def write_samples(path: Path, samples: Sequence[Sample]) -> None:
-    """A line a sample; no file where there is none."""
+    """Writes one line per sample; no file without samples."""
     if not samples:
         return
     with path.open("w") as lines:
@@ -39,7 +39,7 @@ def write_samples(path: Path, samples: Sequence[Sample]) -> None:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Those of a run's folder; none where there is no file."""
+    """Reads the samples of a run's folder; empty without a file."""
     if not path.exists():
         return []
     with path.open() as lines:

@@ -1,7 +1,6 @@
-"""All that one run is made of, as JSON: its processes read it, and its folder keeps it.
+"""The settings of one run, as JSON for its processes and its folder.
 
-Frozen, and an unknown key is an error: a setting silently lost costs more than a run refused. Each default
-is stated here and nowhere else.
+Frozen, and an unknown key is an error. Each default is stated here only.
 """
 
 from __future__ import annotations
@@ -24,31 +23,31 @@ Burstiness = Annotated[
 
 
 class Strict(BaseModel):
-    """Frozen, unknown keys refused."""
+    """Base of all settings: frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class TargetSettings(Strict):
-    """Who is asked, and how."""
+    """The target and how it is called."""
 
     url: str
     admin: str = Field(
         "",
         description="the router's AdminService, for the leak check and metrics of workers; unset: "
-        f"{DEFAULT_ADDRESS} if it is the target's",
+        f"{DEFAULT_ADDRESS} if it belongs to the target",
     )
-    # Empty: whatever is served there.
+    # Empty: the served model.
     model: str = ""
-    form: Form = Field("ids", description="what a prompt is sent as")
-    timeout_s: float = Field(300.0, gt=0, description="a request fails after this")
+    form: Form = Field("ids", description="form of prompts")
+    timeout_s: float = Field(300.0, gt=0, description="timeout of a request in seconds")
     connections: int = Field(1, ge=1, le=1024, description="gRPC connections of each process")
-    ignore_eos: bool = Field(True, description="outputs have exactly the asked length")
-    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    ignore_eos: bool = Field(True, description="outputs have exactly the requested length")
+    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy")
     slo_headers: bool = Field(False, description="send each request's limits as x-slo-…-ms")
     # Added to every HTTP body.
     extra_body: dict[str, Any] = Field(default_factory=dict)
-    # Found out before the run: which extra fields this server takes.
+    # Determined by the preflight: the extensions that this server accepts.
     extensions: Literal["all", "no_ids", "none"] = "all"
     api_key_env: str = Field("OPENAI_API_KEY", description="environment variable with the bearer token")
 
@@ -75,20 +74,20 @@ class Words(Strict):
 
 
 class PromptSettings(Strict):
-    """What is asked."""
+    """The prompts."""
 
     dataset: Dataset = "random"
     # Own prompts instead: JSONL or ShareGPT.
     file: str | None = None
-    input_len: str = Field("64", description="tokens of a prompt, or of a user's turn")
+    input_len: str = Field("64", description="tokens of a prompt, or of a user's message")
     output_len: str = Field("32", description="tokens of an output")
-    prefix_len: int = Field(0, ge=0, description="tokens that prompts share")
-    num_prefixes: int = Field(1, ge=1, description="different shared prefixes")
+    prefix_len: int = Field(0, ge=0, description="tokens of a prefix that prompts share")
+    num_prefixes: int = Field(1, ge=1, description="number of different shared prefixes")
     question_len: int = Field(32, ge=1, description="tokens of a question about a shared document")
     turns: str = Field("1", description="turns of a conversation")
     think_time: str = Field("0", description="seconds before a user's next turn")
-    vocab_size: int = Field(256, ge=2, description="token ids are drawn below it")
-    # Learned from the server where prompts are text.
+    vocab_size: int = Field(256, ge=2, description="token ids of prompts are below it")
+    # Measured by the preflight where prompts are text.
     words: Words | None = None
 
 
@@ -102,58 +101,66 @@ class TraceSettings(Strict):
 
 
 class LoadSettings(Strict):
-    """When, how much, and of which kind."""
+    """When requests are sent, how many, and of which kind."""
 
-    rate: float | None = Field(None, gt=0, description="requests (or conversations) a second")
-    # As `--stages` has them; instead of a rate.
+    rate: float | None = Field(None, gt=0, description="requests (or conversations) per second")
+    # As in `--stages`; instead of a rate.
     stages: tuple[str, ...] = ()
-    concurrency: int | None = Field(None, ge=1, description="closed loop: requests under way")
-    burstiness: Burstiness = Field(1.0, gt=0, description="1: Poisson, less: burstier, inf: even")
+    concurrency: int | None = Field(None, ge=1, description="requests in flight in a closed loop")
+    burstiness: Burstiness = Field(
+        1.0, gt=0, description="burstiness: 1 Poisson, less: burstier, inf: evenly spaced"
+    )
     trace: TraceSettings | None = None
     num_requests: int | None = Field(None, ge=1)
     duration_s: float | None = Field(None, gt=0)
-    seed: int = Field(0, ge=0, lt=2**64, description="of all that is drawn")
+    seed: int = Field(0, ge=0, lt=2**64, description="seed of arrivals and prompts")
     classes: tuple[RequestClass, ...] = (RequestClass(),)
-    cancel_share: float = Field(0.0, ge=0, le=1, description="share of requests that leave early")
-    cancel_after: str = Field("1", description="after how many seconds they leave")
+    cancel_share: float = Field(0.0, ge=0, le=1, description="share of requests that their client cancels")
+    cancel_after: str = Field("1", description="seconds until they are cancelled")
 
     @model_validator(mode="after")
     def _one_kind(self) -> LoadSettings:
         kinds = (self.rate is not None, bool(self.stages), self.concurrency is not None, bool(self.trace))
         if sum(kinds) != 1:
-            raise ValueError("one of rate, stages, concurrency and trace says when requests are sent")
+            raise ValueError("exactly one of rate, stages, concurrency and trace is needed")
         if self.num_requests is None and self.duration_s is None and not (self.stages or self.trace):
-            raise ValueError("num_requests or duration says when to stop")
+            raise ValueError("num_requests or duration is needed")
         return self
 
     @property
     def stationary(self) -> bool:
-        """Whether the load is meant to be the same from start to end."""
+        """Whether the load is constant from start to end."""
         return not self.stages and self.trace is None
 
 
 class JudgeSettings(Strict):
-    """What is good, and when a run is not to be believed."""
+    """Limits of good requests, and of validity."""
 
     # Limits in milliseconds by metric.
     goodput: dict[str, float] = Field(default_factory=dict)
     attainment: float = Field(0.9, gt=0, lt=1, description="share of requests that must be good")
-    max_lag_ms: float = Field(5.0, gt=0, description="INVALID beyond: p99 of the generator's own lag")
-    # What is read late is told late: by so much every latency is wrong.
-    max_read_lag_ms: float = Field(3.0, gt=0, description="the same, of its reading what has come")
-    max_error_share: float = Field(0.05, ge=0, le=1, description="of requests that failed")
-    max_mismatch_share: float = Field(0.01, ge=0, le=1, description="of wrong token counts")
+    max_lag_ms: float = Field(5.0, gt=0, description="INVALID above: p99 lag of the generator in ms")
+    # Latencies are too long by this delay.
+    max_read_lag_ms: float = Field(3.0, gt=0, description="INVALID above: p99 delay of reading tokens in ms")
+    max_error_share: float = Field(0.05, ge=0, le=1, description="INVALID above: share of failed requests")
+    max_mismatch_share: float = Field(
+        0.01, ge=0, le=1, description="INVALID above: share of wrong token counts"
+    )
 
 
 class GeneratorSettings(Strict):
     """The generator itself."""
 
-    processes: int = Field(1, ge=1, le=256, description="that send, with one clock")
-    # Where each runs; empty: anywhere.
+    processes: int = Field(1, ge=1, le=256, description="number of sending processes")
+    # The processor of each process; empty: any.
     cpus: tuple[int, ...] = ()
     warmup: int | None = Field(None, ge=0, description="requests before the clock starts; unset: enough")
-    max_in_flight: int = Field(20_000, ge=1, description="of each process; more are counted, not sent")
-    # Prometheus endpoints to ask once a second meanwhile.
+    max_in_flight: int = Field(
+        20_000,
+        ge=1,
+        description="most requests in flight of each process; further ones are counted, not sent",
+    )
+    # Prometheus endpoints to sample once per second.
     metrics_urls: tuple[str, ...] = ()
     drain_s: float | None = Field(None, ge=0, description="how long to wait after the last send")
 
@@ -165,7 +172,7 @@ class GeneratorSettings(Strict):
 
 
 class Settings(Strict):
-    """One run."""
+    """All settings of one run."""
 
     target: TargetSettings
     load: LoadSettings

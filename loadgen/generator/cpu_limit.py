@@ -1,8 +1,8 @@
-"""How long the CPU limit of our control group has held us back, as the kernel counts it.
+"""Measures how long the CPU limit of the control group throttled this process, as the kernel counts it.
 
-A container with a limit runs until its quota of a period (100 ms, mostly) is used up and stands still for the
-rest of it: nobody here can tell that from a quiet moment, and the machine's processors may be idle meanwhile.
-The groups above ours may have limits too, so each that we can see is asked. Control groups' version 2 or 1.
+A container with a limit runs until its quota of a period (usually 100 ms) is used up and then stops for the
+rest of the period, which other measurements do not show. Groups above this one may have limits too, so all
+visible ones are read. Control groups of version 2 or 1.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _UNITS = {"throttled_usec": 1e6, "throttled_time": 1e9}
 
 
 class CpuLimit:
-    """Samples while `run` runs: of each tenth of a second, the seconds that a limit took from us (of several
-    processors' together, as far as the tenth goes). No samples where no group of ours counts."""
+    """Samples while `run` runs: the seconds of each tenth of a second in which the group was throttled. No
+    samples where the kernel does not count.
+    """
 
     def __init__(self, clock: Callable[[], float], proc: Path = _PROC) -> None:
         self._clock = clock
@@ -30,7 +31,7 @@ class CpuLimit:
         self.samples: list[float] = []
 
     def held_back(self) -> tuple[int, float]:
-        """How many times so far, and for how many seconds: since the groups were made."""
+        """Number and seconds of throttlings since the groups were created."""
         times, seconds = 0, 0.0
         for stat in self._stats:
             counts = _read(stat)
@@ -39,7 +40,7 @@ class CpuLimit:
         return times, seconds
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         if not self._stats:
             return
         (_, before), began = self.held_back(), self._clock()
@@ -51,7 +52,7 @@ class CpuLimit:
 
 
 def _stats(proc: Path) -> Iterator[Path]:
-    """The cpu.stat of our control group and of those above it, as far as they are mounted and count."""
+    """The cpu.stat files of this process's control group and its ancestors, as far as they are mounted."""
     for root, mounted, version in _mounts(proc):
         group = _group(proc, version)
         if group is None:
@@ -63,7 +64,7 @@ def _stats(proc: Path) -> Iterator[Path]:
 
 
 def _mounts(proc: Path) -> Iterator[tuple[Path, Path, int]]:
-    """Of each hierarchy of groups that may limit processors: its root, where that is mounted, its version."""
+    """For each hierarchy with CPU limits: the group's path, the mount point, the version."""
     for line in _lines(proc / "mountinfo"):
         mount, _, system = line.partition(" - ")
         kind, _, options = system.split(" ", 2)
@@ -88,6 +89,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _read(stat: Path) -> dict[str, int]:
-    """Empty where there is no such file."""
+    """The contents, or empty where there is no such file."""
     counts = (line.split(" ") for line in _lines(stat))
     return {name: int(count) for name, count in counts}

@@ -1,7 +1,7 @@
-"""How long this process's threads wait for a CPU once they could run, as the kernel counts it.
+"""Measures how long this process's runnable threads wait for a CPU, as the kernel counts it.
 
-The event loop's lag does not show it all: with gRPC, another thread hears of a message first, and while that
-one waits for a CPU nobody here knows that anything has come.
+The lag of the event loop is not enough: with gRPC another thread receives a message first, and its wait for a
+CPU is invisible to the loop.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ _TASKS = Path("/proc/self/task")
 
 
 class CpuWait:
-    """Samples while `run` runs: the mean wait, in seconds, of each tenth of a second. No samples where the
-    kernel does not count."""
+    """Samples while `run` runs: the mean wait in seconds of each tenth of a second. No samples where the
+    kernel does not count.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.samples: list[float] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         waited, times = _counts()
         while True:
             await asyncio.sleep(EVERY_S)
@@ -37,7 +38,7 @@ class CpuWait:
 
 
 def _counts() -> tuple[int, int]:
-    """Nanoseconds that all threads have waited, and how often one was given a CPU."""
+    """Nanoseconds that all threads have waited, and how often one was scheduled."""
     waited = times = 0
     for task in _TASKS.glob("*/schedstat"):
         try:

@@ -1,4 +1,4 @@
-"""Starts the processes of a run, gives them one start, watches them and gathers what they recorded."""
+"""Starts the processes of a run, gives them a common start time, monitors them and collects their records."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
     from loadgen.common.settings import Settings
 
-# A process makes its prompts before it is ready; long ones take their time.
+# A process generates its prompts before it is ready; long ones take time.
 READY_S = 300.0
-# From the word to the first send: every process must have heard it.
+# Time from the start message to the first send, so that every process has received it.
 _AHEAD_S = 0.2
 _LONGEST_LINE = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The whole run so far, all processes together."""
+    """Progress of the whole run, all processes together."""
 
     elapsed_s: float
     sent: int
@@ -38,14 +38,14 @@ class Progress:
     good: int
     cancelled: int
     tokens: int
-    # The worst since the last report.
+    # The maximum since the last report.
     lag_ms: float
-    # Conversations whose time has come, sent or not; 0 in a closed loop, where nothing is due.
+    # Conversations that are due, sent or not; 0 in a closed loop.
     due: int = 0
 
     @property
     def in_flight(self) -> int:
-        """Sent and not ended."""
+        """Requests that were sent and have not ended."""
         return self.sent - self.ended
 
 
@@ -61,10 +61,11 @@ Watch = Callable[[Progress], bool]
 
 
 async def measure(settings: Settings, folder: Path, watch: Watch) -> Measured:
-    """One run. `watch` is told four times a second how it goes and says whether to go on.
+    """Runs a load in several processes. `watch` is called four times per second with the progress; a run for
+    which it returns False is stopped.
 
-    Parts of the raw record are written to `folder` while it runs. LoadgenError where the target does not
-    answer or a process dies.
+    Parts of the raw record are written to `folder` during the run. Raises LoadgenError where the target does
+    not answer or a process dies.
     """
     crew = Crew(settings, folder)
     try:
@@ -83,7 +84,7 @@ class Crew:
         self._members: list[_Member] = []
 
     async def start(self) -> None:
-        """Starts all and returns when every one is ready to send."""
+        """Starts all processes and returns when each is ready to send."""
         count = self._settings.generator.processes
         for number in range(count):
             part = self._folder / f"part-{number}.jsonl"
@@ -105,7 +106,7 @@ class Crew:
                 "of": count,
                 "records": str(part),
             }
-            await self._say(member, assignment)
+            await self._send(member, assignment)
         try:
             async with asyncio.timeout(READY_S):
                 for member in self._members:
@@ -114,11 +115,11 @@ class Crew:
             raise LoadgenError("the generator's processes were not ready in time") from None
 
     async def run(self, watch: Watch) -> Measured:
-        """Starts the clock and returns when every process is done."""
+        """Sends the start time and returns when every process is done."""
         start = time.monotonic() + _AHEAD_S
         started_at = time.time() + _AHEAD_S
         for member in self._members:
-            await self._say(member, {"start": start})
+            await self._send(member, {"start": start})
         hearing = [asyncio.ensure_future(self._hear_all(member)) for member in self._members]
         stopped = False
         try:
@@ -127,7 +128,7 @@ class Crew:
                 if not watch(self._progress(time.monotonic() - start)) and not stopped:
                     stopped = True
                     for member in self._members:
-                        await self._say(member, {"stop": True})
+                        await self._send(member, {"stop": True})
             for one in hearing:
                 one.result()
         finally:
@@ -138,7 +139,7 @@ class Crew:
         return Measured(records, started_at, start, done, stopped)
 
     async def end(self) -> None:
-        """No process is left; and no part of the record, if it was gathered."""
+        """Kills remaining processes and removes partial records that were collected."""
         for member in self._members:
             if member.process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -148,10 +149,10 @@ class Crew:
                 member.part.unlink()
 
     def _progress(self, elapsed_s: float) -> Progress:
-        told = [member.progress for member in self._members]
+        reports = [member.progress for member in self._members]
 
         def total(name: str) -> int:
-            return int(sum(one.get(name, 0) for one in told))
+            return int(sum(one.get(name, 0) for one in reports))
 
         return Progress(
             elapsed_s=max(0.0, elapsed_s),
@@ -162,7 +163,7 @@ class Crew:
             cancelled=total("cancelled"),
             tokens=total("tokens"),
             due=total("due"),
-            lag_ms=max((one.get("lag_ms", 0.0) for one in told), default=0.0),
+            lag_ms=max((one.get("lag_ms", 0.0) for one in reports), default=0.0),
         )
 
     async def _hear_all(self, member: _Member) -> None:
@@ -185,10 +186,10 @@ class Crew:
         return message
 
     @staticmethod
-    async def _say(member: _Member, message: dict[str, Any]) -> None:
+    async def _send(member: _Member, message: dict[str, Any]) -> None:
         assert member.process.stdin is not None
         member.process.stdin.write(json.dumps(message).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # who is gone is found when it is heard
+        with contextlib.suppress(ConnectionError):  # a process that ended is noticed when it is read
             await member.process.stdin.drain()
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run, not its results: what was measured is kept and summed up. A second one ends all."""
+"""Handles Ctrl-C: the first one ends the run and keeps its results, the second one ends the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM only sets `asked`; the next does what it always does."""
+    """While entered, the first SIGINT or SIGTERM only sets `asked`; the next has its default effect."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -1,7 +1,7 @@
-"""How late an event loop runs: what a token's arrival time may be late by, too.
+"""Measures how late an event loop runs, by which token times may be late.
 
-A tick is due every 5 ms. The loop that is busy through many of them makes one late call, but each missed tick
-counts with its own lateness, or a long stall would weigh no more than a short one.
+A tick is due every 5 ms. A loop that is busy during several ticks makes one late call, but each missed tick
+is counted with its own lag, so that a long stall weighs more than a short one.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TICK_S = 0.005
-# asyncio rounds a wait up to the next millisecond; that much is no lag.
+# asyncio rounds a wait up to the next millisecond, which is no lag.
 _TIMER_S = 0.001
 
 
 class LoopLag:
-    """Samples a loop while `run` runs there."""
+    """Samples the lag of an event loop while `run` runs in it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.samples: list[float] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         due = self._clock() + TICK_S
         while True:
             await asyncio.sleep(max(0.0, due - self._clock()))

@@ -1,4 +1,4 @@
-"""One run from its first question to its folder: preflight, load and scraping side by side, a last look."""
+"""One run from preflight to folder: load and scraping at the same time, then the leak check."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Decide = Callable[[Progress], bool]
 
 
 async def run_once(before: Preflight, path: Path, title: str, go_on: Decide = lambda _: True) -> Run:
-    """Measures with the settings that the preflight found good, and keeps the folder.
+    """Runs the load with the settings of the preflight, and writes the folder.
 
-    `go_on` may end the run early. LoadgenError where the target goes away or a process dies.
+    `go_on` may stop the run early. Raises LoadgenError where the target is lost or a process dies.
     """
     settings = before.settings
     origin = time.monotonic()
@@ -40,7 +40,7 @@ async def run_once(before: Preflight, path: Path, title: str, go_on: Decide = la
         with contextlib.suppress(asyncio.CancelledError):
             await scraping
     leaks = await check_leaks(settings.target)
-    # The scraper's clock ran from before the processes started; the run's own starts with its first second.
+    # The scraper started before the processes; shifted to the run's own start.
     shift = measured.started_monotonic - origin
     write_samples(path / run_folder.METRICS, [sample.shifted(-shift) for sample in scraper.samples])
     more = {"lone_s": before.lone_s, "warmups": before.warmups, **leaks.as_dict()}

@@ -1,4 +1,5 @@
-"""A run while it lasts: offered and achieved rate, in flight, attainment so far, the generator's own lag."""
+"""Live display of a run: offered and achieved rate, requests in flight, attainment so far, lag of the
+generator."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _RECENT = 20  # reports: the last five seconds
 
 
 class ProgressView:
-    """Draws itself on stderr where that is a terminal, else says nothing. Give its `watch` to a crew; `go_on`
-    has the last word on whether the run goes on."""
+    """Draws on stderr if that is a terminal. Its `watch` is called with every report; `go_on` decides whether
+    the run continues.
+    """
 
     def __init__(
         self, settings: Settings, title: str, go_on: Callable[[Progress], bool] = lambda _: True
@@ -52,14 +54,14 @@ class ProgressView:
             self._live.stop()
 
     def watch(self, progress: Progress) -> bool:
-        """Shows it."""
+        """Starts the display."""
         self._recent.append(progress)
         if self._live is not None:
             self._live.update(self.render())
         return self._go_on(progress)
 
     def render(self) -> Group:
-        """The screen's few lines."""
+        """The displayed lines."""
         now, before = self._recent[-1], self._recent[0]
         seconds = max(1e-9, now.elapsed_s - before.elapsed_s)
         cells = [
@@ -87,7 +89,7 @@ class ProgressView:
         return Group(line, table)
 
     def _offered(self, now: Progress, before: Progress, seconds: float) -> float | None:
-        """As asked for; where that changes, as much as came due lately. A closed loop offers none."""
+        """The offered rate: as requested, or measured recently where it varies. None in a closed loop."""
         load = self._settings.load
         if load.rate is not None or load.concurrency is not None:
             return load.rate

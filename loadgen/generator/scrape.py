@@ -1,9 +1,4 @@
-"""The server's own metrics while a run lasts, on the run's clock.
-
-Sources are Prometheus endpoints, those the user names and, where the target's AdminService answers, every
-worker's; and the router's status. Samples are kept as they are, without histograms' buckets. A source that
-does not answer is left out of that round: a run is not lost for it.
-"""
+"""Samples the server's own metrics during a run, on the run's clock."""
 
 from __future__ import annotations
 
@@ -39,7 +34,7 @@ _FOREIGN = ("python_", "process_", "go_")
 
 
 class Scraper:
-    """Asks every source once a second while `run` runs; `samples` are what they said."""
+    """Samples every source once per second while `run` runs, into `samples`."""
 
     def __init__(self, urls: Sequence[str], target: TargetSettings, clock: Callable[[], float]) -> None:
         self._urls = {url.split("://", 1)[1].partition("/")[0]: url for url in urls}
@@ -48,7 +43,7 @@ class Scraper:
         self.samples: list[Sample] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Samples until cancelled."""
         async with contextlib.AsyncExitStack() as stack:
             admin = await stack.enter_async_context(AdminPort(self._target))
             public = None
@@ -63,7 +58,7 @@ class Scraper:
                 await asyncio.sleep(max(0.0, due - self._clock()))
 
     async def _status(self, admin: AdminPort, public: grpc.aio.Channel | None) -> dict[str, str]:
-        """Keeps the router's totals; returns the metrics addresses of its workers, if they are known."""
+        """Stores the router's totals; returns the metrics addresses of its workers, if known."""
         try:
             status = await admin.status(_ANSWER_S, check_integrity=False)
         except NoAdminError:
@@ -96,8 +91,9 @@ class Scraper:
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Values by name and labels, buckets and the client library's own left out; ValueError where the text is
-    no metrics."""
+    """Values by name and labels, without buckets and the client library's own metrics. Raises ValueError for
+    text in another format.
+    """
     values: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -1,11 +1,11 @@
-"""Synthetic prompts, drawn without any download; the same number always gives the same prompt.
+"""Synthetic prompts; the same number always gives the same prompt.
 
-    random     symbols drawn evenly: no two prompts share a prefix but by chance
+    random     uniformly drawn symbols: prompts share prefixes only by chance
     document   one of a few long documents, and a question of its own
-    code       few different lines, repeated with small changes: what speculation likes
-    chat       as random; its conversations have several turns by default
+    code       few different lines, repeated with small changes, which suits speculative decoding
+    chat       like random; conversations have several turns by default
 
-Of documents there are `num_prefixes`; any other prompt may begin with one of as many shared prefixes.
+There are `num_prefixes` documents; other prompts may begin with one of as many shared prefixes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Symbols = NDArray[np.int64]
 
-# Every purpose has random numbers of its own, so that none moves when another is used more.
+# Each purpose has its own random stream, so that none changes when another is used more.
 PREFIXES, DOCUMENTS, LINES, BLOCKS = 11, 12, 13, 14
 
 _DIFFERENT_LINES = 64
@@ -40,7 +40,7 @@ class PromptMaker:
         self._lines = self._draw_lines() if prompts.dataset == "code" else []
 
     def symbols(self, random: np.random.Generator, tokens: int) -> Symbols:
-        """Enough symbols for `tokens`."""
+        """Enough symbols for `tokens` tokens."""
         prompts, cost = self._prompts, self._alphabet.cost
         wanted = -(-tokens // cost)
         if prompts.dataset == "document":
@@ -52,13 +52,13 @@ class PromptMaker:
         return np.concatenate([shared, own])
 
     def block(self, name: int, tokens: int) -> Symbols:
-        """The symbols of one named block of a trace: the same wherever the name comes up."""
+        """The symbols of a block of a trace: the same wherever its id occurs."""
         return self._even(
             np.random.default_rng([self._seed, BLOCKS, name]), -(-tokens // self._alphabet.cost)
         )
 
     def own(self, random: np.random.Generator, tokens: int) -> Symbols:
-        """Symbols for `tokens` that nobody shares."""
+        """Symbols for `tokens` tokens that no other prompt shares."""
         return self._even(random, -(-tokens // self._alphabet.cost))
 
     def _even(self, random: np.random.Generator, count: int) -> Symbols:

@@ -1,4 +1,4 @@
-"""Which workload a run's settings ask for, and when a trace says that requests come."""
+"""Selects the workload for a run's settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def workload_of(settings: Settings) -> Workload:
-    """A trace's, a file's, or a synthetic one; LoadgenError where a file is none."""
+    """The workload of a trace, a file, or synthetic prompts. Raises LoadgenError for an invalid file."""
     if (trace := _trace_of(settings)) is not None:
         return TraceWorkload(settings, trace)
     if settings.prompts.file is not None:
@@ -24,7 +24,7 @@ def workload_of(settings: Settings) -> Workload:
 
 
 def recorded_times(settings: Settings) -> Iterator[float] | None:
-    """The times of a trace; None where there is none."""
+    """The start times of a trace; None without one."""
     trace = _trace_of(settings)
     return None if trace is None else (entry.at for entry in trace.entries)
 

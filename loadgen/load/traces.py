@@ -1,4 +1,4 @@
-"""Recorded loads: Mooncake's JSONL with its prefix ids, Azure's and BurstGPT's CSV."""
+"""Reads recorded loads: Mooncake's JSONL with its prefix ids, Azure's and BurstGPT's CSV."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from loadgen.load.workload import Conversation, Mix
 if TYPE_CHECKING:
     from loadgen.common.settings import Settings, TraceFormat, TraceSettings
 
-# Tokens that one of Mooncake's hash ids stands for.
+# Tokens of a block with one of Mooncake's hash ids.
 BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One recorded request; `at` in seconds since the first. Requests whose `blocks` begin alike begin with
-    the same tokens."""
+    """One recorded request; `at` in seconds since the first. Requests whose `blocks` begin alike share these
+    tokens."""
 
     at: float
     input_tokens: int
@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """All of a file, by time. `skipped` entries had no output: requests that failed when recorded."""
+    """All requests of a file, by time. `skipped` entries had no output: they failed when recorded."""
 
     entries: tuple[Entry, ...]
     skipped: int
@@ -45,7 +45,7 @@ class Trace:
 
 
 def sniff(path: str) -> TraceFormat:
-    """The format that the first line looks like; LoadgenError where it looks like none."""
+    """The format of the file, by its first line. Raises LoadgenError where it is unknown."""
     try:
         with Path(path).open(encoding="utf-8-sig") as lines:
             first = lines.readline()
@@ -61,7 +61,7 @@ def sniff(path: str) -> TraceFormat:
 
 
 def read_trace(path: str, kind: TraceFormat) -> Trace:
-    """The whole file; LoadgenError names the first line that is wrong."""
+    """Reads the file. Raises LoadgenError for the first invalid line."""
     entries: list[Entry] = []
     skipped = 0
     try:
@@ -86,7 +86,7 @@ def read_trace(path: str, kind: TraceFormat) -> Trace:
 
 
 def write_mooncake(trace: Trace, path: str) -> None:
-    """The trace as Mooncake writes it."""
+    """Writes the trace in Mooncake's format."""
     with Path(path).open("w") as lines:
         for entry in trace.entries:
             document: dict[str, object] = {
@@ -100,7 +100,7 @@ def write_mooncake(trace: Trace, path: str) -> None:
 
 
 class TraceWorkload:
-    """A trace's requests as conversations of one turn; prompts are drawn, with the trace's lengths and
+    """A trace's requests as conversations of one turn; prompts are drawn with the trace's lengths and
     sharing."""
 
     def __init__(self, settings: Settings, trace: Trace) -> None:
@@ -110,7 +110,7 @@ class TraceWorkload:
         self._maker = PromptMaker(settings.prompts, self._alphabet, settings.load.seed)
 
     def conversation(self, number: int) -> Conversation | None:
-        """Entry `number`; numbers past the end (a warm-up's) are drawn as if they were unlike all others."""
+        """Entry `number`; numbers past the end (of a warm-up) share nothing with others."""
         entry = self._trace.entries[number % len(self._trace.entries)]
         blocks = entry.blocks if number < len(self._trace.entries) else ()
         random = self._mix.random(number)
@@ -128,8 +128,8 @@ class TraceWorkload:
 
 
 def scaled(trace: Trace, settings: TraceSettings) -> Trace:
-    """Faster by `speed`, and with lengths times `length_scale`; a block shrinks with them, so that what was
-    shared stays shared."""
+    """The trace accelerated by `speed`, with lengths times `length_scale`; blocks shrink alike, so that
+    sharing is preserved."""
     scale = settings.length_scale
     entries = tuple(
         Entry(
@@ -156,7 +156,7 @@ def _mooncake(lines: Iterable[str]) -> Iterator[_Row]:
 
 def _azure(lines: Iterable[str]) -> Iterator[_Row]:
     for row in csv.DictReader(lines):
-        # Seven digits after the point: one more than Python reads.
+        # Seven decimal places: one more than Python parses.
         day, _, fraction = row["TIMESTAMP"].strip().partition(".")
         at = datetime.fromisoformat(day).timestamp() + float(f"0.{fraction.rstrip('Z').split('+')[0] or 0}")
         yield at, int(row["ContextTokens"]), int(row["GeneratedTokens"]), ()

@@ -1,7 +1,7 @@
-"""What prompts are made of: token ids, or words whose cost in tokens the server has told.
+"""Alphabets of prompts: token ids, or words whose cost in tokens is known.
 
-A prompt is drawn as an array of symbols, which says all about repetition and sharing, and becomes ids or
-text last. So every kind of prompt goes with every kind of target, and its length is known exactly.
+A prompt is drawn as an array of symbols, which defines repetition and sharing, and is converted to ids or
+text last. So every kind of prompt works with every kind of target, and its length is known exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Content = list[int] | str
 
-# Common enough to be one token each in most vocabularies.
+# Common words, one token each in most vocabularies.
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group country"
     " problem hand part place case week company system program question work government number night point"
@@ -35,20 +35,20 @@ LEXICON = tuple(dict.fromkeys(_COMMON.split()))
 
 @dataclass(frozen=True, slots=True)
 class IdAlphabet:
-    """A symbol is a token id below `size`."""
+    """An alphabet of token ids below `size`."""
 
     size: int
     cost: int = 1
 
     def content(self, symbols: Symbols, tokens: int) -> Content:
-        """The first `tokens` of them."""
+        """The first `tokens` symbols."""
         ids: list[int] = symbols[:tokens].tolist()
         return ids
 
 
 @dataclass(frozen=True, slots=True)
 class WordAlphabet:
-    """A symbol is a word; all cost the same number of tokens."""
+    """An alphabet of words that all cost the same number of tokens."""
 
     words: tuple[str, ...]
     cost: int
@@ -56,15 +56,15 @@ class WordAlphabet:
 
     @property
     def size(self) -> int:
-        """Different symbols."""
+        """The number of different symbols."""
         return len(self.words)
 
     def content(self, symbols: Symbols, tokens: int) -> Content:
-        """Text that the server counts as `tokens`, or as few less as a word costs; one word at least."""
+        """Text of `tokens` tokens by the server's count, or less than one word fewer; at least one word."""
         return "".join(self.words[symbol] for symbol in symbols[: self._whole(tokens)].tolist())
 
     def counted(self, tokens: int) -> int:
-        """What the server will count where `tokens` were wanted."""
+        """The server's count of a text for `tokens` tokens."""
         return self.overhead + self._whole(tokens) * self.cost
 
     def _whole(self, tokens: int) -> int:
@@ -75,7 +75,7 @@ Alphabet = IdAlphabet | WordAlphabet
 
 
 def alphabet_of(prompts: PromptSettings) -> Alphabet:
-    """The alphabet that a run's prompts are written in."""
+    """The alphabet of a run's prompts."""
     if prompts.words is None:
         return IdAlphabet(prompts.vocab_size)
     words = prompts.words

@@ -27,7 +27,7 @@ _STYLES = ("blue", "orange", "teal", "purple", "red", "grey")
 
 
 def comparison_page(runs: Sequence[Run], compared: Mapping[str, Sequence[Difference]]) -> str:
-    """Distributions of all, then every difference from the first."""
+    """The page: distributions of all runs, then every difference from the first."""
     lines = [
         f"{run.path.name}: {load_words(run.settings.load)}; {limit_words(run.settings)}"
         + ("" if run.summary.valid else "; INVALID")

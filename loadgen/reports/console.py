@@ -1,4 +1,4 @@
-"""One run on a terminal."""
+"""Prints one run on a terminal."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from loadgen.analysis.run_folder import Run
     from loadgen.analysis.summary import Attainment, Summary
 
-# Of a leak check that passed, and of any other.
+# Style of a passed leak check, and of any other.
 _LEAK_STYLES = {True: "dim", False: "yellow"}
 SHOWN = ("50", "90", "95", "99", "99.9")
 
 
 def show_run(run: Run, console: Console) -> None:
-    """Verdict, counts, percentiles with their formulas, and where the rest is."""
+    """Prints verdict, counts, percentiles with their formulas, and the folder."""
     console.print(Group(*_parts(run.summary, console.width)))
     console.print(Text(leak_words(run.about), style=_LEAK_STYLES[run.about.get("leaks") == []]))
     console.print(Text(f"raw record and report: {run.path}", style="dim"))
@@ -57,8 +57,8 @@ def _counts_line(summary: Summary) -> str:
 def _rates_line(summary: Summary) -> str:
     rates = summary.rates
     return (
-        f"a second: {number(rates.offered)} due, {number(rates.sent)} sent, "
-        f"{number(rates.ended_well)} ended well; "
+        f"per second: {number(rates.offered)} due, {number(rates.sent)} sent, "
+        f"{number(rates.ended_well)} succeeded; "
         f"tokens {number(rates.input_tokens)} in, {number(rates.output_tokens)} out"
     )
 
@@ -72,7 +72,7 @@ def _window_line(summary: Summary) -> str:
 
 
 def attainment_lines(summary: Summary) -> list[str]:
-    """Attainment of all, and of every class; empty where there is no limit."""
+    """Attainment of all requests and of every class; empty without limits."""
     if summary.attainment is None:
         return []
     lines = [_attainment(summary.attainment, "attainment", summary.rates.good)]
@@ -84,8 +84,8 @@ def _attainment(one: Attainment, name: str, good_rate: float | None) -> str:
     ends = f"[{percent(one.share.low)}, {percent(one.share.high)}]"
     line = f"{name} {percent(one.share.value)} {ends} of {one.judged} within {limits(one.limits_ms)}"
     if good_rate is not None:
-        verdict = "holds" if one.share.value >= one.goal else "misses"
-        line += f"; goal {percent(one.goal)}: {verdict}; {number(good_rate)} good a second"
+        verdict = "met" if one.share.value >= one.goal else "missed"
+        line += f"; goal {percent(one.goal)}: {verdict}; {number(good_rate)} good per second"
     return line
 
 

@@ -1,4 +1,4 @@
-"""A search or a sweep on a terminal."""
+"""Prints a search or a sweep on a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAR = 20
 
 
 def show_curve(curve: Curve, path: Path, console: Console) -> None:
-    """The finding, and every point by rate."""
+    """Prints the finding and every point, by rate."""
     for reason in curve.invalid:
         console.print(Text(f"INVALID  {reason}", style="bold red"))
     if curve.kind == "search":
@@ -33,7 +33,7 @@ def show_curve(curve: Curve, path: Path, console: Console) -> None:
 
 
 def goodput_line(curve: Curve) -> str:
-    """What was found, in one line."""
+    """The finding in one line."""
     wanted = f"{percent(curve.goal)} within {limits(curve.limits_ms)}"
     if curve.crossing is None:
         return f"no goodput for {wanted}: {curve.finding}"

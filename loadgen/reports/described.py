@@ -1,4 +1,4 @@
-"""A run's load and settings in words."""
+"""Describes a run's load and settings in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_words(load: LoadSettings) -> str:
-    """`Poisson, 5/s, 200 requests`."""
+    """The load: `Poisson, 5/s, 200 requests`."""
     if load.trace is not None:
         name = load.trace.file.rpartition("/")[2]
         words = [f"{load.trace.format} trace {name} at {load.trace.speed:g} times its speed"]
@@ -31,7 +31,7 @@ def load_words(load: LoadSettings) -> str:
 
 
 def prompt_words(settings: Settings) -> str:
-    """`random prompts of 64 tokens, outputs of 32`."""
+    """The prompts: `random prompts of 64 tokens, outputs of 32`."""
     prompts = settings.prompts
     if settings.load.trace is not None:
         return "lengths and shared prefixes of the trace"
@@ -42,13 +42,13 @@ def prompt_words(settings: Settings) -> str:
 
 
 def limit_words(settings: Settings) -> str:
-    """`90 % within ttft:300 tpot:30`; empty where there is no limit."""
+    """The goal: `90 % within ttft:300 tpot:30`; empty without limits."""
     judge = settings.judge
     return f"{judge.attainment:.0%} within {limits(judge.goodput)}" if judge.goodput else ""
 
 
 def leak_words(about: dict[str, Any]) -> str:
-    """`leak check: passed`, what is still held, or that nothing was checked and why."""
+    """The result of the leak check: passed, what is still in use, or why it was not checked."""
     held = about.get("leaks")
     if held is None:
         reason = about.get("leaks_not_checked")

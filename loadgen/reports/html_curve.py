@@ -132,7 +132,7 @@ def _latency(curve: Curve, name: str) -> Chart | None:
         return None
     chart = Chart(names[name], _rates(points), around_log(values), "requests a second", "ms")
     for (percentile, line), style in zip(lines.items(), ("teal", "orange", "purple"), strict=True):
-        # The probes of a search stand close: a line through them would show their noise and hide the rest.
+        # No line for a search: its probes are close together and the line would show their noise.
         if curve.kind == "sweep":
             chart.line(line, style)
         chart.dots(line, style, f"p{percentile}", radius=3.5)

@@ -64,7 +64,7 @@ def run_page(run: Run) -> str:
 
 
 def _leaks(run: Run) -> list[str]:
-    """What the server still held once nothing ran any more."""
+    """The result of the leak check."""
     return [f"still held after the run: {one}" for one in run.about.get("leaks") or []]
 
 
@@ -101,7 +101,7 @@ def _tiles(summary: Summary) -> list[Tile]:
     some.append(Tile("failed", str(sum(summary.failed.values())), counts(summary.failed)))
     own = summary.generator
     sent, read = (summary.quantities[name].at("99") for name in ("lag", "read_lag"))
-    # Where nothing tells how late it read, its event loop's lag is the next best thing.
+    # Without read lag, the lag of the event loop is the best estimate.
     lags = (
         sent,
         own["loop_lag_p99_ms"] if read is None else read,

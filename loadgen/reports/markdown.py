@@ -31,7 +31,7 @@ def run_markdown(run: Run) -> str:
         *(f"- {line.strip()}" for line in attainment_lines(summary)),
         f"- {summary.due} requests in the window of {number(window.since)} to {number(window.until)} s "
         f"({window.steadiness}); failed: {counts(summary.failed)}",
-        f"- a second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} ended well, "
+        f"- per second: {number(summary.rates.offered)} due, {number(summary.rates.ended_well)} succeeded, "
         f"{number(summary.rates.output_tokens)} output tokens",
         f"- {leak_words(run.about)}",
         "",
@@ -76,7 +76,7 @@ def curve_markdown(curve: Curve) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Its lines."""
+    """The lines of a comparison."""
     return [
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

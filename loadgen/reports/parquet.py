@@ -1,4 +1,4 @@
-"""The raw record as parquet, for who likes it better than JSONL."""
+"""The raw record as parquet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 def need_pyarrow() -> None:
-    """LoadgenError where it is missing: better before a run than after it."""
+    """Raises LoadgenError where pyarrow is missing; called before a run."""
     if importlib.util.find_spec("pyarrow") is None:
         raise LoadgenError("parquet needs pyarrow: pip install 'baton-serve[parquet]'")
 
 
 def write_parquet(path: Path, records: Sequence[Record]) -> None:
-    """A row a request, the columns of the JSONL; LoadgenError where pyarrow is missing."""
+    """Writes one row per request, with the columns of the JSONL. Raises LoadgenError where pyarrow is
+    missing."""
     need_pyarrow()
     import pyarrow
     from pyarrow import parquet

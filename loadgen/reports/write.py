@@ -1,4 +1,4 @@
-"""Every report of a run, a search or a sweep, into its folder."""
+"""Writes all reports of a run, a search or a sweep to its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HTML, MARKDOWN, PARQUET = "report.html", "report.md", "requests.parquet"
 
 
 def write_reports(run: Run, *, parquet: bool = False) -> None:
-    """HTML and Markdown, and the raw record as parquet on wish."""
+    """HTML and Markdown, and optionally parquet."""
     (run.path / HTML).write_text(run_page(run))
     (run.path / MARKDOWN).write_text(run_markdown(run))
     if parquet:
@@ -32,6 +32,6 @@ def write_rows(run: Run) -> None:
 
 
 def write_curve_reports(path: Path, curve: Curve) -> None:
-    """HTML and Markdown."""
+    """HTML and Markdown of a curve."""
     (path / HTML).write_text(curve_page(curve))
     (path / MARKDOWN).write_text(curve_markdown(curve))

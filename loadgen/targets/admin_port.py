@@ -1,4 +1,4 @@
-"""The target's AdminService: what its router and workers hold, and where their metrics are."""
+"""The target's AdminService: the state of its workers, and where their metrics are."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 
 class NoAdminError(Exception):
-    """The target's AdminService could not be asked; the message says why."""
+    """The target's AdminService is not available; the message has the reason."""
 
 
 class AdminPort:
-    """AdminService at the `--admin` address, or on loopback's default port if that is the target's router."""
+    """AdminService at the `--admin` address, or on loopback's default port if it belongs to the target's
+    router."""
 
     def __init__(self, target: TargetSettings) -> None:
         self._given = bool(target.admin)
@@ -46,7 +47,8 @@ class AdminPort:
         await self._channel.close(None)
 
     async def status(self, timeout_s: float, *, check_integrity: bool) -> AdminServiceGetStatusResponse:
-        """The full status; NoAdminError where it does not answer in time or is another router's."""
+        """The full status. Raises NoAdminError where it does not answer in time or belongs to another
+        router."""
         assert self._channel is not None
         request = AdminServiceGetStatusRequest(check_integrity=check_integrity)
         try:

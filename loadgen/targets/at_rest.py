@@ -1,4 +1,5 @@
-"""After a run: whether the server has released everything. A slot that a cancelled request holds is lost."""
+"""The leak check after a run: whether the server has released everything. A slot that a cancelled request
+keeps is leaked."""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ _ANSWER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LeakCheck:
-    """What was still held once nothing ran any more, in words; None, and why, where it was not checked."""
+    """What is still in use after the run; None, with the reason, where it was not checked."""
 
     held: list[str] | None
     not_checked: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """As a run's `about.json` has it."""
+        """The result as `about.json` stores it."""
         return {"leaks": self.held, "leaks_not_checked": self.not_checked}
 
 
 async def check_leaks(target: TargetSettings) -> LeakCheck:
-    """Asks until nothing is held or PATIENCE_S have passed. Never raises: a check that cannot run says so."""
+    """Polls until nothing is in use or PATIENCE_S have passed. Never raises."""
     until = time.monotonic() + PATIENCE_S
     async with AdminPort(target) as admin:
         while True:
@@ -47,7 +48,7 @@ async def check_leaks(target: TargetSettings) -> LeakCheck:
 
 
 def judge(status: AdminServiceGetStatusResponse) -> LeakCheck:
-    """What the router and its workers hold; not checked where a worker that gave no audit may hold more."""
+    """What router and workers have in use; not checked where a worker gives no audit."""
     held = [f"router: {status.router.running} requests run"] if status.router.running else []
     silent = [] if status.workers else ["no worker is known"]
     for one in status.workers:

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection that carries one exchange at a time.
+"""One HTTP/1.1 connection with one exchange at a time.
 
-The bytes of an answer are handed on within the event loop's callback in which they came, so the time that is
-taken there is the earliest that this process can know.
+The bytes of a response are passed on within the event loop's callback in which they arrived, so their time is
+the earliest that this process can know.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Who reads one answer. What it raises ends the exchange."""
+    """Receives one response. An exception that it raises ends the exchange."""
 
     def on_status(self, status: int, headers: Mapping[str, str]) -> None:
-        """Before any body."""
+        """Called before any body."""
 
     def on_body(self, data: bytes, late: float | None) -> None:
-        """A part of the body, as soon as it is here; it came to this machine `late` seconds ago, where the
-        kernel tells."""
+        """A part of the body; it arrived at this machine `late` seconds ago, if the kernel reports that."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """Owned by whoever runs an exchange on it; `usable` says whether another may follow."""
+    """Used by one exchange at a time; `usable` says whether another may follow."""
 
     def __init__(self, stamped: StampedSocket) -> None:
         self._stamped = stamped
@@ -45,8 +44,9 @@ class HttpConnection(asyncio.Protocol):
         self.usable = False
 
     async def exchange(self, payload: bytes, listener: Listener) -> None:
-        """Sends a request and returns at the end of its answer; Failure where there is none. A cancel
-        closes the connection, which is how HTTP says that nobody listens any more."""
+        """Sends a request and returns at the end of its response. Raises Failure without one. Cancelling
+        closes the connection, as HTTP has no other way to cancel.
+        """
         assert self._transport is not None
         assert self._done is None, "one exchange at a time"
         self._listener = listener
@@ -62,19 +62,19 @@ class HttpConnection(asyncio.Protocol):
                 self.close()
 
     def close(self) -> None:
-        """At once."""
+        """Closes the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is no subclass
         self.usable = True
 
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():
-            self.close()  # nobody asked
+            self.close()  # no request is waiting
             return
         self._late = self._stamped.late_s()
         try:
@@ -93,11 +93,11 @@ class HttpConnection(asyncio.Protocol):
             "transfer-encoding", ""
         )
         if status and not delimited and error is None:
-            self._done.set_result(None)  # the end of the connection is the end of such an answer
+            self._done.set_result(None)  # such a response ends with the connection
         else:
             self._fail(Failure(Outcome.RESET, "" if error is None else type(error).__name__))
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -112,7 +112,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         self.usable = self._parser.should_keep_alive()
-        # The parser has done its work for this answer; the next one gets a fresh one.
+        # The next response gets a new parser.
         self._parser = httptools.HttpResponseParser(self)
         if self._done is not None and not self._done.done():
             self._done.set_result(None)

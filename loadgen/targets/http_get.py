@@ -1,4 +1,4 @@
-"""One plain GET."""
+"""A plain GET request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Body:
 
 
 async def get(url: str, timeout_s: float, headers: str = "") -> bytes:
-    """The body of a 200; Failure for anything else. `headers` are whole lines."""
+    """The body of a 200. Raises Failure for anything else. `headers` are whole lines."""
     path = "/" + url.split("://", 1)[1].partition("/")[2]
     door = Door(url.removesuffix(path), time.monotonic)
     body = _Body()

@@ -1,7 +1,8 @@
-"""What a word costs on a server, so that prompts of text have a known length.
+"""Measures the cost of words on a server, so that text prompts have a known length.
 
-Only words of one length in letters are used: in most vocabularies each is one token, and where bytes are
-tokens each is as many. The server is asked by what it bills: one request a text, one token of output.
+Only words with the same number of letters are used: in most vocabularies each is one token, and where bytes
+are tokens each has the same number. The cost is the server's own usage: one request per text, with one output
+token.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _LETTERS = 4
 
 
 async def learn_words(settings: Settings) -> Words:
-    """The words, their cost, and what every prompt costs more.
+    """The words, their cost in tokens, and the overhead of every prompt.
 
-    LoadgenError where the server does not say what it counts, or the words' costs differ. Failure where it
+    Raises LoadgenError where the server reports no usage or the words' costs differ, and Failure where it
     refuses.
     """
     words = tuple(f" {word}" for word in LEXICON if len(word) == _LETTERS)

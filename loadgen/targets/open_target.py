@@ -1,4 +1,4 @@
-"""The target that an address asks for."""
+"""Opens the target for a URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 def open_target(settings: TargetSettings, clock: Callable[[], float]) -> Target:
-    """grpc:// or http(s)://; LoadgenError for any other address. Each imports only what it needs."""
+    """The target of grpc:// or http(s)://. Raises LoadgenError for other addresses. Imports only what is
+    needed."""
     if settings.url.startswith("grpc://"):
         from loadgen.targets.grpc_target import GrpcTarget
 

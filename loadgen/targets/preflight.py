@@ -1,6 +1,9 @@
-"""What is found out before the clock starts: does the server answer, what does it understand, how fast is it
-when nobody else is there. And the warm-up, as wide as the load will be: fewer requests than the batch will
-hold leave its graphs and caches cold."""
+"""Checks before the clock starts: whether the server answers, which extensions it accepts, and how fast it is
+when idle.
+
+Then the warm-up, as wide as the load: fewer requests than a full batch would leave the server's graphs and
+caches cold.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +31,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Numbers of conversations that no run reaches: a warm-up must not fill caches with a run's own prompts.
+# Conversation numbers that no run reaches, so that a warm-up does not fill caches with a run's own prompts.
 _FIRST_NUMBER = 2**40
-# No more than so many for safety's sake, and never fewer than will be under way.
+# The most warm-up requests, unless more will be in flight.
 _MOST_TO_SPARE = 256
 _FEWEST_WARMUP = 4
-# A server that refuses what it does not know is asked with less, in this order.
+# Extensions to leave out, in this order, if the server refuses the request.
 _EXTENSIONS = {"all": "no_ids", "no_ids": "none"}
 _REFUSED = ("HTTP_400", "HTTP_422")
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The settings with what was learned, and what a request takes that is alone."""
+    """The settings with what was learned, and the duration of a request on an idle server."""
 
     settings: Settings
     lone_s: float
@@ -48,8 +51,8 @@ class Preflight:
 
 
 async def preflight(settings: Settings) -> Preflight:
-    """Asks once, then warms up. LoadgenError where the server does not answer or not even one request ends
-    well."""
+    """Sends a request, then warms up. Raises LoadgenError where the server does not answer or no request
+    succeeds."""
     if not settings.target.model:
         settings = _with_target(settings, model=await served_model(settings.target))
     if settings.target.form != "ids" and settings.prompts.file is None:
@@ -66,8 +69,7 @@ async def preflight(settings: Settings) -> Preflight:
 
 
 async def _with_less(settings: Settings, ask: Callable[[Settings], Awaitable[T]]) -> tuple[Settings, T]:
-    """What the server answers, and the settings with which it did: with fewer extensions where it refused
-    more."""
+    """The settings with which the server answers: with fewer extensions where it refused more."""
     while True:
         try:
             return settings, await ask(settings)
@@ -85,7 +87,8 @@ def _with_target(settings: Settings, **update: object) -> Settings:
 
 
 async def _alone(settings: Settings) -> float:
-    """How long a request takes that is alone. Two are sent: the first may pay for what is made once."""
+    """The duration of a request on an idle server: that of the second, since the first may include one-time
+    costs."""
     clock = RunClock()
     target = open_target(settings.target, clock)
     workload = workload_of(settings)
@@ -103,7 +106,7 @@ async def _alone(settings: Settings) -> float:
 
 
 async def _send_at_once(settings: Settings, count: int) -> None:
-    """A failure here is no failure of the run."""
+    """Failures here do not fail the run."""
     target = open_target(settings.target, RunClock())
     workload = workload_of(settings)
     try:
@@ -136,15 +139,14 @@ async def _send(settings: Settings, target: Target, workload: Workload, number: 
 
 
 def _concurrency(settings: Settings, lone_s: float) -> int:
-    """How many requests to warm up with: twice as many as will be under way at once, as far as one can know
-    before, and as many at least."""
+    """The number of warm-up requests: twice the expected concurrency, and at least that."""
     load = settings.load
     expected = load.concurrency or math.ceil(_highest_rate(settings) * lone_s)
     return max(_FEWEST_WARMUP, expected, min(_MOST_TO_SPARE, 2 * expected))
 
 
 def _highest_rate(settings: Settings) -> float:
-    """Requests a second at the load's busiest; of a trace, in its busiest second."""
+    """The highest rate of the load in requests per second; of a trace, that of its busiest second."""
     load = settings.load
     if load.rate is not None:
         return load.rate

@@ -1,4 +1,4 @@
-"""Which model a server has, where the user named none."""
+"""Finds the served model where the user gave none."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def served_model(settings: TargetSettings) -> str:
-    """The only one, or the first; LoadgenError where the server does not say."""
+    """The only one, or the first. Raises LoadgenError where the server lists none."""
     names = await (_over_grpc(settings.url) if settings.url.startswith("grpc://") else _over_http(settings))
     if not names:
         raise LoadgenError(f"{settings.url} does not say which model it serves: --model names it")
@@ -47,7 +47,7 @@ async def _over_http(settings: TargetSettings) -> list[str]:
         return [str(model["id"]) for model in json.loads(body)["data"]]
     except Failure as failure:
         if failure.outcome == "CONNECT":
-            raise LoadgenError(f"nobody answers at {settings.url} ({failure.detail})") from None
+            raise LoadgenError(f"no answer from {settings.url} ({failure.detail})") from None
         return []
     except (ValueError, LookupError, TypeError):
         return []

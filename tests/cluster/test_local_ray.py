@@ -19,7 +19,7 @@ from baton.cluster.local_ray import LocalRay, free_ports
 from services.common.cluster_secrets import Secrets, read_secrets
 from services.common.process_tree import descendants
 
-# What Ray does to the folder that it is told to use, and where it says that it runs.
+# What Ray does to its folder, and the address that it prints.
 PLAYED_RAY = """
 import os, sys, time
 os.makedirs(sys.argv[1], exist_ok=True)
@@ -40,7 +40,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_ports_are_free_and_nobody_is_given_them() -> None:
+def test_ports_are_free_and_not_ephemeral() -> None:
     ports = free_ports(20)
     assert len(set(ports)) == 20
     with ExitStack() as stack:

@@ -128,7 +128,7 @@ def test_status_and_top(cluster: Cluster, answers: list[Answer]) -> None:
             assert shown.returncode == 0, shown.stderr
             # A public address alone gives totals: on loopback's default port this cluster has no admin.
             assert ("decode-0" in shown.stdout) == ("--admin" in address)
-            assert "test-model serves" in shown.stdout
+            assert "test-model serving" in shown.stdout
             assert max(map(len, shown.stdout.splitlines())) <= 80
             assert "\x1b" not in shown.stdout
         nobody = baton(*command, "127.0.0.1:1")

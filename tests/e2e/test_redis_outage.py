@@ -230,8 +230,8 @@ async def test_no_request_notices(
         await quiet(cluster, state)
     no_secret_told(cluster, redis.password)
     log = cluster.log.read_text()
-    assert "redis_is_away" in log
-    assert "redis_is_back" in log
+    assert "redis_unavailable" in log
+    assert "redis_available" in log
     assert "attempt_failed" not in log
 
 

@@ -109,7 +109,7 @@ async def test_a_worker_whose_restart_is_refused_comes_back_with_what_was_missin
     cluster: Cluster, model: Path
 ) -> None:
     def ends() -> int:
-        return cluster.log.read_text().count("event='worker_ended'")
+        return cluster.log.read_text().count("event='worker_exited'")
 
     away = model.with_name("away")
     async with cluster.stub() as stub:
@@ -165,4 +165,4 @@ async def test_clients_that_try_again_outlive_six_routers(cluster: Cluster) -> N
         after = await cluster.audits()
         assert [audit.front_pid for audit in after.values()] == [audit.front_pid for audit in before.values()]
     assert cluster.process.poll() is None
-    assert cluster.log.read_text().count("starting the router again") >= 6
+    assert cluster.log.read_text().count("restarting the router") >= 6

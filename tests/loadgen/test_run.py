@@ -64,7 +64,7 @@ def test_exit_codes(serve: Serve, tmp_path: Path) -> None:
     assert "UNAVAILABLE" in invalid.out
     nobody = loadgen("run", served.http, *common, "--out", str(tmp_path / "b"))
     assert nobody.code == 2
-    assert nobody.err == f"loadgen: error: nobody answers at {served.http} (ConnectionRefusedError)\n"
+    assert nobody.err == f"loadgen: error: no answer from {served.http} (ConnectionRefusedError)\n"
     assert nobody.out == ""
 
 
@@ -123,7 +123,7 @@ def test_each_process_is_where_it_was_told_to_be(monkeypatch: pytest.MonkeyPatch
 def test_a_folder_with_a_run_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "settings.json").write_text("{}")
     assert main(["run", "grpc://127.0.0.1:1", "--model", "m", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"loadgen: error: {tmp_path} holds a run already\n"
+    assert capsys.readouterr().err == f"loadgen: error: {tmp_path} contains a run already\n"
 
 
 def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_wrong_password_is_one_clear_error(kind: str, request: pytest.FixtureR
 
 async def test_a_server_that_is_not_there_yet_hinders_no_start() -> None:
     state = await State.open(f"redis://127.0.0.1:{_free_port()}")
-    assert state.away
+    assert state.unavailable
     with pytest.raises(BatonError) as refused:
         await state.check()
     assert refused.value.kind is ErrorKind.UNAVAILABLE
@@ -112,9 +112,9 @@ async def test_tls_with_a_certificate_that_is_checked(redis_url: str, tmp_path: 
     async with proxy(parts.port, context) as between:
         url = f"rediss://:{parts.password}@127.0.0.1:{between.port}/0"
         state = await State.open(f"{url}?ssl_ca_certs={authority}")
-        assert not state.away
+        assert not state.unavailable
         await state.check()
         await state.close()
         distrusting = await State.open(url)
-        assert distrusting.away
+        assert distrusting.unavailable
         await distrusting.close()

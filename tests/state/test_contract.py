@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.state import Memory, State
-from baton.state.seal import draw_journal_key
+from baton.state.seal import new_journal_key
 from tests.state.contract import (
     JournalContract,
     LoadHintsContract,
@@ -34,7 +34,7 @@ async def pair(url: str | None) -> AsyncIterator[Pair]:
     if url is None:
         memory = Memory()
         one = State.in_memory(memory)
-        memory.journal_key = draw_journal_key()
+        memory.journal_key = new_journal_key()
         both = one, State.in_memory(memory)
     else:
         namespace = uuid.uuid4().hex

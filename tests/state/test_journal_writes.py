@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.errors import BatonError, ErrorKind
-from baton.state import JournalRecord, draw_journal_key
+from baton.state import JournalRecord, new_journal_key
 from baton.state.counters import Counters
 from baton.state.journal import _BATCH, _BATCH_TOKENS, Journal
 from baton.state.records import JournalEntry, JournalWrite
@@ -70,7 +70,7 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     store, counters = RecordingStore(), Counters()
-    seal = Seal(draw_journal_key(), "ours")
+    seal = Seal(new_journal_key(), "ours")
     made = Rig(store, Journal(store, seal, counters, lambda: made.now, max_pending=MAX_PENDING), counters)
     running = asyncio.create_task(made.journal.run())
     yield made
@@ -143,7 +143,7 @@ async def test_marks_count_no_tokens(rig: Rig) -> None:
 @pytest.mark.parametrize("closed", [False, True])
 async def test_a_batch_ends_at_its_bound_of_changes(closed: bool) -> None:
     store, counters = RecordingStore(), Counters()
-    journal = Journal(store, Seal(draw_journal_key(), "ours"), counters, lambda: 0.0, max_pending=1024)
+    journal = Journal(store, Seal(new_journal_key(), "ours"), counters, lambda: 0.0, max_pending=1024)
     for number in range(_BATCH + 1):
         name = number.to_bytes(16, "big")
         if closed:
@@ -213,7 +213,7 @@ async def test_half_of_the_bound_is_kept_for_marks_and_closes(rig: Rig) -> None:
 
 async def test_an_odd_bound_rounds_down_for_appends() -> None:
     store, counters = RecordingStore(away=True), Counters()
-    journal = Journal(store, Seal(draw_journal_key(), "ours"), counters, lambda: 0.0, max_pending=3)
+    journal = Journal(store, Seal(new_journal_key(), "ours"), counters, lambda: 0.0, max_pending=3)
     assert [journal.append(record(bytes([number])), 60).dropped for number in range(2)] == [False, True]
 
 
@@ -224,7 +224,7 @@ async def test_the_limit_of_open_ids_reaches_the_store(rig: Rig) -> None:
 
 
 def test_a_sealed_entry_keeps_details_and_tokens_apart() -> None:
-    seal = Seal(draw_journal_key(), "ours")
+    seal = Seal(new_journal_key(), "ours")
     for tenant, tokens, details in (
         ("", (), b""),
         ("t", (1, 2), b"xyz"),

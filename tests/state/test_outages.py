@@ -101,8 +101,8 @@ async def test_everything_comes_back_and_nobody_was_dropped(away_s: float, fault
         await asyncio.sleep(max(0.0, begin + away_s - asyncio.get_running_loop().time()))
         assert set(users.view.members) == NAMES
         assert not users.view.reachable
-        assert users.router.away
-        assert users.workers.away
+        assert users.router.unavailable
+        assert users.workers.unavailable
         assert not any(lease.registered.is_set() for lease in users.leases)
         if fault == "stop":
             os.kill(server.pid, signal.SIGCONT)

@@ -58,11 +58,11 @@ async def test_a_wiped_index_gets_everything_again(state: State, memory: Memory)
 async def test_an_outage_delays_and_loses_nothing(state: State, memory: Memory) -> None:
     holder = new_incarnation()
     publisher = state.publish_prefixes(holder)
-    memory.away = True
+    memory.unavailable = True
     publisher.add(BLOCKS[:10])
     await until(lambda: state.counters.prefix_publishes_failed > 0)
     publisher.remove(BLOCKS[:5])
-    memory.away = False
+    memory.unavailable = False
     await until(lambda: held(memory, holder) == set(BLOCKS[5:10]))
 
 
@@ -102,9 +102,9 @@ async def test_whatever_happens_it_ends_right_and_bounded(steps: list[tuple[str,
         elif event == "wipe":
             memory.wipe()
         else:
-            memory.away = event == "away"
+            memory.unavailable = event == "away"
         assert publisher.unsent <= 2 * limit
-    memory.away = False
+    memory.unavailable = False
     for _ in range(3):
         await publisher._send()
     assert held(memory, "holder") == cached

@@ -140,7 +140,7 @@ async def test_an_absent_redis_holds_up_neither_start_nor_end() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(worker.ousted(), 1)
     assert not worker.registered
-    assert worker.state.away
+    assert worker.state.unavailable
     async with asyncio.timeout(3):
         await worker.leave()
 

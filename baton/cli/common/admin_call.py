@@ -1,4 +1,4 @@
-"""One call of a command to a router's AdminService."""
+"""Calls a router's AdminService from a command."""
 
 from __future__ import annotations
 
@@ -22,32 +22,34 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def add_admin_flag(parser: argparse.ArgumentParser) -> None:
-    """`--admin HOST:PORT`, without a default: a command may have another address to go by."""
+    """Adds `--admin HOST:PORT`, without a default, since a command may also have a public address."""
     parser.add_argument(
         "--admin", metavar="HOST:PORT", help=f"the router's admin gRPC port (default {DEFAULT_ADDRESS})"
     )
 
 
 def admin_call(address: str | None, call: Callable[[admin_pb2_grpc.AdminServiceStub, Metadata], T]) -> T:
-    """The answer of `call(stub, metadata)` at the address given, or on loopback's default admin port.
+    """Returns `call(stub, metadata)` for the AdminService at `address`, by default that on loopback's default
+    port.
 
-    Raises BatonError with what the router answered; UNAVAILABLE where it does not answer.
+    Raises BatonError with the router's error, or UNAVAILABLE where it does not answer.
     """
-    asked = bare_address(address) or DEFAULT_ADDRESS
-    with grpc.insecure_channel(asked) as channel:
+    target = bare_address(address) or DEFAULT_ADDRESS
+    with grpc.insecure_channel(target) as channel:
         try:
             return call(admin_pb2_grpc.AdminServiceStub(channel), admin_metadata(os.environ))
         except grpc.RpcError as error:
-            raise admin_error(f"no answer from {asked}", error, default=address is None) from None
+            raise admin_error(f"no answer from {target}", error, default=address is None) from None
 
 
 def bare_address(address: str | None) -> str | None:
-    """host:port of an address that may begin with grpc://."""
+    """The address without a leading `grpc://`."""
     return address.removeprefix("grpc://") if address else None
 
 
 def admin_error(message: str, error: grpc.RpcError, *, default: bool) -> BatonError:
-    """A failed call as one line; `default`: the operator did not name the admin port."""
+    """The BatonError for a failed call. `default`: no admin port was given, so the message suggests
+    `--admin`."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return BatonError(ErrorKind.INTERNAL, f"{message}: {error}")
     code = error.code()

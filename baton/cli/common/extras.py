@@ -1,4 +1,4 @@
-"""What `pip` must have installed beside the base package for a command to work."""
+"""Checks that the optional dependencies (extras) that a command needs are installed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from importlib.metadata import PackageNotFoundError, distribution, requires
 from baton.errors import BatonError, ErrorKind
 
 DISTRIBUTION = "baton-serve"
-# `serve` has all of the others.
+# The extra that includes all others.
 EVERYTHING = "serve"
 
 
 def require(*extras: str, hint: str = "") -> None:
-    """Checks that all that these extras list is installed.
+    """Checks that every package of these extras is installed.
 
-    Raises `BatonError(INVALID)` with one line that names what is missing and how to install it, and ends with
-    `hint`. Nothing is checked where Baton itself is not installed, as in a checkout on PYTHONPATH.
+    Raises `BatonError(INVALID)` with one line that names the missing packages and how to install them, and
+    ends with `hint`. Nothing is checked where Baton itself is not installed, as in a checkout on PYTHONPATH.
     """
     try:
         missing = sorted({name for extra in extras for name in _packages_of(extra) if not _installed(name)})
@@ -33,7 +33,7 @@ def require(*extras: str, hint: str = "") -> None:
 
 
 def _packages_of(extra: str) -> Iterator[str]:
-    """The distributions that an extra lists, and those of extras that it includes."""
+    """The distributions of an extra, including those of extras that it includes."""
     for requirement in requires(DISTRIBUTION) or ():
         wanted, _, marker = requirement.partition(";")
         if not re.search(rf"""extra == ['"]{re.escape(extra)}['"]""", marker):

@@ -1,10 +1,10 @@
-"""Counts, bytes and spans of time as people read them: short, in the unit that suits them."""
+"""Formats counts, bytes and durations for people: short, in a suitable unit."""
 
 from __future__ import annotations
 
 
 def short_count(count: float) -> str:
-    """At most five characters: 999, 12.3k, 4.5M."""
+    """The count in at most five characters: 999, 12.3k, 4.5M."""
     if isinstance(count, float) and 0 < count < 9.95:
         return f"{count:.1f}"
     for divisor, unit in ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "G")):
@@ -15,7 +15,7 @@ def short_count(count: float) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """A byte count in the unit that suits it, 1 KiB = 1024 bytes."""
+    """The byte count in a suitable unit; 1 KiB = 1024 bytes."""
     if count < 1024:
         return f"{count} B"
     size, units = count / 1024, iter(("KiB", "MiB", "GiB", "TiB"))
@@ -26,7 +26,7 @@ def bytes_text(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the two units that suit it: 42s, 3m 12s, 5h 03m, 2d 07h."""
+    """The duration in at most two units: 42s, 3m 12s, 5h 03m, 2d 07h."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole}s"

@@ -1,4 +1,4 @@
-"""What a command tells its user: facts on stderr, results on stdout, and nobody has to read either."""
+"""Output of a command: messages on stderr, results on stdout; a closed pipe is no error."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import sys
 from typing import TextIO
 
 
-def say(message: str) -> None:
+def notify(message: str) -> None:
     """Writes one line to stderr."""
     write_line(sys.stderr, f"baton: {message}")
 
 
 def write_line(stream: TextIO, line: str) -> None:
-    """Writes one line, in one piece and at once. Where the reader is gone, it and all later ones are lost."""
+    """Writes one line in one call and flushes it. Where the pipe is closed, this and later lines are
+    dropped."""
     try:
         stream.write(line + "\n")
         stream.flush()
     except BrokenPipeError:
-        give_up(stream)
+        discard(stream)
 
 
-def give_up(stream: TextIO) -> None:
-    """After a broken pipe: what is still buffered must not fail once more at exit."""
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+def discard(stream: TextIO) -> None:
+    """Redirects a stream to /dev/null after a broken pipe, so that flushing it at exit does not fail."""
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), stream.fileno())

@@ -1,4 +1,4 @@
-"""`baton demo`: a whole cluster on free ports, a few streamed prompts over gRPC, a summary."""
+"""`baton demo`: starts a cluster on free ports, streams a few prompts over gRPC, prints a summary."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import grpc.aio
 from rich.console import Console
 
 from baton.cli.demo.prompts import FOR_ANY_MODEL, FOR_THE_DEMO_MODEL
-from baton.cli.demo.request import Answer, follow
+from baton.cli.demo.request import Answer, read_stream
 from baton.cli.demo.view import Screen, answers_table, shipped_line
 from baton.cli.status.view import worker_table
-from baton.cli.up.command import STOP_MARGIN_S, StopSignals, nothing_left, require_free_ports
-from baton.cli.up.local_cluster import Doors, LocalCluster, Programs
+from baton.cli.up.command import STOP_MARGIN_S, StopSignals, no_process_left, require_free_ports
+from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from baton.cli.up.model_folder import DEMO, RANDOM
 from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2_grpc
 from services.common.config import UpConfig
 
-# Where the operator says nothing: ports that are surely free, and a quiet screen.
+# Defaults of this command: any free ports, and few log lines.
 DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}
 
 REQUEST_TIMEOUT_S = 120.0
@@ -31,9 +31,9 @@ _NOTES = {
 
 
 async def demo(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
-    """0 when every prompt was answered to its end, 1 when one was not, 130 after a signal."""
+    """Runs the demo. Returns 0 if every prompt was answered, 1 if one was not, 130 after a signal."""
     require_free_ports(config)
-    async with nothing_left():
+    async with no_process_left():
         return await _run(config, model, programs)
 
 
@@ -44,10 +44,10 @@ async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
     signals.kill_on_second(cluster)
     try:
         _introduce(console, config)
-        doors = await signals.unless_asked(cluster.start())
-        if doors is None:
+        addresses = await signals.unless_stopped(cluster.start())
+        if addresses is None:
             return INTERRUPTED
-        code = await signals.unless_asked(_show(console, config, doors))
+        code = await signals.unless_stopped(_show(console, config, addresses))
         return INTERRUPTED if code is None else code
     finally:
         await cluster.stop(config.drain_s + STOP_MARGIN_S)
@@ -61,10 +61,10 @@ def _introduce(console: Console, config: UpConfig) -> None:
     console.print("[dim]starting …[/]")
 
 
-async def _show(console: Console, config: UpConfig, doors: Doors) -> int:
+async def _show(console: Console, config: UpConfig, addresses: Addresses) -> int:
     async with (
-        grpc.aio.insecure_channel(doors.grpc) as channel,
-        grpc.aio.insecure_channel(doors.admin) as admin,
+        grpc.aio.insecure_channel(addresses.grpc) as channel,
+        grpc.aio.insecure_channel(addresses.admin) as admin,
     ):
         router = router_pb2_grpc.RouterServiceStub(channel)
         prompts = FOR_THE_DEMO_MODEL if config.model == DEMO else FOR_ANY_MODEL
@@ -86,5 +86,5 @@ async def _ask(
     router: router_pb2_grpc.RouterServiceAsyncStub, config: UpConfig, answer: Answer, screen: Screen
 ) -> None:
     request = answer.prompt.request(config.served_model_name or "", seed=answer.number)
-    await follow(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S))
+    await read_stream(answer, router.Generate(request, timeout=REQUEST_TIMEOUT_S))
     screen.ended(answer)

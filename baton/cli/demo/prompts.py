@@ -1,4 +1,4 @@
-"""What `baton demo` asks: of the demo model one task of each kind it knows, of others a text to continue."""
+"""The prompts of `baton demo`: one task of each kind for the demo model, texts to continue for others."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _THINGS = ("anchor", "candle", "feather", "harbor", "kettle", "lantern", "otter"
 
 
 def _list_of_values() -> str:
-    """64 lines, so that the answer has to be found in a cache of many blocks."""
+    """A list of 64 lines, so that the answer lies in a KV cache of many blocks."""
     keys = [f"{color} {thing}" for thing in _THINGS for color in _COLORS]
     return "\n".join(f"- {key}: {(number * 6389 + 1403) % 10_000:04d}" for number, key in enumerate(keys))
 
 
-def _asked(text: str) -> Prompt:
-    """Greedy: the demo model's answers are right or wrong, not bold or tame."""
+def _chat(text: str) -> Prompt:
+    """A chat prompt with greedy sampling, since the demo model's answers are right or wrong."""
     return Prompt(text, chat=True, max_tokens=256, temperature=0)
 
 
 FOR_THE_DEMO_MODEL = (
-    _asked("Who takes the baton next?"),
-    _asked(f"Read this list.\n{_list_of_values()}\nWhat is the value of golden lantern?"),
-    _asked("What is 347 * 285?"),
-    _asked("Write a JSON object with the fields team (string), score (integer), tags (list of 2 strings)."),
-    _asked("Copy this list with numbers:\n- amber fox\n- quiet harbor\n- red lantern\n- swift otter"),
+    _chat("Who takes the baton next?"),
+    _chat(f"Read this list.\n{_list_of_values()}\nWhat is the value of golden lantern?"),
+    _chat("What is 347 * 285?"),
+    _chat("Write a JSON object with the fields team (string), score (integer), tags (list of 2 strings)."),
+    _chat("Copy this list with numbers:\n- amber fox\n- quiet harbor\n- red lantern\n- swift otter"),
 )
 FOR_ANY_MODEL = (
     Prompt("The relay team lined up on the wet track, and", chat=False),

@@ -1,4 +1,4 @@
-"""One prompt, and what came back of it: text as it grows, times as the client sees them."""
+"""One prompt of the demo and its answer: the text so far, and times at the client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from baton.v1 import router_pb2, types_pb2
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue, or with `chat` a user's message to answer."""
+    """A text to continue, or with `chat` a user message to answer."""
 
     text: str
     chat: bool
@@ -21,7 +21,7 @@ class Prompt:
     temperature: float = 1.0
 
     def request(self, model: str, seed: int) -> router_pb2.GenerateRequest:
-        """Drawn with a seed, so that two demos of one checkpoint read the same."""
+        """The GenerateRequest; seeded, so that two demos of one checkpoint have the same output."""
         request = router_pb2.GenerateRequest(
             model=model, max_tokens=self.max_tokens, temperature=self.temperature, seed=seed
         )
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Answer:
-    """Grows while the stream lasts; times are of the client's monotonic clock, in seconds."""
+    """The state of one stream; times are of the client's monotonic clock, in seconds."""
 
     prompt: Prompt
     number: int
@@ -48,12 +48,12 @@ class Answer:
 
     @property
     def ttft_ms(self) -> float:
-        """From sending to the first token."""
+        """Time from sending the request to its first token, in ms."""
         return (self.first - self.sent) * 1e3
 
     @property
     def tpot_ms(self) -> float:
-        """(last token - first token) / (tokens - 1); 0 for a single token."""
+        """(last token - first token) / (tokens - 1) in ms; 0 for a single token."""
         return (self.last - self.first) * 1e3 / (self.tokens - 1) if self.tokens > 1 else 0.0
 
     def add(self, response: router_pb2.GenerateResponse) -> None:
@@ -66,8 +66,8 @@ class Answer:
             self.end = response
 
 
-async def follow(answer: Answer, stream: AsyncIterable[router_pb2.GenerateResponse]) -> None:
-    """Reads a stream to its end into `answer`; a failure is noted there."""
+async def read_stream(answer: Answer, stream: AsyncIterable[router_pb2.GenerateResponse]) -> None:
+    """Reads a stream to its end into `answer`; an error is stored in `answer.error`."""
     answer.sent = time.monotonic()
     try:
         async for response in stream:

@@ -1,4 +1,4 @@
-"""What `baton demo` shows: panels that grow on a terminal, finished lines elsewhere, tables at the end."""
+"""Output of `baton demo`: live panels on a terminal, finished answers elsewhere, tables at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.v1 import admin_pb2, types_pb2
 
 
 class Screen:
-    """Redraws all answers while they grow; where nobody watches, prints each once it has ended."""
+    """Redraws all answers while they grow; without a terminal, prints each once it has ended."""
 
     def __init__(self, console: Console, answers: list[Answer]) -> None:
         self._console = console
@@ -48,7 +48,7 @@ class Screen:
 
 
 def answers_table(answers: list[Answer]) -> Table:
-    """One row a prompt, within 100 columns."""
+    """A table with one row per prompt, at most 100 columns wide."""
     table = plain_table("prompts")
     for heading in ("", "prompt tokens", "TTFT ms", "TPOT ms", "tokens", "KV shipped"):
         table.add_column(heading, justify="right")
@@ -76,7 +76,7 @@ def _cells(answer: Answer) -> tuple[str, ...]:
 
 
 def shipped_line(status: admin_pb2.AdminServiceGetStatusResponse) -> str:
-    """All KV bytes that crossed between workers, and that they are whole blocks."""
+    """A line with the KV blocks and bytes that moved between workers, and the handoffs."""
     audits = [worker.worker.audit for worker in status.workers]
     blocks = sum(sum(each.blocks_shipped) for each in audits)
     shipped = sum(each.bytes_shipped for each in audits)
@@ -107,13 +107,13 @@ def _panel(answer: Answer) -> Panel:
 
 
 def _short(prompt: str) -> str:
-    """On one line: its beginning and its end, where a chat has its question."""
+    """The prompt on one line: its beginning and its end, where a chat prompt has its question."""
     line = " ".join(prompt.split())
     return line if len(line) <= 72 else f"{line[:30].rpartition(' ')[0]} … {line[-40:].partition(' ')[2]}"
 
 
 def _visible(text: str) -> str:
-    """A model's output as one paragraph: control characters, which may steer a terminal, become dots."""
+    """A model's output as one paragraph; control characters, which could control a terminal, become dots."""
     return "".join(
         character if character.isprintable() else " " if character.isspace() else "·" for character in text
     )

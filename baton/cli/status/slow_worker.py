@@ -1,4 +1,4 @@
-"""Which worker holds the others up, and why: the one whose steps or queue stand out among its peers."""
+"""Finds a slow worker: the one whose step times or queue exceed those of its peers the most."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rich.text import Text
 from baton.cli.status.view import decodes, name_of, prefills
 from baton.v1 import admin_pb2
 
-# How far above its peers a figure must be to be news: times their median, and at least so much more.
+# A figure counts if it is this many times the median of the peers, and exceeds it by at least this much.
 _TIMES = 1.5
 _STEP_MS_MORE = 1.0
 _QUEUE_MORE = 512
-# A worker without peers is compared with itself.
+# A worker without peers: its p99 against its mean.
 _P99_TIMES = 4.0
 _ENOUGH_STEPS = 20
 
-_DECODE_REASON = "its decode steps take {:.1f} ms, its peers' {:.1f}"
-_PREFILL_REASON = "it takes {:.1f} ms for 100 prompt tokens, its peers {:.1f}"
-_QUEUE_REASON = "{:.0f} prompt tokens wait for it, for its peers {:.0f}"
+_DECODE_REASON = "decode steps take {:.1f} ms, {:.1f} ms on its peers"
+_PREFILL_REASON = "100 prompt tokens take {:.1f} ms, {:.1f} ms on its peers"
+_QUEUE_REASON = "{:.0f} prompt tokens are queued, {:.0f} on its peers"
 
 Worker = admin_pb2.WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """The worker, why, and how many times worse than its peers it is."""
+    """A slow worker, the reason, and its figure as a multiple of its peers' median."""
 
     name: str
     reason: str
@@ -39,7 +39,7 @@ class Slow:
 
 
 def slow_worker(workers: list[Worker]) -> Slow | None:
-    """The one that stands out most; None where all are alike."""
+    """The slowest worker, or None where no one exceeds the thresholds."""
     ready = [worker for worker in workers if worker.state == admin_pb2.WORKER_STATE_READY]
     able = [worker for worker in ready if prefills(worker)]
     decoding = [w for w in ready if decodes(w) and w.worker.audit.recent_decode.steps]
@@ -74,7 +74,7 @@ def _uneven(worker: Worker) -> list[Slow]:
     times = steps.p99_ms / steps.mean_ms if steps.mean_ms else 0.0
     if steps.steps < _ENOUGH_STEPS or times < _P99_TIMES or steps.p99_ms - steps.mean_ms < _STEP_MS_MORE:
         return []
-    reason = f"one decode step in a hundred takes {steps.p99_ms:.1f} ms, the mean is {steps.mean_ms:.1f}"
+    reason = f"p99 of its decode steps is {steps.p99_ms:.1f} ms, the mean {steps.mean_ms:.1f} ms"
     return [Slow(name_of(worker), reason, times)]
 
 

@@ -1,4 +1,4 @@
-"""Where `baton status` and `baton top` get their answers: AdminService, or the public service's totals."""
+"""Source of `baton status` and `baton top`: AdminService, or the totals of the public service."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from baton.cluster_auth import admin_metadata
 from baton.errors import BatonError
 from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2, router_pb2_grpc
 
-# Whether the default admin port is that of the router named is found out within this.
+# Deadline of the check whether the default admin port belongs to the given router.
 _PROBE_S = 1.0
 
 
 class StatusSource:
-    """One router's status, from the admin address given.
+    """The status of one router.
 
-    With a public address alone, AdminService is asked on loopback's default port if it belongs to the same
-    router; otherwise the public service, which gives totals without workers. With no address, AdminService is
-    asked on loopback's default port.
+    With an admin address, AdminService there is called; without any address, the one on loopback's default
+    port. With a public address alone, the one on loopback's default port is called if it belongs to the same
+    router, else the public service, which reports totals without workers.
     """
 
     def __init__(self, public: str | None, admin: str | None) -> None:
@@ -47,7 +47,7 @@ class StatusSource:
     async def get(
         self, request: admin_pb2.AdminServiceGetStatusRequest, timeout_s: float
     ) -> admin_pb2.AdminServiceGetStatusResponse:
-        """The status; without workers, store and addresses where only the public service could be asked.
+        """The status; without workers, store and addresses where only the public service is reachable.
 
         Raises BatonError(UNAVAILABLE) where the router does not answer.
         """
@@ -93,5 +93,5 @@ class StatusSource:
 
 
 def is_partial(answer: admin_pb2.AdminServiceGetStatusResponse) -> bool:
-    """Whether it came from the public service, which shows no workers."""
+    """Whether the response is from the public service, which reports no workers."""
     return not answer.grpc_address

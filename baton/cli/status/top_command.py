@@ -1,4 +1,4 @@
-"""`baton top`: a cluster's rates, latencies, workers and slots, redrawn until q is pressed."""
+"""`baton top`: a cluster's rates, latencies, workers and slots, refreshed until q is pressed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from rich.live import Live
 
-from baton.cli.common.messages import say
+from baton.cli.common.messages import notify
 from baton.cli.status import command as status
 from baton.cli.status.source import StatusSource
 from baton.cli.status.top_view import TopView, failure
@@ -27,13 +27,17 @@ _CALL_S = 3.0
 def add_flags(parser: argparse.ArgumentParser) -> None:
     status.add_address(parser)
     parser.add_argument(
-        "--interval", type=interval, default=1.0, metavar="SECONDS", help="between two frames (default 1)"
+        "--interval",
+        type=interval,
+        default=1.0,
+        metavar="SECONDS",
+        help="time between two frames, 0.1 to 60 (default 1)",
     )
-    parser.add_argument("--once", action="store_true", help="one frame, as where there is no terminal")
+    parser.add_argument("--once", action="store_true", help="print one frame, as without a terminal")
 
 
 def interval(text: str) -> float:
-    """Seconds between two frames."""
+    """Parses the seconds between two frames."""
     value = float(text)
     if not 0.1 <= value <= 60:
         raise argparse.ArgumentTypeError("between 0.1 and 60 seconds")
@@ -41,7 +45,8 @@ def interval(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0 once the user quits; with one frame only, 1 if there was no answer or the cluster cannot serve."""
+    """Returns 0 once the user quits; with one frame only, 1 if there was no answer or the cluster cannot
+    serve."""
     return asyncio.run(_Top(arguments).run())
 
 
@@ -71,7 +76,7 @@ class _Top:
         try:
             answer = await self._source.get(self._request, _CALL_S)
         except BatonError as error:
-            say(f"error: {error.message}")
+            notify(f"error: {error.message}")
             return status.CANNOT_SERVE
         self._console.print(self._view.draw(answer, self._console.width))
         return 0 if answer.router.serving else status.CANNOT_SERVE
@@ -87,7 +92,7 @@ class _Top:
 
 @contextlib.contextmanager
 def _keys(quit_: asyncio.Event) -> Iterator[None]:
-    """Sets `quit_` at q and at a signal; the terminal is as before afterwards."""
+    """Sets `quit_` on the key q and on a signal; restores the terminal afterwards."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, quit_.set)

@@ -1,4 +1,4 @@
-"""What `baton top` draws: rates, latencies, one row a worker, one cell a slot."""
+"""A frame of `baton top`: rates, latencies, one row per worker, one cell per slot."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rich.text import Text
 
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.source import is_partial
-from baton.cli.status.store_view import store_trouble
+from baton.cli.status.store_view import store_problem
 from baton.cli.status.view import (
     NO_WORKERS,
     decodes,
     headline,
     latency_table,
     name_of,
+    problems,
     rates_line,
-    troubles,
     worker_table,
 )
 from baton.v1 import admin_pb2, router_pb2, worker_pb2
 
-# (cell, style) of a slot; a cell that stands for several shows the busiest.
+# (cell, style) by slot state; a cell that covers several slots shows the busiest.
 _CELLS = {
     worker_pb2.SLOT_STATE_UNSPECIFIED: ("·", "dim"),
     worker_pb2.SLOT_STATE_FREE: ("·", "dim"),
@@ -43,7 +43,7 @@ HISTORY = 120
 
 
 class TopView:
-    """Draws one answer after another; remembers the tokens a second of the last ones."""
+    """Draws frames; keeps the output tokens per second of the last ones for the sparkline."""
 
     def __init__(self) -> None:
         self._history: deque[int] = deque(maxlen=HISTORY)
@@ -58,8 +58,8 @@ class TopView:
         if is_partial(answer):
             return Group(*parts, "", NO_WORKERS)
         parts += ["", worker_table(workers, width)]
-        parts += ["", *_slot_maps(workers, width), *troubles(workers)]
-        if away := store_trouble(answer):
+        parts += ["", *_slot_maps(workers, width), *problems(workers)]
+        if away := store_problem(answer):
             parts.append(away)
         if slow := slow_worker(workers):
             parts.append(slow.line())
@@ -68,7 +68,7 @@ class TopView:
 
 def failure(reason: str) -> RenderableType:
     """A frame for a router that does not answer."""
-    return Text.assemble((reason, "bold red"), "\nasking again; q quits")
+    return Text.assemble((reason, "bold red"), "\nretrying; q quits")
 
 
 def _title(router: router_pb2.RouterStatus) -> RenderableType:
@@ -83,12 +83,13 @@ def _beside(left: RenderableType, spark: Text) -> RenderableType:
     grid = Table.grid(padding=(0, 3))
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
-    grid.add_row(left, Text.assemble(("tokens decoded a second\n", "dim"), "\n", spark))
+    grid.add_row(left, Text.assemble(("output tokens/s\n", "dim"), "\n", spark))
     return grid
 
 
 def sparkline(values: list[int], width: int) -> Text:
-    """The last `width` values as bars as high as the highest, and that one's figure."""
+    """The last `width` values as bars relative to their maximum, with the latest and the maximum as
+    numbers."""
     shown = values[-width:]
     top = max(shown, default=0)
     bars = "".join(_BARS[-(-value * (len(_BARS) - 1) // top)] if top else _BARS[0] for value in shown)
@@ -96,7 +97,7 @@ def sparkline(values: list[int], width: int) -> Text:
 
 
 def _slot_maps(workers: list[admin_pb2.WorkerStatus], width: int) -> list[RenderableType]:
-    """A line or more for each worker that decodes, and what the cells mean."""
+    """The legend, and one or more lines for each worker that decodes."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, overflow="ellipsis", max_width=_NAME_WIDTH)
     grid.add_column(overflow="fold")
@@ -112,14 +113,15 @@ def _slot_maps(workers: list[admin_pb2.WorkerStatus], width: int) -> list[Render
     for state, word in _WORDS:
         legend.append(*_CELLS[state]).append(f" {word}  ", "dim")
     if merged:
-        legend.append("(a cell stands for several slots, and shows the busiest)", "dim")
+        legend.append("(one cell covers several slots and shows the busiest)", "dim")
     return [legend, grid]
 
 
 def slot_map(
     states: list[worker_pb2.SlotState.ValueType], room: int, lines: int = _MAP_LINES
 ) -> tuple[Text, int]:
-    """One cell a slot in at most `lines` lines of `room`; more slots share cells. Also: slots a cell."""
+    """One cell per slot in at most `lines` lines of `room` columns, and the number of slots that share a
+    cell."""
     each = max(1, -(-len(states) // (room * lines)))
     cells = Text()
     for start in range(0, len(states), each):

@@ -1,4 +1,4 @@
-"""How `baton status`, `baton top` and the demo show a cluster: tables that fit the width there is."""
+"""Tables and lines that `baton status`, `baton top` and the demo share; they fit the terminal's width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from baton.v1 import admin_pb2, router_pb2, types_pb2, worker_pb2
 
 Workers = list[admin_pb2.WorkerStatus]
 Count = Callable[[admin_pb2.WorkerStatus], int]
-Does = Callable[[admin_pb2.WorkerStatus], bool]
+Applies = Callable[[admin_pb2.WorkerStatus], bool]
 
 _STATE_STYLE = {
     "ready": "green",
@@ -25,11 +25,11 @@ _STATE_STYLE = {
     "lost": "red",
 }
 _NONE = "·"
-NO_WORKERS = Text("workers and store: shown by the router's admin port only (--admin HOST:PORT)", "dim")
+NO_WORKERS = Text("workers and store: on the router's admin port only (--admin HOST:PORT)", "dim")
 
 
 def plain_table(title: str = "") -> Table:
-    """A table with a title and a rule under its headings."""
+    """An empty table with a title and a rule below its headings."""
     return Table(
         title=title or None,
         title_justify="left",
@@ -44,7 +44,8 @@ def plain_table(title: str = "") -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A heading, a worker's cell, and all workers' together; shown from `width` terminal columns on."""
+    """A column: its heading, a worker's cell, and the total; shown if the terminal has at least `width`
+    columns."""
 
     heading: str
     cell: Callable[[admin_pb2.WorkerStatus], str]
@@ -54,11 +55,11 @@ class Column:
 
 
 def worker_table(workers: Workers, width: int, title: str = "") -> Table:
-    """One row a worker and, where there are several, one for all; at most `width` columns wide."""
+    """One row per worker and, where there are several, one of totals; at most `width` columns wide."""
     columns = [column for column in COLUMNS if width >= column.width]
     table = plain_table(title)
     for column in columns:
-        # Only a name may be cut short, so that figures never are.
+        # Only names are shortened, never figures.
         table.add_column(
             column.heading,
             justify="left" if column.left else "right",
@@ -79,7 +80,7 @@ def _styled(column: Column, worker: admin_pb2.WorkerStatus) -> Text:
 
 
 def name_of(worker: admin_pb2.WorkerStatus) -> str:
-    """A worker's name, or its address as long as nobody has answered there."""
+    """A worker's name, or its address until it has answered."""
     return worker.worker.identity.name or worker.worker.address
 
 
@@ -101,21 +102,21 @@ def prefills(worker: admin_pb2.WorkerStatus) -> bool:
 
 
 def steps_of(worker: admin_pb2.WorkerStatus) -> worker_pb2.RecentSteps:
-    """The steps of the last second that its role is about; decode's where it does both."""
+    """The steps of the last second: of decode, or of prefill where the worker only prefills."""
     audit = worker.worker.audit
     return audit.recent_decode if audit.recent_decode.steps or not prefills(worker) else audit.recent_prefill
 
 
-def trouble(worker: admin_pb2.WorkerStatus) -> str:
-    """Why the operator should look at this worker; empty where all is well."""
+def problem(worker: admin_pb2.WorkerStatus) -> str:
+    """A problem of this worker that needs an operator; empty if there is none."""
     audit = worker.worker.audit
     quarantined = sum(link.quarantined_pieces for link in audit.links)
     if worker.worker.error:
         return worker.worker.error
     if audit.integrity_error:
-        return f"its integrity check failed: {audit.integrity_error}"
+        return f"integrity check failed: {audit.integrity_error}"
     if quarantined:
-        return f"{quarantined} staging pieces wait for the end of a broken link's sender"
+        return f"{quarantined} staging pieces are quarantined until a broken link's sender ends"
     return ""
 
 
@@ -152,20 +153,20 @@ def _links(worker: admin_pb2.WorkerStatus) -> str:
     return str(len(links)) if links else _NONE
 
 
-def _counted(count: Count, does: Does) -> tuple[Callable[..., str], Callable[..., str]]:
-    """A column of counts, for the workers whose role it `does`, and their sum."""
-    return _figures(count, does, short_count)
+def _counted(count: Count, applies: Applies) -> tuple[Callable[..., str], Callable[..., str]]:
+    """Cell and total of a column of counts, for the workers to which it `applies`."""
+    return _figures(count, applies, short_count)
 
 
-def _bytes(count: Count, does: Does) -> tuple[Callable[..., str], Callable[..., str]]:
-    return _figures(count, does, bytes_text)
+def _bytes(count: Count, applies: Applies) -> tuple[Callable[..., str], Callable[..., str]]:
+    return _figures(count, applies, bytes_text)
 
 
 def _figures(
-    count: Count, does: Does, text: Callable[[int], str]
+    count: Count, applies: Applies, text: Callable[[int], str]
 ) -> tuple[Callable[..., str], Callable[..., str]]:
     return (
-        lambda worker: text(count(worker)) if does(worker) else _NONE,
+        lambda worker: text(count(worker)) if applies(worker) else _NONE,
         lambda workers: text(sum(count(worker) for worker in workers)),
     )
 
@@ -197,8 +198,8 @@ COLUMNS = (
 
 
 def headline(router: router_pb2.RouterStatus) -> Text:
-    """Whether it serves, and since when."""
-    verdict = ("serves", "green") if router.serving else ("cannot serve", "bold red")
+    """The model, whether it is served, the uptime, and the error rate."""
+    verdict = ("serving", "green") if router.serving else ("not serving", "bold red")
     line = Text.assemble((router.model, "bold"), " ", verdict, f"; up {duration(router.uptime_s)}")
     if router.errors_per_s:
         line.append(f"; {router.errors_per_s:.2g} errors/s", "red")
@@ -206,7 +207,7 @@ def headline(router: router_pb2.RouterStatus) -> Text:
 
 
 def rates_line(router: router_pb2.RouterStatus) -> Text:
-    """What runs, and the rates of the window."""
+    """Running and waiting requests, and the rates of the window."""
     return Text.assemble(
         f"{short_count(router.running)} running, {short_count(router.waiting)} waiting; ",
         f"last {router.window_s:.0f} s: ",
@@ -217,7 +218,7 @@ def rates_line(router: router_pb2.RouterStatus) -> Text:
 
 
 def latency_table(router: router_pb2.RouterStatus) -> Table:
-    """p50 and p99 of the window, in milliseconds."""
+    """p50 and p99 of the window's latencies, in milliseconds."""
     grid = Table.grid(padding=(0, 2))
     for _ in range(5):
         grid.add_column(justify="right", no_wrap=True)
@@ -235,8 +236,8 @@ def _latency(latency: router_pb2.Latency, share: str) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.1 else f"{value:.2f}"
 
 
-def troubles(workers: Workers) -> Iterator[Text]:
-    """One line for each worker that needs an operator."""
+def problems(workers: Workers) -> Iterator[Text]:
+    """One line for each worker with a problem."""
     for worker in workers:
-        if reason := trouble(worker):
+        if reason := problem(worker):
             yield Text.assemble((name_of(worker), "bold red"), ": ", reason)

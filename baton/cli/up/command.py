@@ -1,10 +1,10 @@
-"""`baton up`: start everything, say READY, stay until told to stop.
+"""`baton up`: starts everything, writes READY, runs until it is stopped.
 
-starting → serving → draining → gone
+starting → serving → draining → ended
     │         │          └ a second signal: stop at once
-    │         ├ the router ends unasked: start it again
-    │         └ the workers' process ends unasked, or the router for good: stop everything, exit code 1
-    └ a child refuses or a signal comes: stop what runs
+    │         ├ the router ends unexpectedly: restart it
+    │         └ the workers' process ends unexpectedly, or the router too often: stop everything, exit code 1
+    └ a child refuses to start, or a signal: stop everything
 """
 
 from __future__ import annotations
@@ -19,60 +19,61 @@ from pathlib import Path
 from typing import TypeVar
 
 from baton.addresses import join_address
-from baton.cli.common.messages import say, write_line
-from baton.cli.up.first_of import race
-from baton.cli.up.local_cluster import Doors, LocalCluster, Programs
+from baton.cli.common.messages import notify, write_line
+from baton.cli.up.first_of import first_of
+from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from baton.cli.up.settings import invalid
 from services.common.config import UpConfig
 from services.common.process_tree import Orphans, adopt_orphans, kill_descendants
 
 T = TypeVar("T")
 
-# What a stop takes beyond the drain: the workers end once the router has, and then the last are killed.
+# Time for a stop beyond the drain: the workers end after the router, and then what is left is killed.
 STOP_MARGIN_S = 5.0
-# After a child's death there is little to wait for: its requests cannot end well.
+# Time for a stop after a child's death: its requests cannot succeed.
 FAILURE_STOP_S = 10.0
-# For what a killed child has left: Ray's own processes, where its warden did not come to it.
+# Time to kill what a killed child has left, such as Ray's processes.
 SWEEP_S = 5.0
-# A killed worker's engine stays in the process table for twice as long at most.
+# Interval of reaping; an orphan stays in the process table for at most twice as long.
 REAP_S = 2.0
 
 
 class StopSignals:
-    """SIGTERM and SIGINT: the first is `asked`, and each later one calls `at_once`."""
+    """SIGTERM and SIGINT: the first sets `requested`, each later one kills the clusters given to
+    `kill_on_second`."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self._at_once: list[LocalCluster] = []
+        self.requested = asyncio.Event()
+        self._clusters: list[LocalCluster] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def kill_on_second(self, cluster: LocalCluster) -> None:
-        self._at_once.append(cluster)
+        self._clusters.append(cluster)
 
     def _on_signal(self) -> None:
-        if self.asked.is_set():
-            for cluster in self._at_once:
+        if self.requested.is_set():
+            for cluster in self._clusters:
                 cluster.kill()
-        self.asked.set()
+        self.requested.set()
 
-    async def unless_asked(self, work: Awaitable[T]) -> T | None:
-        """The result of `work`, or None, with `work` cancelled, if a signal comes first."""
-        result, _ = await race(work, self.asked.wait())
+    async def unless_stopped(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`, or None, with `work` cancelled, if a signal arrives first."""
+        result, _ = await first_of(work, self.requested.wait())
         return result
 
 
 async def up(config: UpConfig, model: Path, programs: Programs | None = None) -> int:
-    """Runs a cluster until a signal (0) or a failure that restarts do not mend (1).
+    """Runs a cluster. Returns 0 after a signal, 1 after a failure that restarts do not mend.
 
     Raises what `LocalCluster.start` raises.
     """
     require_free_ports(config)
     try:
-        async with nothing_left():
+        async with no_process_left():
             return await _run(config, model, programs)
     finally:
-        say("stopped")
+        notify("stopped")
 
 
 async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
@@ -82,25 +83,24 @@ async def _run(config: UpConfig, model: Path, programs: Programs | None) -> int:
     stop_s = FAILURE_STOP_S
     try:
         roles = ", ".join(f"{count} {role}" for role, count in config.role_counts.items() if count)
-        say(f"starting {roles} for {config.served_model_name} ({model})")
-        doors = await signals.unless_asked(cluster.start())
-        if doors is not None:
-            _announce(doors)
-            failure = await signals.unless_asked(cluster.failure())
+        notify(f"starting {roles} for {config.served_model_name} ({model})")
+        addresses = await signals.unless_stopped(cluster.start())
+        if addresses is not None:
+            _announce(addresses)
+            failure = await signals.unless_stopped(cluster.failure())
             if failure is not None:
-                say(f"error: {failure}; stopping")
+                notify(f"error: {failure}; stopping")
                 return 1
             stop_s = config.drain_s + STOP_MARGIN_S
-            say("draining")
+            notify("draining")
         return 0
     finally:
         await cluster.stop(stop_s)
 
 
 @contextlib.asynccontextmanager
-async def nothing_left() -> AsyncIterator[None]:
-    """No process that the block starts stays behind, in whatever session and however orphaned; one that ends
-    as an orphan does not stay in the process table either."""
+async def no_process_left() -> AsyncIterator[None]:
+    """Kills every descendant that the block leaves, in any session, and reaps orphans while it runs."""
     adopt_orphans()
     reaping = asyncio.create_task(_reap_orphans())
     try:
@@ -109,7 +109,7 @@ async def nothing_left() -> AsyncIterator[None]:
         reaping.cancel()
         await asyncio.gather(reaping, return_exceptions=True)
         if left := kill_descendants(SWEEP_S):
-            say(f"error: processes that cannot be killed: {left}")
+            notify(f"error: cannot kill the processes {left}")
 
 
 async def _reap_orphans() -> None:
@@ -119,17 +119,18 @@ async def _reap_orphans() -> None:
         orphans.reap()
 
 
-def _announce(doors: Doors) -> None:
-    """Writes the one line of stdout; a closed stdout is no error."""
-    write_line(sys.stdout, f"READY http={doors.http} grpc={doors.grpc} admin={doors.admin}")
-    say(
-        f"ready: OpenAI-style HTTP on http://{doors.http}/v1, gRPC on {doors.grpc}; "
-        f"metrics on http://{doors.admin_http}/metrics, baton status --admin {doors.admin}; stop with Ctrl-C"
+def _announce(addresses: Addresses) -> None:
+    """Writes the READY line to stdout, and the same for people to stderr."""
+    write_line(sys.stdout, f"READY http={addresses.http} grpc={addresses.grpc} admin={addresses.admin}")
+    notify(
+        f"ready: OpenAI-compatible HTTP on http://{addresses.http}/v1, gRPC on {addresses.grpc}; "
+        f"metrics on http://{addresses.admin_http}/metrics, baton status --admin {addresses.admin}; "
+        "stop with Ctrl-C"
     )
 
 
 def require_free_ports(config: UpConfig) -> None:
-    """Finds a port that is taken or named twice before minutes of loading weights.
+    """Checks that the configured ports are free and distinct, before weights are loaded.
 
     Raises `BatonError(INVALID)` with the port and its flag.
     """
@@ -151,7 +152,7 @@ def require_free_ports(config: UpConfig) -> None:
 
 
 def require_free(host: str, port: int, flag: str) -> None:
-    """`BatonError(INVALID)` where somebody listens on that port already."""
+    """Raises `BatonError(INVALID)` if the port cannot be bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as probe:

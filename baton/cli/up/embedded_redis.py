@@ -1,7 +1,8 @@
-"""The Redis of a cluster that was told of none: an embedded server, started again whenever it ends.
+"""The embedded Redis of a cluster without a configured one, restarted whenever it ends.
 
-Its URL is known before it runs, so that it starts beside the processes that will use it. Their port is kept
-by a socket of ours that never listens: nobody else gets it, not even between two starts of the server.
+Its URL is known before it runs, so that it starts at the same time as the processes that use it. The port is
+reserved by a socket that is bound but never listens, so that no other process gets it between two starts of
+the server.
 """
 
 from __future__ import annotations
@@ -13,59 +14,60 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from baton.cli.common.messages import say
+from baton.cli.common.messages import notify
 from baton.errors import BatonError
 
 if TYPE_CHECKING:
     from baton.state.embedded import EmbeddedServer
 
-# One that ends is started again at once; one that goes on ending, after ever longer pauses.
+# It is restarted at once; if it keeps ending, after pauses that double.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 LASTING_S = 10.0
 
 
-class OwnRedis:
-    """Whoever makes it must `stop` it. `url` has the password: it is no text for a log."""
+class EmbeddedRedis:
+    """Runs the server; call `stop` in the end. `url` contains the password and must not be logged."""
 
     def __init__(self) -> None:
-        self._place = socket.socket()
-        # The server, which sets this too, may then listen where we are bound.
-        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._place.bind(("127.0.0.1", 0))
-        self._port: int = self._place.getsockname()[1]
+        self._reserved = socket.socket()
+        # The server sets this too, and may then listen at the same port.
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind(("127.0.0.1", 0))
+        self._port: int = self._reserved.getsockname()[1]
         self._password = secrets.token_urlsafe(32)
         self._server: EmbeddedServer | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._supervising: asyncio.Task[None] | None = None
         self.restarts = 0
-        # Called after each restart, with their number.
+        # Called after each restart, with the number of restarts.
         self.on_restart: Callable[[int], None] = lambda restarts: None
 
     @property
     def url(self) -> str:
-        """Where it is, or will be."""
+        """The server's URL, also before it runs."""
         return f"redis://:{self._password}@127.0.0.1:{self._port}/0"
 
     async def start(self) -> None:
-        """Returns once it answers, and keeps it running; BatonError(UNAVAILABLE) where it does not start."""
+        """Starts the server and returns once it answers. Raises BatonError(UNAVAILABLE) where it does not
+        start."""
         await self._start()
-        self._keeping = asyncio.create_task(self._keep())
+        self._supervising = asyncio.create_task(self._supervise())
 
     async def stop(self) -> None:
-        """Ends it within two seconds, and gives its port back."""
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        """Ends the server within two seconds and releases its port."""
+        if self._supervising is not None:
+            self._supervising.cancel()
+            await asyncio.gather(self._supervising, return_exceptions=True)
         if self._server is not None:
             await self._server.stop()
-        self._place.close()
+        self._reserved.close()
 
     async def _start(self) -> None:
-        # A fifth of a second of imports, which nobody waits for here.
+        # Imported late: it takes a fifth of a second.
         from baton.state.embedded import EmbeddedServer
 
         self._server = await EmbeddedServer.start(port=self._port, password=self._password)
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
         pause_s = 0.0
         while self._server is not None:
@@ -74,7 +76,7 @@ class OwnRedis:
             pause_s = (
                 0.0 if loop.time() - began > LASTING_S else min(LONGEST_PAUSE_S, 2 * pause_s + FIRST_PAUSE_S)
             )
-            say(f"the embedded Redis {_how(code)}; starting it again, empty")
+            notify(f"the embedded Redis {_how(code)}; restarting it, empty")
             await self._start_again(pause_s)
             self.restarts += 1
             self.on_restart(self.restarts)
@@ -85,7 +87,7 @@ class OwnRedis:
             try:
                 return await self._start()
             except BatonError as error:
-                say(f"the embedded Redis does not start: {error.message}; trying again")
+                notify(f"the embedded Redis does not start: {error.message}; retrying")
                 pause_s = LONGEST_PAUSE_S
 
 

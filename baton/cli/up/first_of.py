@@ -1,4 +1,4 @@
-"""Two awaitables, of which the first to end decides."""
+"""Awaits the first of two awaitables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-async def race(work: Awaitable[T], other: Awaitable[U]) -> tuple[T | None, U | None]:
-    """`(result, None)` or `(None, other's result)`; `work` wins a tie. The loser is cancelled, and has ended
-    when this returns. An exception of the winner is raised."""
+async def first_of(work: Awaitable[T], other: Awaitable[U]) -> tuple[T | None, U | None]:
+    """Returns `(result of work, None)` or `(None, result of other)`, whichever ends first; `work` wins a tie.
+    The other is cancelled and has ended when this returns. An exception of the first is raised."""
     left, right = asyncio.ensure_future(work), asyncio.ensure_future(other)
     try:
         await asyncio.wait({left, right}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,11 +1,11 @@
-"""The processes of `baton up` on this machine: one that runs the workers, the router, a Redis of their own.
+"""The processes of `baton up`: `baton.cluster`, which runs the workers, the router, and an embedded Redis.
 
     cluster = LocalCluster(config, model_folder)
-    doors = await cluster.start()       every worker serves, and the router finds them
-    await cluster.failure()             returns when the workers' process ends, or the router for good
-    await cluster.stop(within_s=25)     the router drains, then the workers, then Redis; none is left
+    addresses = await cluster.start()   returns once every worker serves and the router has found them
+    await cluster.failure()             returns when the workers' process ends, or the router too often
+    await cluster.stop(within_s=25)     ends the router, the workers and Redis, in this order
 
-Whoever calls `start` must call `stop`, whatever `start` did.
+After `start`, even a failed one, `stop` must be called.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.cli.up.embedded_redis import OwnRedis
-from baton.cli.up.first_of import race
-from baton.cli.up.router_process import KeptRouter
+from baton.cli.up.embedded_redis import EmbeddedRedis
+from baton.cli.up.first_of import first_of
+from baton.cli.up.router_process import RouterProcess
 from baton.cluster_auth import prefix_secret
 from baton.errors import BatonError
 from services.common.child_process import Child, ChildError
@@ -36,9 +36,9 @@ from services.common.config import (
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 
-# Kept for the workers when the router takes all the time it has.
+# Part of the time of a stop that is reserved for the workers.
 WORKERS_STOP_S = 3.0
-# What Ray and its supervisor may take beside the workers' own start.
+# Time for Ray and its supervisor in addition to the workers' own start.
 SUPERVISOR_START_S = 240.0
 
 
@@ -52,7 +52,7 @@ class Programs:
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class Addresses:
     """The router's listeners, each `host:port`: two public ones and two for operators."""
 
     http: str
@@ -62,50 +62,50 @@ class Doors:
 
 
 class LocalCluster:
-    """Owns its children: nobody else starts, signals or reaps them."""
+    """Owns the child processes; only this class starts, signals and reaps them."""
 
     def __init__(self, config: UpConfig, model: Path, programs: Programs | None = None) -> None:
         self._config = config
         self._model = model
         self._programs = programs or Programs()
         self._cluster: Child | None = None
-        self._router: KeptRouter | None = None
-        self._redis: OwnRedis | None = None
+        self._router: RouterProcess | None = None
+        self._redis: EmbeddedRedis | None = None
 
-    async def start(self) -> Doors:
-        """Raises `BatonError` for what a child refuses, `ChildError` for one that fails."""
+    async def start(self) -> Addresses:
+        """Starts everything. Raises `BatonError` where a child refuses its configuration, `ChildError` where
+        it fails."""
         if self._config.state.redis_url is None:
-            self._redis = OwnRedis()
-            self._redis.on_restart = self._tell_restarts
+            self._redis = EmbeddedRedis()
+            self._redis.on_restart = self._send_restarts
         cluster_id = secrets.token_hex(4)
-        self._config = with_drawn_secrets(self._config)
+        self._config = with_generated_secrets(self._config)
         state = state_config(self._config, cluster_id, self._redis)
         workers = cluster_config(self._config, self._model, cluster_id, state, self._programs.worker)
         router = router_config(self._config, self._model, state)
         self._cluster = await Child.start("cluster", self._programs.cluster, workers.model_dump_json())
-        self._cluster.prefix = ""  # it speaks of workers, by name
-        self._cluster.on_message = self._pass_on
-        self._router = KeptRouter(self._programs.router, router, self._config.router_restarts)
+        self._cluster.prefix = ""  # its log lines name workers themselves
+        self._cluster.on_message = self._forward
+        self._router = RouterProcess(self._programs.router, router, self._config.router_restarts)
         await self._router.spawn()
         serving = asyncio.Event()
-        doors, failure = await race(self._doors(serving), self._cluster_failure(serving))
-        if doors is None:
+        addresses, failure = await first_of(self._start_router(serving), self._cluster_failure(serving))
+        if addresses is None:
             assert failure is not None
             raise failure
-        return doors
+        return addresses
 
     async def failure(self) -> BatonError | ChildError:
-        """Waits until the workers' process ends, or the router was started again in vain."""
+        """Waits until the workers' process ends, or the router has ended too often."""
         assert self._cluster is not None
         assert self._router is not None
-        ended, given_up = await race(_death(self._cluster), self._router.failure())
-        failure = ended or given_up
+        ended, abandoned = await first_of(_death(self._cluster), self._router.failure())
+        failure = ended or abandoned
         assert failure is not None
         return failure
 
     async def stop(self, within_s: float) -> None:
-        """Drains the router, then the workers, which have nothing to do by then; what is left after
-        `within_s` is killed."""
+        """Drains the router, then the workers; kills what is left after `within_s` seconds."""
         deadline = asyncio.get_running_loop().time() + within_s
         if self._router:
             await self._router.stop(deadline - WORKERS_STOP_S)
@@ -120,30 +120,30 @@ class LocalCluster:
             if child is not None:
                 child.kill()
 
-    async def _doors(self, serving: asyncio.Event) -> Doors:
-        """Where the router listens, once it has found workers and every one of them serves."""
+    async def _start_router(self, serving: asyncio.Event) -> Addresses:
+        """Returns the router's addresses once it is ready and every worker serves."""
         assert self._router is not None
         if self._redis:
             await self._redis.start()
-        said = await self._router.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
+        ready = await self._router.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
         await serving.wait()
-        return Doors(http=said["http"], grpc=said["grpc"], admin=said["admin"], admin_http=said["admin_http"])
+        return Addresses(**ready)
 
     async def _cluster_failure(self, serving: asyncio.Event) -> ChildError:
-        """Sets `serving` once every worker does, then waits for the end of whoever runs them."""
+        """Sets `serving` once every worker serves, then waits until the process that runs them ends."""
         assert self._cluster is not None
         await self._cluster.ready(self._config.start_timeout_s + SUPERVISOR_START_S)
         serving.set()
         return await _death(self._cluster)
 
-    def _pass_on(self, message: Mapping[str, Any]) -> None:
-        """The router hears at once which workers there are."""
+    def _forward(self, message: Mapping[str, Any]) -> None:
+        """Forwards changes of the serving workers to the router."""
         if self._router and "workers" in message:
-            self._router.tell(message)
+            self._router.send(message)
 
-    def _tell_restarts(self, restarts: int) -> None:
+    def _send_restarts(self, restarts: int) -> None:
         if self._router:
-            self._router.tell({"store_restarts": restarts})
+            self._router.send({"store_restarts": restarts})
 
 
 async def _death(child: Child) -> ChildError:
@@ -151,19 +151,19 @@ async def _death(child: Child) -> ChildError:
     return await child.death()
 
 
-def with_drawn_secrets(config: UpConfig) -> UpConfig:
-    """The configuration with drawn secrets where it has none. A Ray that we join is an exception: there is no
-    way to bring drawn ones to its machines."""
+def with_generated_secrets(config: UpConfig) -> UpConfig:
+    """The configuration with random secrets where it has none, unless workers run on another Ray, whose
+    machines cannot be given them."""
     if config.supervision.on_another_ray:
         return config
     cluster_secret = config.cluster_secret or secrets.token_hex(32)
     hashing = config.prefix_secret or prefix_secret(cluster_secret)
-    drawn = {"prefix_secret": hashing, "cluster_secret": cluster_secret}
-    return config.model_copy(update=drawn)
+    generated = {"prefix_secret": hashing, "cluster_secret": cluster_secret}
+    return config.model_copy(update=generated)
 
 
-def state_config(config: UpConfig, cluster_id: str, redis: OwnRedis | None) -> StateConfig | None:
-    """Where router and workers keep their soft state; None where they shall keep none."""
+def state_config(config: UpConfig, cluster_id: str, redis: EmbeddedRedis | None) -> StateConfig | None:
+    """Where router and workers keep their soft state; None without state."""
     url = redis.url if redis else config.state.redis_url
     if url is None or url == NO_STATE:
         return None
@@ -183,7 +183,7 @@ def cluster_config(
     state: StateConfig | None = None,
     worker_program: Sequence[str] = (),
 ) -> ClusterConfig:
-    """What the process that runs the workers is told."""
+    """The configuration of the process that runs the workers."""
     return ClusterConfig(
         **config.supervision.model_dump(),
         cluster_id=cluster_id,
@@ -198,11 +198,11 @@ def cluster_config(
 def worker_configs(
     config: UpConfig, model: Path, state: StateConfig | None = None, cluster_id: str = ""
 ) -> list[WorkerConfig]:
-    """One a worker, named by role and index: prefill-0, decode-0, …"""
+    """The configuration of each worker, named by role and index: prefill-0, decode-0, …"""
     if state is not None:
-        # On the machines of another Ray our own Redis is out of reach; and the journal is the router's.
-        away = state.embedded and config.supervision.on_another_ray
-        state = None if away else state.model_copy(update={"journal_key": ""})
+        # Machines of another Ray cannot reach the embedded Redis; only the router has the journal's key.
+        unreachable = state.embedded and config.supervision.on_another_ray
+        state = None if unreachable else state.model_copy(update={"journal_key": ""})
     first = config.worker_metrics_port
     names = [(role, index) for role in ROLES for index in range(config.role_counts[role])]
     return [
@@ -226,7 +226,7 @@ def worker_configs(
 
 
 def router_config(config: UpConfig, model: Path, state: StateConfig | None = None) -> RouterConfig:
-    """The door's configuration; it is told of workers as they come and go."""
+    """The router's configuration; it is sent the workers' addresses later, over stdin."""
     return RouterConfig(
         **config.router.model_dump(),
         model=str(model),

@@ -1,4 +1,4 @@
-"""From `--model` to a folder on this machine and the name that clients use."""
+"""Resolves `--model` to a folder on this machine and a served model name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ DEMO, RANDOM = "demo", "random"
 
 
 def demo_folder() -> Path:
-    """The trained checkpoint that is part of this package."""
+    """The folder of the demo checkpoint, which is part of this package."""
     assert baton.__file__ is not None
     return Path(baton.__file__).with_name("demo_model")
 
 
-# Models without a folder of the operator's; a folder of such a name goes before.
+# Built-in models by name; an existing folder of that name has priority.
 BUILT_IN: Mapping[str, Callable[[], Path]] = {DEMO: demo_folder, RANDOM: random_checkpoint}
 
 
 def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
-    """The configuration with model and served name settled, and the folder; `BatonError(INVALID)` if there is
-    none.
+    """The configuration with model and served name set, and the model folder.
 
-    Unset means the demo model; the small random checkpoint is made if need be; a hub id is downloaded.
+    Unset means the demo model; the random checkpoint is generated on first use; a hub id is downloaded.
+    Raises `BatonError(INVALID)` if there is no such model.
     """
     model = config.model or DEMO
     if model in BUILT_IN and (config.model is None or not Path(model).is_dir()):
@@ -44,7 +44,8 @@ def with_model(config: UpConfig) -> tuple[UpConfig, Path]:
 
 
 def require_weights(folder: Path, weights: Weights) -> None:
-    """Names the commonest gaps before any process starts; the workers check the rest."""
+    """Raises `BatonError(INVALID)` for missing files before any process starts; the workers check the
+    rest."""
     if not (folder / "config.json").is_file():
         raise invalid(f"model {folder}: config.json is missing")
     if weights == "file" and not any(folder.glob("*.safetensors")):

@@ -1,7 +1,7 @@
-"""A small random checkpoint with a byte-level tokenizer, made on the spot: something to serve anywhere.
+"""Generates a small random checkpoint with a byte-level tokenizer, for tests and demos.
 
-Llama architecture, 3.3 million float32 weights, 4096 tokens of context. It has learnt nothing; letters are
-merely likelier than other bytes, so that its noise can be read. Deterministic, and torch-free.
+Llama architecture, 3.3 million float32 weights, 4096 tokens of context. Its output is noise in which letters
+are more likely than other bytes, so that it is readable. Deterministic and torch-free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-# Part of the folder's name: raise it with any change of what is written.
+# Part of the folder's name: increase it with any change of the files.
 REVISION = 2
 SEED = 20_260_101
 
@@ -24,9 +24,9 @@ SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>
 BOS, EOS, END = 256, 257, 261
 VOCAB = 256 + len(SPECIAL_TOKENS)
 
-# From the likeliest on; all other bytes are hardly ever drawn.
+# In order of probability; other bytes are hardly ever sampled.
 LIKELY_BYTES = b" etaoinshrdlucmfwypvbgk,."
-# A hidden channel that no layer writes, so that lm_head's weight for it is a bias of each token.
+# A hidden channel that no layer writes, so that lm_head's weight for it acts as a bias of each token.
 CONSTANT_CHANNEL, CONSTANT = 0, 8.0
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -44,9 +44,9 @@ def cache_folder() -> Path:
 
 
 def random_checkpoint(parent: Path | None = None) -> Path:
-    """The checkpoint's folder under `parent` (the user's cache by default), made if it is not there.
+    """The checkpoint's folder under `parent` (by default the user's cache), generated if it does not exist.
 
-    It appears complete or not at all; of two processes that make it at once, one wins and both may use it.
+    It is created atomically, so that several processes may call this concurrently.
     """
     parent = parent or cache_folder()
     folder = parent / f"random-llama-{REVISION}"
@@ -59,7 +59,7 @@ def random_checkpoint(parent: Path | None = None) -> Path:
         draft.chmod(0o755)
         draft.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was first
+        if not folder.is_dir():  # else another process has created it
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -115,7 +115,7 @@ def _tokenizer_config() -> dict[str, object]:
 
 
 def _tokenizer() -> dict[str, object]:
-    """Token id = byte value; specials follow. No merges: every byte is a token."""
+    """A tokenizer whose token ids are byte values, followed by special tokens; no merges."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
@@ -130,8 +130,8 @@ def _tokenizer() -> dict[str, object]:
 
 
 def _byte_characters() -> list[str]:
-    """The visible character that stands for each byte in a byte-level vocabulary: printable Latin-1
-    characters stand for themselves, the others for code points from 256 on."""
+    """The character of each byte in a byte-level vocabulary (GPT-2): printable Latin-1 characters represent
+    themselves, other bytes the code points from 256 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
     return [chr(byte) if byte in printable else chr(256 + hidden.index(byte)) for byte in range(256)]
@@ -141,7 +141,7 @@ def _weights() -> Weights:
     random = np.random.default_rng(SEED)
 
     def matrix(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        """Scaled so that a normalised row goes in and a row of about unit variance comes out."""
+        """Random weights scaled so that a normalised input row gives an output row of about unit variance."""
         return np.asarray(random.standard_normal((rows, columns)) / np.sqrt(columns), np.float32)
 
     ones = np.ones(HIDDEN, np.float32)
@@ -179,7 +179,7 @@ _WRITERS = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
 
 
 def _prefer_likely_bytes(head: npt.NDArray[np.float32]) -> None:
-    """Spreads the logits of likely bytes and lifts them above all others, in order of likelihood."""
+    """Raises the logits of likely bytes above all others, in order of likelihood."""
     head[:, CONSTANT_CHANNEL] = -2.0
     for rank, byte in enumerate(LIKELY_BYTES):
         head[byte] *= 1.5

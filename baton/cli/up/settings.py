@@ -1,8 +1,8 @@
-"""From file, environment and flags to one `UpConfig`: flags over environment over file.
+"""Builds one `UpConfig` from file, environment and flags; flags override variables, which override the file.
 
-Every flag has one place in the configuration (`engine.slots`) and one environment variable (`BATON_SLOTS`).
-A misspelt key of the file is refused. Unknown `BATON_…` variables are not, since Kubernetes makes such
-for any service named baton.
+Every flag has one path in the configuration (`engine.slots`) and one environment variable (`BATON_SLOTS`).
+An unknown key of the file is refused. Unknown `BATON_…` variables are ignored, since Kubernetes sets such
+variables for any service named baton.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from services.common.config import NO_STATE, StateSettings, UpConfig
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A setting with a flag: its spelling, its path in `UpConfig`, and how `--help` shows it.
+    """A setting with a flag: its name, its path in `UpConfig`, and its text in `--help`.
 
-    `bare` is the value of a flag that is given without one; None: it needs one.
+    `bare` is the value of the flag when it is given without one; None: a value is required.
     """
 
     name: str
@@ -48,40 +48,72 @@ class Flag:
 
 FLAGS = (
     Flag("--model", "model", "DIR|HUB-ID", "checkpoint to serve; also: demo, random (default demo)"),
-    Flag("--served-model-name", "served_model_name", "NAME", "what clients call it"),
+    Flag(
+        "--served-model-name",
+        "served_model_name",
+        "NAME",
+        "model name for clients (default: the folder's name or the hub id)",
+    ),
     Flag("--prefill", "prefill", "N", "prefill workers (default 1, or 0 once a role is named)"),
     Flag("--decode", "decode", "N", "decode workers (default 1, or 0 once a role is named)"),
     Flag("--both", "both", "N", "workers that prefill and decode"),
-    Flag("--weights", "engine.weights", "file|random", "random: seeded, needs only config.json"),
-    Flag("--device", "engine.device", "auto|cpu|cuda", "where the model runs"),
-    Flag("--dtype", "engine.dtype", "auto|bf16|fp16|fp32|fp64", "of weights and KV cache"),
     Flag(
-        "--numerics", "engine.numerics", "auto|exact|fast", "exact: a token never depends on its neighbours"
+        "--weights",
+        "engine.weights",
+        "file|random",
+        "random: seeded random weights; only config.json is needed",
     ),
-    Flag("--transport", "transfer.transport", "auto|grpc|ipc|nccl", "what carries KV blocks between workers"),
+    Flag("--device", "engine.device", "auto|cpu|cuda", "device of the model"),
+    Flag("--dtype", "engine.dtype", "auto|bf16|fp16|fp32|fp64", "dtype of weights and KV cache"),
     Flag(
-        "--kv-wire", "transfer.kv_wire", "native|fp8|int8", "KV between workers: as it is, or in eight bits"
+        "--numerics",
+        "engine.numerics",
+        "auto|exact|fast",
+        "exact: a token never depends on other requests of its batch",
     ),
-    Flag("--transfer-port", "transfer.transfer_port", "PORT", "of the first decode worker's links"),
-    Flag("--frames-port", "transfer.frames_port", "PORT", "of the frames of its links over nccl"),
-    Flag("--ray-address", "supervision.ray_address", "local|none|ADDR", "join a running Ray, or use none"),
+    Flag("--transport", "transfer.transport", "auto|grpc|ipc|nccl", "transport of KV blocks between workers"),
     Flag(
-        "--redis-url", "state.redis_url", "URL|none", "where soft state is kept (default: a Redis of its own)"
+        "--kv-wire",
+        "transfer.kv_wire",
+        "native|fp8|int8",
+        "format of KV blocks between workers: unchanged, or 8-bit",
     ),
+    Flag("--transfer-port", "transfer.transfer_port", "PORT", "link port of the first decode worker"),
+    Flag(
+        "--frames-port",
+        "transfer.frames_port",
+        "PORT",
+        "second link port of the first decode worker, for nccl",
+    ),
+    Flag(
+        "--ray-address",
+        "supervision.ray_address",
+        "local|none|ADDR",
+        "start a Ray, use none, or join the Ray at ADDR",
+    ),
+    Flag("--redis-url", "state.redis_url", "URL|none", "Redis for soft state (default: an embedded server)"),
     Flag(
         "--redis-namespace",
         "state.namespace",
         "NAME",
-        "what shares it is one cluster (default: a random one)",
+        "namespace of the cluster in Redis (default: random)",
     ),
-    Flag("--worker-metrics-port", "worker_metrics_port", "PORT", "of the first worker's metrics"),
-    Flag("--http-port", "router.http_port", "PORT", "0: any free port"),
-    Flag("--grpc-port", "router.grpc_port", "PORT", "0: any free port"),
+    Flag("--worker-metrics-port", "worker_metrics_port", "PORT", "metrics port of the first worker"),
+    Flag("--http-port", "router.http_port", "PORT", "public HTTP port; 0: any free port"),
+    Flag("--grpc-port", "router.grpc_port", "PORT", "public gRPC port; 0: any free port"),
     Flag("--admin-host", "router.admin_host", "ADDRESS", "address of the admin ports"),
     Flag(
-        "--admin-grpc-port", "router.admin_grpc_port", "PORT", f"status, drain (default {DEFAULT_GRPC_PORT})"
+        "--admin-grpc-port",
+        "router.admin_grpc_port",
+        "PORT",
+        f"port of AdminService (default {DEFAULT_GRPC_PORT})",
     ),
-    Flag("--admin-http-port", "router.admin_http_port", "PORT", f"metrics (default {DEFAULT_HTTP_PORT})"),
+    Flag(
+        "--admin-http-port",
+        "router.admin_http_port",
+        "PORT",
+        f"port of metrics and health (default {DEFAULT_HTTP_PORT})",
+    ),
     Flag(
         "--public-metrics",
         "router.public_metrics",
@@ -89,40 +121,49 @@ FLAGS = (
         "serve /metrics on the public HTTP port too (default: only where it is on loopback)",
         bare="true",
     ),
-    Flag("--slots", "engine.slots", "N", "sequences a decode worker generates at once"),
-    Flag("--gpu-memory", "engine.gpu_memory", "FRACTION", "of a GPU, shared by its workers"),
+    Flag("--slots", "engine.slots", "N", "sequences that a decode worker generates at once"),
+    Flag(
+        "--gpu-memory",
+        "engine.gpu_memory",
+        "FRACTION",
+        "share of a GPU's memory that its workers use together",
+    ),
     Flag(
         "--gpu-workers",
         "engine.gpu_workers",
         "N",
-        "that share a GPU (default: 1, but all where there is one)",
+        "workers that share a GPU (default: 1, but all on a machine with one GPU)",
     ),
     Flag("--block-tokens", "engine.block_tokens", "N", "tokens of a KV block (default 64 on a GPU, else 16)"),
-    Flag("--chunk-tokens", "engine.chunk_tokens", "N", "prompt tokens of one prefill step"),
-    Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: by memory)"),
+    Flag("--chunk-tokens", "engine.chunk_tokens", "N", "most prompt tokens of one prefill step"),
+    Flag("--kv-blocks", "engine.kv_blocks", "N", "KV blocks of a worker (default: as memory allows)"),
     Flag("--max-context-tokens", "engine.max_context_tokens", "N", "longest prompt and output together"),
-    Flag("--kernel-cache", "engine.kernel_cache", "DIR", "compiled kernels (default: Triton's own folder)"),
+    Flag("--kernel-cache", "engine.kernel_cache", "DIR", "folder of compiled kernels (default: Triton's)"),
     Flag(
-        "--prefix-secret", "prefix_secret", "SECRET", "names cached blocks (default: made of cluster_secret)"
+        "--prefix-secret",
+        "prefix_secret",
+        "SECRET",
+        "keys the hashes of cached blocks (default: derived from cluster_secret)",
     ),
     Flag(
         "--cluster-secret-file",
         "cluster_secret_file",
         "FILE",
-        "authenticates router and workers to each other; BATON_CLUSTER_SECRET holds it itself",
+        "file with the secret that authenticates router and workers (BATON_CLUSTER_SECRET: the secret)",
     ),
     Flag(
         "--secrets-file",
         "supervision.secrets_file",
         "FILE",
-        "YAML file with redis_url, prefix_secret and cluster_secret; with --ray-address ADDR on each machine",
+        "YAML file with redis_url, prefix_secret, cluster_secret; on each machine with --ray-address ADDR",
     ),
-    Flag("--log-level", "log_level", "debug|info|warning|error", "of every process"),
+    Flag("--log-level", "log_level", "debug|info|warning|error", "log level of every process"),
 )
 
 
 def add_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] = ()) -> None:
-    """Adds `-c` and the flags to a parser; `only` keeps those whose path starts with one of them."""
+    """Adds `-c` and the flags to a parser; with `only`, just the flags whose path starts with one of
+    these."""
     if not only:
         parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="YAML file of settings")
     for flag in FLAGS:
@@ -138,9 +179,10 @@ def add_flags(parser: argparse.ArgumentParser, *, only: tuple[str, ...] = ()) ->
 def load(
     arguments: argparse.Namespace, environment: Mapping[str, str], defaults: Mapping[str, str] | None = None
 ) -> UpConfig:
-    """What the operator asked for; `defaults`, by path, are the command's own where nothing is said.
+    """The configuration from file, environment and flags; `defaults`, by path, are the command's own
+    defaults.
 
-    Raises `BatonError(INVALID)` with one line for the first thing wrong.
+    Raises `BatonError(INVALID)` with one line for the first error.
     """
     values = _read_file(arguments.config) if arguments.config else {}
     for path, value in (defaults or {}).items():
@@ -161,7 +203,7 @@ def load(
 def with_secrets_file(config: UpConfig) -> UpConfig:
     """The configuration with the secrets of its `secrets_file`, if it names one.
 
-    `BatonError(INVALID)`: the file cannot be read, or another value is given elsewhere.
+    Raises `BatonError(INVALID)` where the file cannot be read, or a secret has another value elsewhere.
     """
     path = config.supervision.secrets_file
     if path is None:
@@ -179,7 +221,7 @@ def with_secrets_file(config: UpConfig) -> UpConfig:
 
 
 def take_flags(values: dict[str, Any], arguments: argparse.Namespace, environment: Mapping[str, str]) -> None:
-    """Puts what this command's flags, or their variables, say over `values`."""
+    """Overrides `values` by this command's flags, or else by their environment variables."""
     for flag in FLAGS:
         if flag.key in arguments:
             given = getattr(arguments, flag.key)
@@ -192,9 +234,9 @@ def take_flags(values: dict[str, Any], arguments: argparse.Namespace, environmen
 
 
 def with_cluster_secret(config: UpConfig) -> UpConfig:
-    """The configuration with the cluster's secret read from its file, where one is named.
+    """The configuration with the cluster secret read from `cluster_secret_file`, if set.
 
-    `BatonError(INVALID)`: it cannot be read, is too short, or the secret is given as well.
+    Raises `BatonError(INVALID)` where it cannot be read, is too short, or the secret is set as well.
     """
     path = config.cluster_secret_file
     if path is None:
@@ -204,7 +246,7 @@ def with_cluster_secret(config: UpConfig) -> UpConfig:
     try:
         secret = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise invalid(f"cannot read cluster_secret_file {path}: {reason}") from None
     if len(secret) < MIN_SECRET_LENGTH:
         raise invalid(f"cluster_secret_file {path} holds fewer than {MIN_SECRET_LENGTH} characters")
@@ -212,7 +254,8 @@ def with_cluster_secret(config: UpConfig) -> UpConfig:
 
 
 def check_admin_host(config: UpConfig) -> None:
-    """`BatonError(INVALID)` where other machines reach AdminService and no operator could know its secret."""
+    """Raises `BatonError(INVALID)` where other machines reach AdminService but no cluster secret is
+    configured."""
     host = config.router.admin_host
     if not is_loopback(host) and not config.cluster_secret:
         raise invalid(
@@ -221,24 +264,24 @@ def check_admin_host(config: UpConfig) -> None:
 
 
 def check_secret_of_machines(config: UpConfig) -> None:
-    """`BatonError(INVALID)` where workers on other machines could not be told the cluster's secret."""
+    """Raises `BatonError(INVALID)` where workers run on another Ray but no cluster secret is configured."""
     if config.supervision.on_another_ray and not config.cluster_secret:
         raise invalid(
             f"--ray-address {config.supervision.ray_address} needs a cluster secret that the machines of "
-            f"that Ray have too: cluster_secret in --secrets-file, or {SECRET_VARIABLE}, here and there"
+            f"that Ray have too: cluster_secret in --secrets-file, or {SECRET_VARIABLE}, on all of them"
         )
 
 
 def check_redis_url(state: StateSettings) -> None:
-    """`BatonError(INVALID)`, with nothing secret in it, where the URL cannot be one of Redis."""
+    """Raises `BatonError(INVALID)`, without the URL's secrets, where it is not a valid Redis URL."""
     if state.redis_url is not None and state.redis_url != NO_STATE:
-        from baton.state.connect import parse_url  # only for those who name one: its imports take time
+        from baton.state.connect import parse_url  # imported late: it takes a fifth of a second
 
         parse_url(state.redis_url)
 
 
 def invalid(message: str) -> BatonError:
-    """A mistake of the operator's: commands print it as one line and exit with code 2."""
+    """An operator's mistake: commands print the message and exit with code 2."""
     return BatonError(ErrorKind.INVALID, message)
 
 
@@ -257,8 +300,8 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def _set(values: dict[str, Any], path: str, given: str, *, keep: bool = False) -> None:
-    """Puts one setting over what the file says, or under it with `keep`. A section of the file that is no
-    mapping stays, for validation to name it."""
+    """Sets one setting; with `keep`, only where it has no value. A section that is not a mapping is left for
+    validation to report."""
     *sections, key = path.split(".")
     for section in sections:
         inner = values.setdefault(section, {})

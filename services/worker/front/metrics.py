@@ -242,7 +242,7 @@ def _of_registration(registration: Registration | None) -> list[tuple[Family, fl
         return []
     state = registration.state
     return [
-        (REDIS_UP, not state.away),
+        (REDIS_UP, not state.unavailable),
         (REDIS_OUTAGES, state.counters.outages),
         (REGISTERED, registration.registered),
         (RENEWALS_FAILED, state.counters.renewals_failed),

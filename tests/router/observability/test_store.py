@@ -146,7 +146,7 @@ async def test_an_unresponsive_redis_delays_no_request(
         responses = await here.generate(ids_request(PROMPT, 24), timeout=5)
         assert tokens_of(responses) == expected(PROMPT, 24)
         assert not any(response.resumable for response in responses)
-        await until(lambda: here.router.store.state is not None and here.router.store.state.away)
+        await until(lambda: here.router.store.state is not None and here.router.store.state.unavailable)
         many = await asyncio.gather(*(here.generate(ids_request(PROMPT, 24), timeout=5) for _ in range(20)))
         assert [tokens_of(responses) for responses in many] == [expected(PROMPT, 24)] * 20
         status = await store(here)
@@ -155,7 +155,7 @@ async def test_an_unresponsive_redis_delays_no_request(
         figures = (await client.get("/metrics")).text
         assert f'baton_router_redis_up{{model="{MODEL}"}} 0.0' in figures
         os.kill(server.pid, signal.SIGCONT)
-        await until(lambda: here.router.store.state is not None and not here.router.store.state.away)
+        await until(lambda: here.router.store.state is not None and not here.router.store.state.unavailable)
         await here.quiet()
         await all_closed(here, reader)
         assert f'baton_router_redis_up{{model="{MODEL}"}} 1.0' in (await client.get("/metrics")).text

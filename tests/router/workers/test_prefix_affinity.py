@@ -178,7 +178,7 @@ async def test_the_index_corrects_the_view_in_the_background() -> None:
 async def test_an_unavailable_index_delays_nothing() -> None:
     memory = Memory()
     state = State.in_memory(memory)
-    memory.away = True
+    memory.unavailable = True
     with pytest.raises(BatonError) as refused:
         await state.prefix_index.longest_prefix(names(1), ["x"])
     assert refused.value.kind is ErrorKind.UNAVAILABLE

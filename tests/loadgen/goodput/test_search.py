@@ -15,7 +15,7 @@ from loadgen.analysis.steady import Steadiness
 from loadgen.goodput.crossing import find_crossing
 from loadgen.goodput.probe import Probe, Verdict
 from loadgen.goodput.search import Finding, Goodput, Phase, Search, SearchPlan
-from tests.loadgen.queues import CLIFF, LOOSE, MD1, MG1, MIXED, Queue, goodput
+from tests.loadgen.goodput.queues import CLIFF, LOOSE, MD1, MG1, MIXED, Queue, goodput
 
 BUDGET_S = 480.0
 QUEUES: dict[str, Queue] = {"M/D/1": MD1, "M/G/1": MIXED, "M/D/1 at its capacity": LOOSE, "cliff": CLIFF}
@@ -30,7 +30,7 @@ def search(
     while (trial := search.next()) is not None:
         number += 1
         probe = Probe.of(trial.rate, goal, *queue.run(trial.rate, trial.seconds, seed * 1000 + number))
-        search.tell(probe, trial.seconds)
+        search.add_probe(probe, trial.seconds)
         spent += trial.seconds
     assert spent <= budget_s * (1 + 1e-9)
     return search.result()
@@ -121,7 +121,7 @@ def test_everything_holds_up_to_the_highest_rate() -> None:
     while (trial := found.next()) is not None:
         rates.append(trial.rate)
         due = np.linspace(0, trial.seconds, int(trial.rate * trial.seconds) + 50)
-        found.tell(Probe.of(trial.rate, 0.9, due, due + 0.1, np.ones(len(due), np.bool_)), trial.seconds)
+        found.add_probe(Probe.of(trial.rate, 0.9, due, due + 0.1, np.ones(len(due), np.bool_)), trial.seconds)
     assert found.result().finding is Finding.BEYOND
     assert max(rates) == 20.0
     assert rates.count(20.0) == 1
@@ -131,7 +131,7 @@ def test_an_overrun_takes_from_the_rest() -> None:
     found = Search(SearchPlan(0.9, 10.0, 100.0))
     first = found.next()
     assert first is not None
-    found.tell(Probe.of(10.0, 0.9, *MD1.run(10.0, first.seconds, 1)), 99.0)
+    found.add_probe(Probe.of(10.0, 0.9, *MD1.run(10.0, first.seconds, 1)), 99.0)
     assert found.next() is None
 
 
@@ -140,7 +140,9 @@ def test_phases_come_in_their_order() -> None:
     phases = []
     while (trial := found.next()) is not None:
         phases.append(trial.phase)
-        found.tell(Probe.of(trial.rate, 0.9, *MD1.run(trial.rate, trial.seconds, len(phases))), trial.seconds)
+        found.add_probe(
+            Probe.of(trial.rate, 0.9, *MD1.run(trial.rate, trial.seconds, len(phases))), trial.seconds
+        )
     assert phases == sorted(phases, key=list(Phase).index)
     assert phases[-1] is Phase.CONFIRM
     assert phases.count(Phase.CONFIRM) in (1, 2)
@@ -155,7 +157,7 @@ def test_a_rate_that_does_not_hold_is_not_confirmed() -> None:
         if trial.phase is Phase.CONFIRM:
             confirming.append(trial.rate)
             good = np.zeros_like(good)
-        found.tell(Probe.of(trial.rate, 0.9, due, ended, good), trial.seconds)
+        found.add_probe(Probe.of(trial.rate, 0.9, due, ended, good), trial.seconds)
     assert len(confirming) == 2
     assert confirming[1] < confirming[0]
     assert found.result().confirmed is None

@@ -14,11 +14,11 @@ import pytest
 from baton.cli.main import main
 from baton.cli.status import source as status_source
 from baton.v1 import router_pb2
-from tests.cli.statuses import decode, prefill, status
+from tests.cli.status.statuses import decode, prefill, status
 
 COMMANDS = [["status"], ["top", "--once"]]
 IDS = ["status", "top"]
-NOTE = "shown by the router's admin port only (--admin HOST:PORT)"
+NOTE = "on the router's admin port only (--admin HOST:PORT)"
 UNUSED = "127.0.0.1:1"
 
 
@@ -92,7 +92,7 @@ def test_a_public_address_gives_totals_unless_the_default_admin_port_is_its_own(
 ) -> None:
     assert main([*command, served.public]) == 0
     shown = capsys.readouterr().out
-    assert "a-model-of-some-length serves" in shown
+    assert "a-model-of-some-length serving" in shown
     assert NOTE in shown
     assert "decode-0" not in shown
 

@@ -1,4 +1,4 @@
-"""Which GPU Ray's homes give to whom, with Ray played."""
+"""Assignment of GPUs to worker actors, with a fake Ray."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from baton.cluster import ray_worker_processes as ray_homes
+from baton.cluster import ray_worker_processes
 from baton.cluster.placement import Host
-from baton.cluster.ray_worker_processes import RayHomes
+from baton.cluster.ray_worker_processes import RayWorkerProcesses
 from baton.cluster.report import Phase, Report
 from services.common.config import ClusterConfig, WorkerConfig
 
 
 class Remote:
-    """A method of an actor's, which answers a moment later."""
+    """An actor's method that answers in the next turn of the loop."""
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self._method = method
@@ -26,7 +26,7 @@ class Remote:
         return self._method(*arguments)
 
 
-class PlayedActor:
+class FakeActor:
     def __init__(self) -> None:
         self.given: list[WorkerConfig] = []
         self.report = Remote(self._report)
@@ -39,26 +39,30 @@ class PlayedActor:
 
 
 @pytest.fixture
-def actors(monkeypatch: pytest.MonkeyPatch) -> tuple[RayHomes, list[PlayedActor], tuple[WorkerConfig, ...]]:
+def actors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[RayWorkerProcesses, list[FakeActor], tuple[WorkerConfig, ...]]:
     async def hosts(work: Callable[[], Any], timeout_s: float = 1.0) -> list[Host]:
         return [Host("host", 2)]
 
-    monkeypatch.setattr(ray_homes, "aside", hosts)
+    monkeypatch.setattr(ray_worker_processes, "in_thread", hosts)
     workers = tuple(WorkerConfig(name=name, role="both", model="m") for name in "ab")
-    homes = RayHomes(ClusterConfig(cluster_id="x", workers=workers), "ns", "")
-    played = [PlayedActor() for _ in workers]
-    monkeypatch.setattr(homes, "_actors", dict(zip("ab", played, strict=True)))
-    return homes, played, workers
+    processes = RayWorkerProcesses(ClusterConfig(cluster_id="x", workers=workers), "ns", "")
+    fakes = [FakeActor() for _ in workers]
+    monkeypatch.setattr(processes, "_actors", dict(zip("ab", fakes, strict=True)))
+    return processes, fakes, workers
 
 
-async def test_workers_that_start_in_the_same_moment_have_a_gpu_each(
-    actors: tuple[RayHomes, list[PlayedActor], tuple[WorkerConfig, ...]],
+async def test_workers_that_start_concurrently_get_a_gpu_each(
+    actors: tuple[RayWorkerProcesses, list[FakeActor], tuple[WorkerConfig, ...]],
 ) -> None:
-    homes, played, workers = actors
-    starts: list[Awaitable[None]] = [homes.start(worker, 1) for worker in workers]
+    processes, fakes, workers = actors
+    starts: list[Awaitable[None]] = [processes.start(worker, 1) for worker in workers]
     await asyncio.gather(*starts)
-    assert [actor.given[0].engine.device_index for actor in played] == [0, 1]
+    assert [actor.given[0].engine.device_index for actor in fakes] == [0, 1]
     for worker in reversed(workers):
-        await homes.start(worker, 2)
-    assert [actor.given[1].engine.device_index for actor in played] == [0, 1], "a restart takes its own"
-    assert {actor.given[1].engine.gpu_workers for actor in played} == {1}
+        await processes.start(worker, 2)
+    assert [actor.given[1].engine.device_index for actor in fakes] == [0, 1], (
+        "a restarted worker keeps its GPU"
+    )
+    assert {actor.given[1].engine.gpu_workers for actor in fakes} == {1}

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.cli.up.embedded_redis import OwnRedis
+from baton.cli.up.embedded_redis import EmbeddedRedis
 from baton.state import State
 from services.common.process_tree import descendants
 from tests.state.waiting import until
@@ -23,7 +23,7 @@ def command_line(pid: int) -> str:
 
 async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.CaptureFixture[str]) -> None:
     before = set(descendants(os.getpid()))
-    redis = OwnRedis()
+    redis = EmbeddedRedis()
     told: list[int] = []
     redis.on_restart = told.append
     state = State.at(redis.url)
@@ -39,12 +39,12 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
     await redis.stop()
     assert set(descendants(os.getpid())) == before
     said = capfd.readouterr().err
-    assert said.count("the embedded Redis was killed by SIGKILL; starting it again, empty") == 2
+    assert said.count("the embedded Redis was killed by SIGKILL; restarting it, empty") == 2
     assert (urlsplit(redis.url).password or redis.url) not in said
 
 
 async def test_nobody_else_gets_its_port() -> None:
-    redis = OwnRedis()
+    redis = EmbeddedRedis()
     port = urlsplit(redis.url).port
     with socket.socket() as other, pytest.raises(OSError):
         other.bind(("127.0.0.1", port))
@@ -55,7 +55,7 @@ async def test_nobody_else_gets_its_port() -> None:
 
 async def test_a_stop_while_it_starts_leaves_nothing() -> None:
     before = set(descendants(os.getpid()))
-    redis = OwnRedis()
+    redis = EmbeddedRedis()
     starting = asyncio.create_task(redis.start())
     await until(lambda: set(descendants(os.getpid())) != before, 10)
     starting.cancel()

@@ -10,8 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
-HARNESS = str(Path(__file__).with_name("with_fakes.py"))
+REPOSITORY = Path(__file__).parents[3]
+HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -204,7 +204,7 @@ def test_invalid_the_generator_read_late() -> None:
     ]
     summary = summary_of(late)
     assert kinds(summary) == [ReasonKind.LAG]
-    assert "tokens had come 4.0 ms before they were read" in summary.invalid[0].text
+    assert "tokens were read 4.0 ms late" in summary.invalid[0].text
     assert summary_of(late, judge={"max_read_lag_ms": 4.5}).valid
     rarely = [
         dataclasses.replace(one, first_late=0.004 if n == 77 else 0.0001, last_late=0.0001)

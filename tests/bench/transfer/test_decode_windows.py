@@ -31,7 +31,7 @@ from kvtransfer.device.blocks import DeviceBlocks
 from tests.bench.decode.test_clocks import Ring
 from tests.kvtransfer.support.device_rigs import FakeRig
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STEPS = 12
 
 

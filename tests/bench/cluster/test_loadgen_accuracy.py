@@ -11,7 +11,7 @@ from bench.cluster import loadgen_accuracy as loadgen
 from tests.loadgen.truth import Truth
 
 RIGHT = Truth(
-    door="http",
+    protocol="http",
     rate=100.0,
     requests=800,
     valid=True,

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from baton.cli import worker as worker_command
 from baton.cli.main import main
 from baton.cli.up import settings
-from baton.cli.up.embedded_redis import OwnRedis
+from baton.cli.up.embedded_redis import EmbeddedRedis
 from baton.cli.up.local_cluster import (
     cluster_config,
     router_config,
     state_config,
-    with_drawn_secrets,
+    with_generated_secrets,
     worker_configs,
 )
 from baton.errors import BatonError
@@ -221,9 +221,9 @@ def test_what_is_secret_is_in_what_children_read_and_in_no_text(tmp_path: Path) 
 def test_workers_on_other_machines_are_not_sent_to_our_loopback(tmp_path: Path) -> None:
     for address, told in (("local", True), ("none", True), ("10.0.0.1:6379", False)):
         config = load("--ray-address", address, BATON_CLUSTER_SECRET=SECRET)
-        own = OwnRedis()
+        own = EmbeddedRedis()
         state = state_config(config, "abc", own)
-        own._place.close()
+        own._reserved.close()
         assert all((worker.state is not None) == told for worker in worker_configs(config, tmp_path, state))
 
 
@@ -380,11 +380,11 @@ def test_a_secrets_file_is_named_for_every_machine(capsys: pytest.CaptureFixture
 
 
 def test_no_secret_is_drawn_for_machines_that_could_not_be_told() -> None:
-    assert with_drawn_secrets(load()).prefix_secret
+    assert with_generated_secrets(load()).prefix_secret
     given = {"BATON_CLUSTER_SECRET": SECRET}
-    assert with_drawn_secrets(load("--ray-address", "there:6379", **given)).prefix_secret is None
+    assert with_generated_secrets(load("--ray-address", "there:6379", **given)).prefix_secret is None
     given |= {"BATON_PREFIX_SECRET": "sixteen-or-more-0"}
-    both = with_drawn_secrets(load("--ray-address", "there:6379", **given))
+    both = with_generated_secrets(load("--ray-address", "there:6379", **given))
     assert (both.prefix_secret, both.cluster_secret) == ("sixteen-or-more-0", SECRET)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from loadgen.analysis.steady import Steadiness, backlog_at, find_window, judge_window
-from tests.loadgen.queues import MG1
+from tests.loadgen.goodput.queues import MG1
 
 Floats = NDArray[np.float64]
 ONE = MG1((0.01,), (1.0,), 1.0)

@@ -1,4 +1,4 @@
-"""The warden: whatever a command started, in whatever session, ends with the warden's owner."""
+"""The reaper: every process that a command started, in any session, ends with the reaper's owner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def warden(folder: Path, life_s: float) -> subprocess.Popen[bytes]:
+def reaper(folder: Path, life_s: float) -> subprocess.Popen[bytes]:
     wild = [sys.executable, str(folder / "wild.py"), "2", str(folder / "pids"), str(life_s)]
     command = [sys.executable, "-m", "baton.cluster.ray_reaper", str(folder / "theirs"), *wild]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
@@ -51,7 +51,7 @@ def started(folder: Path) -> list[int]:
 
 @pytest.fixture
 def orphan(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    process = warden(folder, life_s=600)
+    process = reaper(folder, life_s=600)
     pids = started(folder)
     yield process, pids
     process.kill()
@@ -74,7 +74,7 @@ def test_its_owner_is_done(folder: Path, orphan: tuple[subprocess.Popen[bytes], 
 
 
 def test_its_command_ends(folder: Path) -> None:
-    with warden(folder, life_s=1.0) as process:
+    with reaper(folder, life_s=1.0) as process:
         pids = started(folder)
         assert process.wait(10) == 1
         assert not any(alive(pid) for pid in pids)

@@ -17,8 +17,8 @@ import pytest
 
 from services.common.process_tree import descendants
 
-HARNESS = str(Path(__file__).with_name("with_fakes.py"))
-REPOSITORY = Path(__file__).parents[2]
+HARNESS = str(Path(__file__).parents[1] / "with_fakes.py")
+REPOSITORY = Path(__file__).parents[3]
 PATIENCE_S = 30.0
 
 
@@ -169,7 +169,7 @@ def test_a_router_that_dies_is_started_again_at_the_same_place(start: Start, tra
     assert (code, out) == (0, ""), "READY is one line"
     assert up.order("started").count("both-0") == 1
     assert up.order("started").count("router") == len(traits) + 1
-    assert err.count("starting the router again") == len(traits)
+    assert err.count("restarting the router") == len(traits)
     wait_gone(up.pids())
 
 
