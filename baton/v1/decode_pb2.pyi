@@ -80,8 +80,8 @@ class TicketBody(_message.Message):
     BLOCK_COUNTS_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
-    HELD_COUNTS_FIELD_NUMBER: _builtins.int
-    HELD_NAME_FIELD_NUMBER: _builtins.int
+    RESIDENT_COUNTS_FIELD_NUMBER: _builtins.int
+    RESIDENT_HASH_FIELD_NUMBER: _builtins.int
     transfer_address: _builtins.str
     """Where the issuer's receiver listens; empty where the worker is its own prefill. HOST:PORT is grpc,
     ipc:REALM/NAME a socket of its host; where there are several, the best first, with spaces between.
@@ -91,7 +91,7 @@ class TicketBody(_message.Message):
     token_count: _builtins.int
     """Tokens to be prefilled."""
     fingerprint: _builtins.bytes
-    held_name: _builtins.bytes
+    resident_hash: _builtins.bytes
     """The hash of the last of these, which covers all tokens in them (baton/block_hash.py)."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
@@ -102,7 +102,7 @@ class TicketBody(_message.Message):
         """Blocks that hold the tokens prefill computes, by cache group."""
 
     @_builtins.property
-    def held_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def resident_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The number of leading blocks that the issuer has cached, by cache group; they are not sent. Empty: none."""
 
     def __init__(
@@ -115,12 +115,12 @@ class TicketBody(_message.Message):
         block_counts: _abc.Iterable[_builtins.int] | None = ...,
         token_count: _builtins.int = ...,
         fingerprint: _builtins.bytes = ...,
-        held_counts: _abc.Iterable[_builtins.int] | None = ...,
-        held_name: _builtins.bytes = ...,
+        resident_counts: _abc.Iterable[_builtins.int] | None = ...,
+        resident_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "issuer", b"issuer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "fingerprint", b"fingerprint", "held_counts", b"held_counts", "held_name", b"held_name", "issuer", b"issuer", "token_count", b"token_count", "transfer_address", b"transfer_address", "transfer_id", b"transfer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_counts", b"block_counts", "fingerprint", b"fingerprint", "issuer", b"issuer", "resident_counts", b"resident_counts", "resident_hash", b"resident_hash", "token_count", b"token_count", "transfer_address", b"transfer_address", "transfer_id", b"transfer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -136,7 +136,7 @@ class ReserveRequest(_message.Message):
     FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
-    BLOCK_NAMES_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, new at each start of a router and each time it adds a worker."""
@@ -152,7 +152,7 @@ class ReserveRequest(_message.Message):
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
-    def block_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Hashes of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. Blocks that decode has
         cached need not be sent.
         """
@@ -166,12 +166,12 @@ class ReserveRequest(_message.Message):
         first_number: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
-        block_names: _abc.Iterable[_builtins.bytes] | None = ...,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
         tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_names", b"block_names", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -202,7 +202,7 @@ class ReserveResponse(_message.Message):
 Global___ReserveResponse: _TypeAlias = ReserveResponse  # noqa: Y015
 
 @_typing.final
-class FollowRequest(_message.Message):
+class SubscribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
@@ -236,7 +236,7 @@ class FollowRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
@@ -263,7 +263,7 @@ class Position(_message.Message):
 Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
-class FollowResponse(_message.Message):
+class SubscribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
@@ -290,7 +290,7 @@ class FollowResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
+Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015
 
 @_typing.final
 class SequenceOutput(_message.Message):

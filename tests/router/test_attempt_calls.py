@@ -66,7 +66,7 @@ async def test_what_decode_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         first_number=2,
         max_tokens=8,
         ttl_ms=60_000,
-        block_names=names[:MAX_RESERVE_NAMES],
+        block_hashes=names[:MAX_RESERVE_NAMES],
     )
     assert call.timeout == attempt_calls.RESERVE_S
     assert scene.pair.decode.sequences == {REQUEST_ID: scene.sequence}

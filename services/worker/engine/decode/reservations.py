@@ -84,8 +84,8 @@ class DecodeSide:
         self.handoffs_committed = 0
         self.handoffs_local = 0
         # Of committed handoffs: blocks that were here and so were not sent, of all cache groups together.
-        self.blocks_held = 0
-        self.bytes_held = 0
+        self.blocks_resident = 0
+        self.bytes_resident = 0
         self.dropped_unknown = 0
 
     def receive_with(self, receiver: Receiver, address: str) -> None:
@@ -145,8 +145,8 @@ class DecodeSide:
             block_counts=self._model.pools.counts_for(request.token_count),
             token_count=request.token_count,
             fingerprint=self._model.fingerprint,
-            held_counts=[held] * len(grant.blocks) if held else (),
-            held_name=names[held - 1] if held else b"",
+            resident_counts=[held] * len(grant.blocks) if held else (),
+            resident_hash=names[held - 1] if held else b"",
         )
         ticket = self._signer.sign(body)
         reservation = Reservation(request.attempt, ticket, grant, request.token_count, end)
@@ -155,7 +155,7 @@ class DecodeSide:
         entry = self._book.reserve(key, transfer_id, reservation, ttl_s)
         self._by_slot[reservation.key] = entry
         if self._receiver is not None:
-            self._receiver.expect(transfer_id, list(body.block_counts), list(body.held_counts))
+            self._receiver.expect(transfer_id, list(body.block_counts), list(body.resident_counts))
         return entry
 
     def _new_transfer_id(self) -> int:
@@ -171,7 +171,7 @@ class DecodeSide:
         if self._prefixes is None or self._receiver is None:
             return ()
         full = request.token_count // self._model.layout.groups[0].block_tokens
-        return tuple(request.block_names[:full])
+        return tuple(request.block_hashes[:full])
 
     def _end_of(self, request: ReserveRequest) -> int:
         prompt_length = request.token_count - request.first_number
@@ -342,8 +342,8 @@ class DecodeSide:
         if self._prefixes is not None and names:
             reservation.names = names
             self._prefixes.keep(names, reservation.blocks)
-        self.blocks_held += reservation.held * len(self.wire.block_bytes)
-        self.bytes_held += reservation.held * sum(self.wire.block_bytes)
+        self.blocks_resident += reservation.held * len(self.wire.block_bytes)
+        self.bytes_resident += reservation.held * sum(self.wire.block_bytes)
 
     def withdrawn(self, transfer_id: int) -> None:
         """The first token ended the request, or prefill gave up: the ticket is not needed."""

@@ -58,18 +58,21 @@ class Intake:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
         if body.fingerprint != self._model.fingerprint:
             raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
-        if any(body.held_counts):
+        if any(body.resident_counts):
             self._check_held(body, sequence)
         return body
 
     def _check_held(self, body: TicketBody, sequence: Sequence) -> None:
         """Raises CONFLICT where what decode holds already is not the beginning of this prompt. Decode asks
         again at the commit, and where our names are not its own it alone does."""
-        groups, held = self._model.layout.groups, body.held_counts[0]
-        if list(body.held_counts) != [held] * len(groups) or held > sequence.length // groups[0].block_tokens:
+        groups, held = self._model.layout.groups, body.resident_counts[0]
+        if (
+            list(body.resident_counts) != [held] * len(groups)
+            or held > sequence.length // groups[0].block_tokens
+        ):
             raise BatonError(ErrorKind.CONFLICT, "the ticket calls more held than full blocks of the prompt")
         comparable = self._names_agree and self._prefixes is not None
-        if comparable and sequence.hashes[held - 1] != body.held_name:
+        if comparable and sequence.hashes[held - 1] != body.resident_hash:
             raise BatonError(ErrorKind.CONFLICT, "the blocks that decode holds are not of these tokens")
 
 

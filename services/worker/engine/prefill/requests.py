@@ -128,7 +128,7 @@ class PrefillSide:
         handoff = self._queue(key, request, sequence)
         job = Job(command_id, key, request, sequence, handoff, [0] * len(self._model.layout.groups))
         if isinstance(handoff, Transfer):
-            job.pushed[:] = handoff.held_counts
+            job.pushed[:] = handoff.resident_counts
         self._jobs[key] = self._by_sequence[sequence] = job
         if handoff is not None:
             self._by_transfer[handoff] = job
@@ -147,7 +147,7 @@ class PrefillSide:
         except BatonError as error:
             self._fail(job, error)
             raise
-        job.handoff, job.pushed[:] = transfer, transfer.held_counts
+        job.handoff, job.pushed[:] = transfer, transfer.resident_counts
         self._by_transfer[transfer] = job
         if job.sequence.blocks is not None:  # it has begun
             self._push(job, transfer, job.sequence.computed)
