@@ -138,7 +138,7 @@ class ReserveRequest(_message.Message):
     FIRST_NUMBER_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
-    BLOCK_NAMES_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     router_id: _builtins.bytes
     """16 random bytes, new at each start of a router and each time it adds a worker."""
@@ -154,7 +154,7 @@ class ReserveRequest(_message.Message):
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     @_builtins.property
-    def block_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+    def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Hashes of the first full blocks of these tokens, in order; at most 4096 of 16 bytes. Blocks that decode has
         cached need not be sent.
         """
@@ -168,12 +168,12 @@ class ReserveRequest(_message.Message):
         first_number: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         ttl_ms: _builtins.int = ...,
-        block_names: _abc.Iterable[_builtins.bytes] | None = ...,
+        block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
         tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_names", b"block_names", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_hashes", b"block_hashes", "first_number", b"first_number", "max_tokens", b"max_tokens", "router_id", b"router_id", "tenant", b"tenant", "token_count", b"token_count", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -204,7 +204,7 @@ class ReserveResponse(_message.Message):
 Global___ReserveResponse: _TypeAlias = ReserveResponse  # noqa: Y015
 
 @_typing.final
-class FollowRequest(_message.Message):
+class SubscribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUTER_ID_FIELD_NUMBER: _builtins.int
@@ -238,7 +238,7 @@ class FollowRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FollowRequest: _TypeAlias = FollowRequest  # noqa: Y015
+Global___SubscribeRequest: _TypeAlias = SubscribeRequest  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
@@ -265,7 +265,7 @@ class Position(_message.Message):
 Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
-class FollowResponse(_message.Message):
+class SubscribeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
@@ -292,7 +292,7 @@ class FollowResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FollowResponse: _TypeAlias = FollowResponse  # noqa: Y015
+Global___SubscribeResponse: _TypeAlias = SubscribeResponse  # noqa: Y015
 
 @_typing.final
 class SequenceOutput(_message.Message):

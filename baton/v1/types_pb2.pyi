@@ -50,7 +50,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_tokens or the model's context length."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 3
-    FINISH_REASON_MOVED: _FinishReason.ValueType  # 4
+    FINISH_REASON_PREEMPTED: _FinishReason.ValueType  # 4
     """The worker had no free blocks; the router recomputes the sequence elsewhere."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
@@ -61,7 +61,7 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the model's context length."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 3
-FINISH_REASON_MOVED: FinishReason.ValueType  # 4
+FINISH_REASON_PREEMPTED: FinishReason.ValueType  # 4
 """The worker had no free blocks; the router recomputes the sequence elsewhere."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 

@@ -240,10 +240,10 @@ class Audit(_message.Message):
     DECODE_STEPS_FIELD_NUMBER: _builtins.int
     TOKENS_DECODED_FIELD_NUMBER: _builtins.int
     RING_FULL_STEPS_FIELD_NUMBER: _builtins.int
-    HELD_ROWS_FIELD_NUMBER: _builtins.int
-    GROWTH_GRANTS_FIELD_NUMBER: _builtins.int
-    SEQUENCES_MOVED_FIELD_NUMBER: _builtins.int
-    SEQUENCES_PAUSED_FIELD_NUMBER: _builtins.int
+    STALLED_ROWS_FIELD_NUMBER: _builtins.int
+    BLOCK_GRANTS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_PREEMPTED_FIELD_NUMBER: _builtins.int
+    SEQUENCES_SWAPPED_OUT_FIELD_NUMBER: _builtins.int
     BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     BLOCKS_SHIPPED_FIELD_NUMBER: _builtins.int
     BYTES_SHIPPED_FIELD_NUMBER: _builtins.int
@@ -251,8 +251,8 @@ class Audit(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
     HANDOFFS_COMMITTED_FIELD_NUMBER: _builtins.int
     HANDOFFS_LOCAL_FIELD_NUMBER: _builtins.int
-    BLOCKS_HELD_FIELD_NUMBER: _builtins.int
-    BYTES_HELD_FIELD_NUMBER: _builtins.int
+    BLOCKS_RESIDENT_FIELD_NUMBER: _builtins.int
+    BYTES_RESIDENT_FIELD_NUMBER: _builtins.int
     PINNED_BLOCKS_FIELD_NUMBER: _builtins.int
     LIVE_TICKETS_FIELD_NUMBER: _builtins.int
     TOMBSTONES_FIELD_NUMBER: _builtins.int
@@ -279,11 +279,11 @@ class Audit(_message.Message):
     decode_steps: _builtins.int
     tokens_decoded: _builtins.int
     ring_full_steps: _builtins.int
-    held_rows: _builtins.int
-    growth_grants: _builtins.int
+    stalled_rows: _builtins.int
+    block_grants: _builtins.int
     """Incremental block allocations of running sequences, and sequences that were preempted without free blocks."""
-    sequences_moved: _builtins.int
-    sequences_paused: _builtins.int
+    sequences_preempted: _builtins.int
+    sequences_swapped_out: _builtins.int
     """Times a sequence was swapped out to host memory without free blocks."""
     bytes_shipped: _builtins.int
     blocks_received: _builtins.int
@@ -291,9 +291,9 @@ class Audit(_message.Message):
     handoffs_committed: _builtins.int
     handoffs_local: _builtins.int
     """Handoffs within one worker of role both: no bytes moved."""
-    blocks_held: _builtins.int
+    blocks_resident: _builtins.int
     """Blocks of committed handoffs that were cached here and therefore not sent; and their bytes."""
-    bytes_held: _builtins.int
+    bytes_resident: _builtins.int
     pinned_blocks: _builtins.int
     """Blocks that a transfer reads and that may not be reused."""
     live_tickets: _builtins.int
@@ -346,10 +346,10 @@ class Audit(_message.Message):
         decode_steps: _builtins.int = ...,
         tokens_decoded: _builtins.int = ...,
         ring_full_steps: _builtins.int = ...,
-        held_rows: _builtins.int = ...,
-        growth_grants: _builtins.int = ...,
-        sequences_moved: _builtins.int = ...,
-        sequences_paused: _builtins.int = ...,
+        stalled_rows: _builtins.int = ...,
+        block_grants: _builtins.int = ...,
+        sequences_preempted: _builtins.int = ...,
+        sequences_swapped_out: _builtins.int = ...,
         block_bytes: _abc.Iterable[_builtins.int] | None = ...,
         blocks_shipped: _abc.Iterable[_builtins.int] | None = ...,
         bytes_shipped: _builtins.int = ...,
@@ -357,8 +357,8 @@ class Audit(_message.Message):
         bytes_received: _builtins.int = ...,
         handoffs_committed: _builtins.int = ...,
         handoffs_local: _builtins.int = ...,
-        blocks_held: _builtins.int = ...,
-        bytes_held: _builtins.int = ...,
+        blocks_resident: _builtins.int = ...,
+        bytes_resident: _builtins.int = ...,
         pinned_blocks: _builtins.int = ...,
         live_tickets: _builtins.int = ...,
         tombstones: _builtins.int = ...,
@@ -378,7 +378,7 @@ class Audit(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load", "prefixes", b"prefixes", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks_held", b"blocks_held", "blocks_received", b"blocks_received", "blocks_shipped", b"blocks_shipped", "bytes_held", b"bytes_held", "bytes_received", b"bytes_received", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "growth_grants", b"growth_grants", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "held_rows", b"held_rows", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_moved", b"sequences_moved", "sequences_paused", b"sequences_paused", "slot_states", b"slot_states", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "block_grants", b"block_grants", "blocks_received", b"blocks_received", "blocks_resident", b"blocks_resident", "blocks_shipped", b"blocks_shipped", "bytes_received", b"bytes_received", "bytes_resident", b"bytes_resident", "bytes_shipped", b"bytes_shipped", "checksum_failures", b"checksum_failures", "decode_busy_ns", b"decode_busy_ns", "decode_steps", b"decode_steps", "device", b"device", "dropped_unknown", b"dropped_unknown", "engine_pid", b"engine_pid", "front_pid", b"front_pid", "handoffs_committed", b"handoffs_committed", "handoffs_local", b"handoffs_local", "host", b"host", "integrity_error", b"integrity_error", "link_fallbacks", b"link_fallbacks", "links", b"links", "links_broken", b"links_broken", "links_returned", b"links_returned", "live_tickets", b"live_tickets", "load", b"load", "pinned_blocks", b"pinned_blocks", "prefill_busy_ns", b"prefill_busy_ns", "prefixes", b"prefixes", "prompt_tokens_run", b"prompt_tokens_run", "prompts_run", b"prompts_run", "recent_decode", b"recent_decode", "recent_prefill", b"recent_prefill", "ring_full_steps", b"ring_full_steps", "sequences_preempted", b"sequences_preempted", "sequences_swapped_out", b"sequences_swapped_out", "slot_states", b"slot_states", "stalled_rows", b"stalled_rows", "tokens_decoded", b"tokens_decoded", "tombstones", b"tombstones"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
-from baton.v1.decode_pb2 import FollowResponse, Position
+from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.common.attempt_key import Key, key_of
 from services.common.logprobs import logprobs_message
@@ -54,7 +54,7 @@ class Stream:
 
 @dataclass(slots=True, eq=False)
 class _Router:
-    following: int = 0  # grows with each Follow; only the newest is served
+    following: int = 0  # grows with each Subscribe; only the newest is served
     is_open: bool = False
     # It gave this worker up: what still runs for it is to end.
     disowned: bool = False
@@ -162,13 +162,13 @@ class Streams:
         if router is not None and router.following == following:
             router.is_open, router.lost_at = False, self._clock()
 
-    def collect(self, router_id: bytes, step: int) -> FollowResponse | None:
+    def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
         """What is beyond this router's watermarks, which move up: about `MESSAGE_BYTES` of it at most, the
         rest with the next call. None where there is nothing."""
         dirty = self._routers[router_id].dirty
         if not dirty:
             return None
-        message, room = FollowResponse(step=step), MESSAGE_BYTES
+        message, room = SubscribeResponse(step=step), MESSAGE_BYTES
         while dirty and room > 0:
             key = next(iter(dirty))
             stream = dirty.pop(key)
@@ -219,7 +219,7 @@ class Streams:
                 del self._routers[router_id]
 
 
-def _add_output(message: FollowResponse, stream: Stream, room: int) -> int:
+def _add_output(message: SubscribeResponse, stream: Stream, room: int) -> int:
     """Adds what of the stream fits in about `room` bytes, one token at least; how many it takes."""
     until, taken = len(stream.token_ids), _OUTPUT_BYTES
     if stream.logprobs:

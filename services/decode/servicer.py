@@ -17,12 +17,12 @@ from baton.v1.decode_pb2 import (
     AttachResponse,
     CancelRequest,
     CancelResponse,
-    FollowRequest,
-    FollowResponse,
     GetHandoffRequest,
     GetHandoffResponse,
     ReserveRequest,
     ReserveResponse,
+    SubscribeRequest,
+    SubscribeResponse,
 )
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
 from baton.v1.engine_pb2 import (
@@ -113,7 +113,7 @@ class DecodeServicer(DecodeServiceServicer):
         )
         self._reserved.set()
 
-    async def Follow(self, request: FollowRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Subscribe(self, request: SubscribeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Writes instead of yielding: a cancel that comes while a write waits is then raised here, and not
         in grpc's wrapper around a suspended generator."""
         router_id = request.router_id
@@ -125,7 +125,7 @@ class DecodeServicer(DecodeServiceServicer):
         news = self._news[router_id] = asyncio.Event()
         try:
             # A message at once: the router learns that its stream is open.
-            await context.write(FollowResponse(step=self._ring.steps, unknown=unknown))
+            await context.write(SubscribeResponse(step=self._ring.steps, unknown=unknown))
             while self._streams.is_newest(router_id, following):
                 message = self._streams.collect(router_id, self._ring.steps)
                 if message is not None:
@@ -138,7 +138,7 @@ class DecodeServicer(DecodeServiceServicer):
                     async with asyncio.timeout(_BEAT_S):
                         await news.wait()
                 except TimeoutError:
-                    await context.write(FollowResponse(step=self._ring.steps))
+                    await context.write(SubscribeResponse(step=self._ring.steps))
         finally:
             self._streams.unfollow(router_id, following)
             if self._news.get(router_id) is news:
@@ -198,8 +198,8 @@ class DecodeServicer(DecodeServiceServicer):
 def _check_ids(request: ReserveRequest) -> None:
     if len(request.attempt.request_id) != ID_BYTES or len(request.router_id) != ID_BYTES:
         raise BatonError(ErrorKind.INVALID, f"request_id and router_id have {ID_BYTES} bytes")
-    names = request.block_names
+    names = request.block_hashes
     if len(names) > MAX_RESERVE_NAMES or any(len(name) != HASH_BYTES for name in names):
         raise BatonError(
-            ErrorKind.INVALID, f"block_names are at most {MAX_RESERVE_NAMES} of {HASH_BYTES} bytes"
+            ErrorKind.INVALID, f"block_hashes are at most {MAX_RESERVE_NAMES} of {HASH_BYTES} bytes"
         )

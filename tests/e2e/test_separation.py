@@ -156,9 +156,9 @@ async def test_bytes_shipped_are_blocks_times_block_size_and_all_arrive(cluster:
         return total(after, role, count) - total(before, role, count)
 
     (block_bytes,) = {audit.block_bytes[0] for audit in after.values()}
-    held = grown("decode", "blocks_held")  # tests before have asked the same
+    held = grown("decode", "blocks_resident")  # tests before have asked the same
     assert 0 < held < blocks_of(LENGTHS)
-    assert grown("decode", "bytes_held") == held * block_bytes
+    assert grown("decode", "bytes_resident") == held * block_bytes
     assert grown("prefill", "bytes_shipped") == (blocks_of(LENGTHS) - held) * block_bytes
     assert grown("decode", "bytes_received") == (blocks_of(LENGTHS) - held) * block_bytes
     assert grown("decode", "blocks_received") == blocks_of(LENGTHS) - held
@@ -187,7 +187,7 @@ async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
             attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
         )
         for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_NAMES + 1)):
-            told = ReserveRequest(block_names=names)
+            told = ReserveRequest(block_hashes=names)
             told.MergeFrom(reserve)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await DecodeServiceStub(channel).Reserve(told, timeout=5)

@@ -118,7 +118,7 @@ class Driver:
         ttl_ms = 20_000
         request = ReserveRequest(
             attempt=attempt, token_count=len(text.tokens), max_tokens=most, ttl_ms=ttl_ms,
-            block_names=told, tenant=text.tenant,
+            block_hashes=told, tenant=text.tenant,
         )  # fmt: skip
         try:
             reserved = self.decode.reserve(request)

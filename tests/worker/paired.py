@@ -71,7 +71,7 @@ class Pair:
         """Decode's promise; with the prompt's own names, unless there are others."""
         name = next(self._numbers).to_bytes(2, "little")
         command = reserve(name=name, tokens=len(prompt), most=most)
-        command.request.block_names[:] = self.names(prompt, tenant) if names is None else names
+        command.request.block_hashes[:] = self.names(prompt, tenant) if names is None else names
         command.request.tenant = tenant
         event = self.target.ask(reserve=command)
         assert event.HasField("reserved"), event

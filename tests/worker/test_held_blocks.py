@@ -51,7 +51,7 @@ def test_turns_of_a_chat_ship_what_is_new(pair: Pair, truth: Turned) -> None:
         pair.assert_free()
     sent, audit = pair.source.engine._parts.sender.counters.bytes_shipped, pair.audit()
     assert (sent, audit.bytes_received) == (shipped, shipped)
-    assert (audit.blocks_held, audit.bytes_held) == (held, held * pair.block_bytes)
+    assert (audit.blocks_resident, audit.bytes_resident) == (held, held * pair.block_bytes)
     assert audit.prefixes.device_hits == held > 20
 
 
@@ -234,7 +234,7 @@ def test_what_is_idle_makes_room(tmp_path: Path, truth: Turned) -> None:
                 pair.assert_free()
     audit = pair.audit()
     assert audit.prefixes.evicted_blocks > 60
-    assert audit.blocks_held > 60
+    assert audit.blocks_resident > 60
     pair.close()
 
 
@@ -250,7 +250,10 @@ def test_sequences_that_share_blocks_are_set_aside_and_given_back(
     assert [one.held for one in asked] == [4, 4]
     pair.play(lambda: all(map(pair.ended, asked)))
     audit = pair.audit()
-    assert (audit.sequences_moved > 0, audit.sequences_paused > 0) == (not host_kv_mb, bool(host_kv_mb))
+    assert (audit.sequences_preempted > 0, audit.sequences_swapped_out > 0) == (
+        not host_kv_mb,
+        bool(host_kv_mb),
+    )
     for one in asked:
         tokens, wanted = pair.tokens(one), ask(truth, one.prompt, most=60)[0]
         assert tokens == wanted[: len(tokens)]

@@ -17,8 +17,8 @@ def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:
     if store.restarts:
         line.append(f", restarted {store.restarts} x", "yellow")
     line.append(f"; namespace {store.namespace}")
-    if store.HasField("away_s"):
-        line.append(f"; unavailable for {duration(store.away_s)}", "bold red").append(
+    if store.HasField("unavailable_s"):
+        line.append(f"; unavailable for {duration(store.unavailable_s)}", "bold red").append(
             ", requests continue without it"
         )
     else:
@@ -28,7 +28,7 @@ def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:
 
 def store_problem(status: admin_pb2.AdminServiceGetStatusResponse) -> Text | None:
     """The line if Redis is unavailable, else None."""
-    return store_line(status) if status.store.HasField("away_s") else None
+    return store_line(status) if status.store.HasField("unavailable_s") else None
 
 
 def _journal(store: admin_pb2.StoreStatus) -> str:

@@ -34,7 +34,7 @@ class Incomplete(Enum):
     NO_ROOM = auto()
     # The same after an early prefill. What it may have reported belongs to this attempt's number.
     NO_ROOM_AFTER_PREFILL = auto()
-    # Decode gave the sequence back (FINISH_REASON_MOVED).
+    # Decode gave the sequence back (FINISH_REASON_PREEMPTED).
     MOVED = auto()
 
 
@@ -120,7 +120,7 @@ class Attempt:
         self._mark_handoff()
         if output.ended_by_decode:
             self._calls.finish()
-        if ending == FinishReason.FINISH_REASON_MOVED:
+        if ending == FinishReason.FINISH_REASON_PREEMPTED:
             return Incomplete.MOVED
         if ending == FinishReason.FINISH_REASON_CANCELLED:
             dropped = BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")

@@ -80,7 +80,7 @@ class AttemptCalls:
             first_number=self._first_number,
             max_tokens=self._request.max_tokens,
             ttl_ms=int(remaining_s(self._request) * 1000),
-            block_names=self._block_hashes,
+            block_hashes=self._block_hashes,
         )
         decode.outputs[self._request.id] = self._output
         call = decode.peer.decode.Reserve(request, timeout=RESERVE_S)

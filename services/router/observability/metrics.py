@@ -151,7 +151,7 @@ FAMILIES: tuple[Metric[RouterMetrics], ...] = (
            lambda router: router.unread.total_bytes),
     Metric("baton_router_redis_up",
            "1 if Redis answered the last call, else 0; absent without a state store.",
-           partial(_of_state, lambda state: not state.away)),
+           partial(_of_state, lambda state: not state.unavailable)),
     Metric("baton_router_redis_outages_total", "Outages of Redis.",
            partial(_of_state, lambda state: state.counters.outages)),
     Metric("baton_router_redis_failed_calls_total", "Calls to Redis that failed.",

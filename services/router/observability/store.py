@@ -71,7 +71,7 @@ class Store:
             embedded=self._config.embedded,
             restarts=self.restarts,
             journal_open=await self._open(self.state.journal),
-            away_s=self.state.unavailable_s,
+            unavailable_s=self.state.unavailable_s,
             registered_workers=self.registered_workers,
             journal_pending=self.state.journal.pending,
             journal_dropped=self.state.counters.journal_dropped,

@@ -138,7 +138,7 @@ class PrefixAffinity:
 
     def _query_index(self, prompt: PromptBlocks) -> None:
         hashes = max(prompt.hashes.values(), key=len, default=())
-        if self._state is None or self._state.away or not hashes or len(self._queries) >= _MAX_QUERIES:
+        if self._state is None or self._state.unavailable or not hashes or len(self._queries) >= _MAX_QUERIES:
             return
         task = asyncio.create_task(self._correct(self._state, prompt))
         self._queries.add(task)

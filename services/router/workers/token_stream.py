@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import AttachRequest, FollowRequest, Position
+from baton.v1.decode_pb2 import AttachRequest, Position, SubscribeRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.logs import get_log
 from services.router.workers.worker_error import WorkerError
@@ -22,7 +22,7 @@ from services.router.workers.worker_error import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from baton.v1.decode_pb2 import FollowResponse, SequenceOutput
+    from baton.v1.decode_pb2 import SequenceOutput, SubscribeResponse
     from services.router.workers.worker import AttemptOutput, Worker
 
 _OPEN_S = 2.0
@@ -61,13 +61,13 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
 
 async def _follow_once(worker: Worker) -> None:
     """Runs one stream until it ends. It is open once its initial metadata has come."""
-    request = FollowRequest(
+    request = SubscribeRequest(
         router_id=worker.router_id,
         incarnation=worker.identity.incarnation,
         positions=_positions(worker),
         former_router_ids=worker.former_router_ids,
     )
-    call = worker.peer.decode.Follow(request)
+    call = worker.peer.decode.Subscribe(request)
     try:
         with worker.while_alive(call):
             async with asyncio.timeout(_OPEN_S):
@@ -100,7 +100,7 @@ def _lose_unknown(worker: Worker, unknown: Iterable[Attempt]) -> None:
             output.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it lost the sequence"))
 
 
-async def _deliver(worker: Worker, response: FollowResponse) -> None:
+async def _deliver(worker: Worker, response: SubscribeResponse) -> None:
     """Delivers the tokens of one step in batches; between them the loop writes to those clients and reads
     what else has arrived."""
     for start in range(0, len(response.outputs), BATCH):

@@ -112,7 +112,7 @@ def test_the_store_is_told_of() -> None:
         "127.0.0.1:7000, embedded, restarted 2 x; namespace ours; workers registered: 4, requests in" in text
     )
     assert "Redis" not in "\n".join(lines(160, answer, top=True))
-    store.away_s = 75
+    store.unavailable_s = 75
     for top in (False, True):
         assert "unavailable for 1m 15s, requests continue" in "\n".join(lines(160, answer, top=top))
         assert max(map(len, lines(80, answer, top=top))) <= 80

@@ -70,7 +70,7 @@ async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
         first_number=2,
         max_tokens=8,
         ttl_ms=60_000,
-        block_names=names[:MAX_RESERVE_NAMES],
+        block_hashes=names[:MAX_RESERVE_NAMES],
     )
     assert call.timeout == attempt_calls.RESERVE_S
     assert scene.pair.decode.outputs == {REQUEST_ID: scene.output}

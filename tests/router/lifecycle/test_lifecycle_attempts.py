@@ -46,7 +46,7 @@ async def test_a_combined_worker_gets_no_block_hashes(router: ScriptedRouter) ->
     async with router.running(request_of()):
         router.queue.claims.put_nowait(Claim(both, both, tokens=3, reserved=11))
         reserve = await peer.call("Reserve")
-        assert list(reserve.request.block_names) == []
+        assert list(reserve.request.block_hashes) == []
         assert router.prefixes.sent == [("both-0", router.prefixes.prompt)]
 
 
@@ -67,7 +67,7 @@ async def test_a_worker_without_a_free_slot_costs_no_attempt(router: ScriptedRou
             await router.place(other)
             (reserve,) = other.decode_peer.calls["Reserve"]
             assert reserve.request.attempt == Attempt(request_id=REQUEST_ID, number=1)
-            assert list(reserve.request.block_names) == list(HASHES)
+            assert list(reserve.request.block_hashes) == list(HASHES)
     line = ended(logged)
     assert (line["outcome"], line["stage"], line["queue_ms"]) == ("cancelled", "reserved", 5.0)
     assert not router.observations.failed_attempts
@@ -105,7 +105,7 @@ async def test_an_early_prefill_that_is_refused_uses_up_its_attempt_number(route
         await router.place(other)
         (reserve,) = other.decode_peer.calls["Reserve"]
         assert reserve.request.attempt.number == 2
-        assert list(reserve.request.block_names) == list(HASHES), "that was no failure"
+        assert list(reserve.request.block_hashes) == list(HASHES), "that was no failure"
     assert router.journal.marked == [(REQUEST_ID, 2)]
     assert not router.observations.failed_attempts
 

@@ -65,7 +65,7 @@ async def test_the_next_attempt_continues_where_the_last_one_ended(router: Scrip
             (reserve,) = other.decode_peer.calls["Reserve"]
             assert reserve.request.attempt == Attempt(request_id=REQUEST_ID, number=2)
             assert (reserve.request.first_number, reserve.request.token_count) == (2, 5)
-            assert list(reserve.request.block_names) == [], "the two workers may disagree about a hash"
+            assert list(reserve.request.block_hashes) == [], "the two workers may disagree about a hash"
             await router.promise(other)
             again = await other.prefill_peer.call("Prefill")
             assert list(again.request.token_ids[3:]) == [97, 98]

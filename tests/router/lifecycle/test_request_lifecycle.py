@@ -139,7 +139,7 @@ async def test_the_calls_of_the_waiting_queue(router: ScriptedRouter) -> None:
             ("prefill-0", router.prefixes.prompt),
         ]
         (reserve,) = pair.decode_peer.calls["Reserve"]
-        assert list(reserve.request.block_names) == list(HASHES)
+        assert list(reserve.request.block_hashes) == list(HASHES)
         assert router.queue.over == []
         await router.promise(pair)
         assert router.queue.over == [PLACE]

@@ -236,11 +236,11 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
         first, second = (here.worker(name).reserves for name in ("decode-0", "decode-1"))
         sent = first if len(first) > len(second) else second
         assert len(sent) >= 3, "a worker that was sent a prompt gets those that continue it"
-        asked = {tuple(one.block_names) for one in (*first, *second)}
+        asked = {tuple(one.block_hashes) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
         monkeypatch.setattr("services.router.lifecycle.attempt_calls.MAX_RESERVE_NAMES", 2)
         await here.generate(ids_request(prompts[0]))
-        assert list(sent[-1].block_names) == names_of(prompts[0])[:2]
+        assert list(sent[-1].block_hashes) == names_of(prompts[0])[:2]
         await here.quiet()
 
 
@@ -251,7 +251,7 @@ async def test_an_attempt_after_a_failed_one_sends_no_hashes(site: SiteMaker) ->
         here.worker("prefill-0").behaviour.break_code = grpc.StatusCode.FAILED_PRECONDITION
         answer = await here.generate(ids_request(list(range(48))))
         assert answer[-1].trace.attempts == 2
-        names = [list(one.block_names) for one in here.worker("decode-0").reserves]
+        names = [list(one.block_hashes) for one in here.worker("decode-0").reserves]
         assert names == [names_of(list(range(48))), []]
         await here.quiet()
 
@@ -263,4 +263,4 @@ async def test_combined_workers_and_routers_without_a_secret_send_no_hashes(
     async with site(**workers, prefix_secret=SECRET if workers else "") as here:
         await here.generate(ids_request(list(range(48))))
         sent = [one for worker in here.cluster.workers.values() for one in worker.reserves]
-        assert [list(one.block_names) for one in sent] == [[]]
+        assert [list(one.block_hashes) for one in sent] == [[]]

@@ -92,8 +92,8 @@ class DecodeSide:
         self.handoffs_committed = 0
         self.handoffs_local = 0
         # Of committed handoffs: blocks that were here and so were not sent, of all cache groups together.
-        self.blocks_held = 0
-        self.bytes_held = 0
+        self.blocks_resident = 0
+        self.bytes_resident = 0
         self.dropped_unknown = 0
 
     def receive_with(self, receiver: Receiver, endpoints: tuple[Endpoint, ...]) -> None:
@@ -179,7 +179,7 @@ class DecodeSide:
         if self._prefixes is None or self._receiver is None:
             return ()
         full = request.token_count // self._model.layout.groups[0].block_tokens
-        return tuple(request.block_names[:full])
+        return tuple(request.block_hashes[:full])
 
     def _end_of(self, request: ReserveRequest) -> int:
         prompt_length = request.token_count - request.first_number
@@ -350,8 +350,8 @@ class DecodeSide:
         if self._prefixes is not None and names:
             reservation.names = names
             self._prefixes.keep(names, reservation.blocks)
-        self.blocks_held += reservation.held * len(self.wire.block_bytes)
-        self.bytes_held += reservation.held * sum(self.wire.block_bytes)
+        self.blocks_resident += reservation.held * len(self.wire.block_bytes)
+        self.bytes_resident += reservation.held * sum(self.wire.block_bytes)
 
     def withdrawn(self, transfer_id: int) -> None:
         """The first token ended the request, or prefill gave up: the ticket is not needed."""
