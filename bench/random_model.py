@@ -1,4 +1,4 @@
-"""A model of a known shape with random weights, for who measures and reads no token."""
+"""A model of a known shape with random weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from bench.shapes import Shape, torch_dtype, with_positions
 
 
 def random_decoder(model: Shape, dtype: str, tokens: int, block_tokens: int, device: str) -> Any:
-    """A decoder for sequences of up to `tokens` tokens. Weights are drawn by the device's own generator: of
-    no meaning, but of the right size."""
+    """A decoder for sequences of up to `tokens` tokens, with weights from the device's own generator."""
     import torch
 
     from baton.engine.model.config import ModelConfig

@@ -28,11 +28,7 @@ PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 
 
 def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
-    """Each part of a step that can be repeated without a trace, over the rows of the last step that ran.
-
-    For a loop that has drained and whose slots are still active. What they write are buffers of the pass, and
-    the KV of a token that is written again by its own step.
-    """
+    """Each part of a step that can be repeated, over the rows of the last step."""
     from baton.engine.decode.gpu_pass import buckets_up_to
     from baton.engine.decode.graph_step import PICKED
     from baton.engine.kernels.gpu.gemm.gemv import Norm
@@ -76,7 +72,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
 
 
 def measure(engine: DecodeEngine, case: Case, microseconds: Callable[[Launch], float]) -> dict[str, float]:
-    """Microseconds of each part; `microseconds` times one, as `graph_us` does."""
+    """Microseconds of each part; `microseconds` times one part, as `graph_us` does."""
     return {name: microseconds(launch) for name, launch in launches(engine, case).items()}
 
 
@@ -96,7 +92,7 @@ def budget(parts: dict[str, float], tpot_us: float, tail_us: float | None) -> di
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """The tables side by side, a column a batch, on stderr."""
+    """Prints the tables side by side on stderr, one column per batch."""
     from rich.console import Console
     from rich.table import Table
 

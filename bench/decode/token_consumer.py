@@ -16,7 +16,7 @@ from bench.decode.ring_reader import LENGTH
 
 
 def consume(source: BinaryIO) -> tuple[int, int]:
-    """Tokens and messages. Raises RuntimeError where a sequence's numbers have a gap."""
+    """Counts tokens and messages. Raises RuntimeError where a sequence's numbers have a gap."""
     tokens = messages = 0
     following: dict[bytes, int] = {}
     while head := source.read(LENGTH.size):

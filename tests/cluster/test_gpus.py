@@ -65,7 +65,7 @@ async def test_this_machine_can_be_asked() -> None:
 async def test_a_failing_driver_is_logged_and_counts_as_no_gpus() -> None:
     with capture_logs() as logs:
         assert await available_gpus(cluster(), saying("print('error 803'); raise SystemExit(1)")) == 0
-    assert [(line["event"], line["why"]) for line in logs] == [("gpu_count_failed", "error 803")]
+    assert [(line["event"], line["reason"]) for line in logs] == [("gpu_count_failed", "error 803")]
 
 
 async def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:

@@ -21,19 +21,19 @@ from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_a_run(serve: Serve, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_run(serve: Serve, protocol: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     # Too few for a backlog that a busy machine makes to be judged.
     with serve(Behaviour(faults=("ok", "ok", "ok", "busy"), first_s=0.01)) as served:
         done = loadgen(
-            *("run", getattr(served, door), "--model", "m", "--rate", "40", "--num-requests", "36"),
+            *("run", getattr(served, protocol), "--model", "m", "--rate", "40", "--num-requests", "36"),
             *("--output-len", "5", "--warmup", "0", "--processes", "2", "--max-error-share", "0.5"),
             *("--goodput", "ttft:60000", *MAY_LAG, "--json", "--out", str(out)),
         )
         assert done.code == 1, done.err
         report = done.json
-    failure = "RESOURCE_EXHAUSTED" if door == "grpc" else "HTTP_429"
+    failure = "RESOURCE_EXHAUSTED" if protocol == "grpc" else "HTTP_429"
     # Two requests were the preflight's.
     lines = [json.loads(line) for line in (out / "requests.jsonl").read_text().splitlines()]
     assert len(lines) == 36
@@ -258,14 +258,14 @@ def test_a_trace_and_leaving_clients(serve: Serve, tmp_path: Path) -> None:
     assert report["cautions"] == ["the load changes over time by design: the whole run is summed up"]
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, protocol: str, tmp_path: Path) -> None:
     """A server that does everything wrong in turn; the run goes on and ends in time."""
     ways = ("hang", "reset", "no_finish", "busy", "down", "malformed", "stream_error", "late_reset", "ok")
     with serve(Behaviour(faults=("ok", "ok", *ways))) as served:
         began = time.monotonic()
         done = loadgen(
-            *("run", getattr(served, door), "--model", "m", "--rate", "50", "--num-requests", "99"),
+            *("run", getattr(served, protocol), "--model", "m", "--rate", "50", "--num-requests", "99"),
             *("--output-len", "3", "--warmup", "0", "--timeout", "3", *MAY_LAG, "--json"),
             *("--goodput", "ttft:60000", "--out", str(tmp_path / "f")),
         )
@@ -275,7 +275,7 @@ def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, door: str, tm
     lines = [json.loads(line) for line in (tmp_path / "f" / "requests.jsonl").read_text().splitlines()]
     outcomes = Counter(line["outcome"] for line in lines)
     # Two of eleven in a turn are well; the preflight had the first two of the first turn.
-    if door == "grpc":
+    if protocol == "grpc":
         kinds = {
             "TIMEOUT": 1,
             "UNAVAILABLE": 4,
