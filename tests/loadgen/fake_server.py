@@ -74,7 +74,7 @@ class Behaviour:
 
 @dataclass
 class Server:
-    """Both doors over one behaviour."""
+    """Serves gRPC and HTTP with one behaviour."""
 
     behaviour: Behaviour
     arrived: int = 0
@@ -125,7 +125,7 @@ class Server:
         self.emitted.append({"id": request_id, "emitted": log})
 
 
-class GrpcDoor:
+class GrpcServer:
     """RouterService.Generate, as raw as it goes: the server must not be slower than who measures it."""
 
     def __init__(self, server: Server) -> None:
@@ -206,7 +206,7 @@ def _serialized(message: GenerateResponse | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-class HttpDoor(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection of an OpenAI server: /v1/completions, /v1/chat/completions, /v1/models."""
 
     def __init__(self, server: Server) -> None:
@@ -316,13 +316,13 @@ class HttpDoor(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def serving(behaviour: Behaviour) -> AsyncIterator[tuple[Server, str, str]]:
-    """The server and the addresses of its doors, gRPC and HTTP, in this process."""
+    """The server and its addresses, gRPC and HTTP, in this process."""
     server = Server(behaviour)
-    protocol = GrpcDoor(server)
+    protocol = GrpcServer(server)
     await protocol.grpc.start()
     loop = asyncio.get_running_loop()
     http = await loop.create_server(
-        lambda: HttpDoor(server),
+        lambda: HttpConnection(server),
         *("127.0.0.1", behaviour.ports[1]),
         reuse_port=behaviour.share_ports,
         backlog=4096,  # a connection refused for want of room is tried again after a second

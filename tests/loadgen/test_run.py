@@ -94,7 +94,7 @@ def test_absurd_flags(flags: list[str], tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "x").exists()
 
 
-def test_parquet_that_cannot_be_written_is_told_before_the_run(
+def test_missing_pyarrow_is_reported_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -110,7 +110,7 @@ def test_a_processor_that_is_not_there(serve: Serve, tmp_path: Path) -> None:
     assert done.err.endswith("loadgen: error: --cpus: no process of ours may run on 100000\n")
 
 
-def test_each_process_is_where_it_was_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, set[int]]] = []
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, cpus: asked.append((pid, cpus)))
     wanted = settings(generator={"processes": 2, "cpus": (4, 7)})
@@ -154,7 +154,7 @@ def test_an_interrupted_run_keeps_what_it_has(serve: Serve, tmp_path: Path) -> N
     assert not part.exists()
 
 
-def test_a_process_of_the_generator_that_dies_is_told(serve: Serve, tmp_path: Path) -> None:
+def test_a_process_of_the_generator_that_dies_is_reported(serve: Serve, tmp_path: Path) -> None:
     """And its part of the record stays."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "loadgen", "run"]
@@ -198,7 +198,7 @@ def test_a_search_needs_limits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "what a good request is" in capsys.readouterr().err
 
 
-def test_a_sweep_and_a_model_nobody_named(serve: Serve, tmp_path: Path) -> None:
+def test_a_sweep_with_the_served_model(serve: Serve, tmp_path: Path) -> None:
     with serve(Behaviour()) as served:
         done = loadgen(
             *("sweep", served.http, "--rates", "20", "40", "--duration", "1", "--output-len", "3"),

@@ -1,4 +1,4 @@
-"""The Redis of a cluster that was told of none: known before it runs, the same whenever it comes back."""
+"""The embedded Redis: its URL is known before it runs, and stays the same after restarts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
     assert (urlsplit(redis.url).password or redis.url) not in said
 
 
-async def test_nobody_else_gets_its_port() -> None:
+async def test_no_other_process_gets_its_port() -> None:
     redis = EmbeddedRedis()
     port = urlsplit(redis.url).port
     with socket.socket() as other, pytest.raises(OSError):

@@ -182,7 +182,7 @@ def test_invalid_the_generator_sent_late() -> None:
     assert summary_of(rarely).valid
 
 
-def test_invalid_the_generator_heard_late() -> None:
+def test_invalid_the_event_loop_was_late() -> None:
     processes = [{"loop_lag_ms": {"p99": 1.0}}, {"loop_lag_ms": {"p99": 11.0}}]
     assert kinds(summary_of(steady_run(), processes)) == [ReasonKind.LAG]
 

@@ -1,4 +1,4 @@
-"""One request to each kind of server, and what is said of each way to fail."""
+"""Requests to each kind of server, and the record of each failure."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def url_of(protocol: str, urls: tuple[Server, str, str]) -> str:
 
 
 @pytest.mark.parametrize("protocol", DOORS)
-async def test_tokens_are_told_when_they_come(protocol: str) -> None:
+async def test_tokens_are_recorded_when_they_arrive(protocol: str) -> None:
     async with serving(Behaviour(first_s=0.03, gap_s=0.02)) as served:
         (record,), (answer,), (failure,) = await ask(url_of(protocol, served))
         emitted = served[0].emitted[0]
@@ -137,7 +137,7 @@ async def test_each_failure_is_what_it_was(
 
 
 @pytest.mark.parametrize("protocol", DOORS)
-async def test_nobody_answers(protocol: str) -> None:
+async def test_no_answer(protocol: str) -> None:
     async with serving(Behaviour()) as served:
         url = url_of(protocol, served)
     settings = TargetSettings(url=url, model="m")
@@ -285,7 +285,7 @@ def test_an_event_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("protocol", DOORS)
 async def test_a_cancelled_request_ends_at_the_server(protocol: str) -> None:
-    """It leaves when its task is cancelled, and the server stops streaming to nobody."""
+    """It leaves when its task is cancelled, and the server stops streaming."""
     async with serving(Behaviour(first_s=0.01, gap_s=0.05)) as served:
         began = time.monotonic()
         (record,), _, (failure,) = await ask(url_of(protocol, served), tokens=1000, timeouts_s=(0.3,))
@@ -297,7 +297,7 @@ async def test_a_cancelled_request_ends_at_the_server(protocol: str) -> None:
     assert record.token_times
 
 
-async def test_grpc_tells_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grpc_sends_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret")
     klass = RequestClass(name="a", tenant="acme", priority=2, goodput={"ttft": 200.0})
     settings = TargetSettings(url="grpc://127.0.0.1:1", model="m", slo_headers=True, api_key_env="A_KEY")
