@@ -191,7 +191,7 @@ def test_invalid_the_generator_was_throttled() -> None:
     processes: list[dict[str, Any]] = [{"throttled_ms": {"p99": 0.0}}, {"throttled_ms": {"p99": 42.0}}]
     summary = summary_of(steady_run(), processes)
     assert kinds(summary) == [ReasonKind.LAG]
-    assert "a CPU limit took 42.0 ms of a tenth of a second at p99 (at most 5)" in summary.invalid[0].text
+    assert "a CPU limit took 42.0 ms of each tenth of a second at p99 (at most 5)" in summary.invalid[0].text
     assert summary.generator["throttled_p99_ms"] == 42.0
     assert summary_of(steady_run(), processes, judge={"max_lag_ms": 50.0}).valid
 
