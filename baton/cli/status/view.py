@@ -193,7 +193,7 @@ COLUMNS = (
         lambda worker: f"{worker.worker.audit.front_pid}+{worker.worker.audit.engine_pid}",
         width=150,
     ),
-    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=150),
+    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=170),
 )
 
 

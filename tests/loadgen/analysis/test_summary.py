@@ -82,7 +82,7 @@ def test_a_class_in_words() -> None:
     assert one == RequestClass(
         name="chat", weight=3, tenant="acme", priority=-1, input_len="uniform:5-9", goodput={"ttft": 300.0}
     )
-    with pytest.raises(LoadgenError, match="is no priority"):
+    with pytest.raises(LoadgenError, match="is not a valid priority"):
         parse_class(["chat", "priority:high"])
     with pytest.raises(LoadgenError, match="no metric"):
         parse_class(["chat", "colour:5"])
