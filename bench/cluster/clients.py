@@ -25,7 +25,10 @@ _PAUSE_S = 0.5
 
 @dataclass(slots=True)
 class Call:
-    """One request: when it was sent, and each message with its arrival time."""
+    """One request: when it was sent, and each message with its arrival time.
+
+    `counted`: sent while all clients were running.
+    """
 
     sent_ns: int
     counted: bool
@@ -79,7 +82,10 @@ class Clients:
         self._output_len = output_len
 
     async def run(self, streams: int, requests: int) -> list[Call]:
-        """Runs the clients; returns all calls in the order of their sending."""
+        """Runs the clients; returns all calls in the order of their sending.
+
+        A first request of random length desynchronises the clients; then `requests` of each are counted.
+        """
         calls: list[Call] = []
         unfinished = streams
 

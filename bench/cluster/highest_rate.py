@@ -11,7 +11,10 @@ _LOWEST, _HIGHEST = -12, 40
 
 
 def highest(start: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """The highest of the rates start · 1.25ᵏ that passes, and the next one, which fails."""
+    """The highest of the rates start · 1.25ᵏ that passes, and the next one, which fails.
+
+    (None, the lowest that was tried) where none passes; (the highest that was tried, None) where all do.
+    """
     below, above = 0, 0
     if holds(start):
         while above == below:

@@ -1,14 +1,15 @@
-"""Where a step's time goes: each part alone, as a graph over all layers, so over weights that no cache holds.
+"""Where a step's time goes: each part alone, as a graph over all layers, so that weights are not in the
+cache.
 
 products      with their norms and epilogues, all layers; `head` once
 attention     all layers, over the batch's own contexts
 front         begin, plan and the embedding
-tail          drawing and finishing, as the step's own clock has it
+tail          sampling and finishing, by the step's own clock
 step          the last steps of the window, at whose contexts the parts are then measured
-boundaries    what is left of a step: the gaps between kernels and the gap to the next step
+boundaries    the rest of a step: gaps between kernels and the gap to the next step
 
-The parts stand behind one another in a graph of their own, so that what a kernel overlaps with its like is in
-them; where a step's unlike kernels overlap better or worse, `boundaries` has the difference.
+The parts are repeated in graphs of their own, so overlap between similar kernels is included; where different
+kernels of a step overlap better or worse, the difference is in `boundaries`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 
 
 def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
-    """Each part of a step that can be repeated, over the rows of the last step."""
+    """Each part of a step that can be repeated, over the rows of the last step.
+
+    For a loop that has drained and whose slots are still active. They write to buffers of the pass, and to
+    the KV of a token that its own step writes again.
+    """
     from baton.engine.decode.gpu_pass import buckets_up_to
     from baton.engine.decode.graph_step import PICKED
     from baton.engine.kernels.gpu.gemm.gemv import Norm

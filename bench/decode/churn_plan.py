@@ -76,10 +76,9 @@ def joins(seed: int, rate: float) -> Iterator[Join]:
 
 
 class StepTime:
-    """Time counted in steps, running on evenly between them at the pace of all steps so far.
+    """Time in steps, interpolated between steps at the average pace so far.
 
-    Joins that are planned in it keep a batch busy however long its steps turn out to be, and come at any
-    moment of a step.
+    Arrivals planned in it keep a batch busy for any step time, and occur at any point of a step.
     """
 
     def __init__(self, now: float, steps: int, pace: float) -> None:

@@ -8,7 +8,11 @@ from bench.decode.engine import DecodeEngine
 
 
 def told(engine: DecodeEngine) -> dict[str, Any]:
-    """Memory after load and capture, as the driver counts the whole GPU: nothing else may run on it."""
+    """Memory after load and capture, as the driver counts the whole GPU: nothing else may run on it.
+
+    `other_gb` is everything but weights and KV: other tensors, memory that torch has reserved, and memory
+    outside torch (the driver's context, kernel code, graphs). Seconds count from when the weights are loaded.
+    """
     import torch
 
     free, total = torch.cuda.mem_get_info()

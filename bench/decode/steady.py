@@ -38,7 +38,11 @@ def run_tokens(engine: DecodeEngine, case: Case) -> dict[str, Any]:
 def run_seconds(
     engine: DecodeEngine, case: Case, seconds: float, at_end: Callable[[], None] | None = None
 ) -> dict[str, Any]:
-    """One batch for the whole window: no sequence ends in it; contexts grow from `context` on."""
+    """One batch for the whole window: no sequence ends in it; contexts grow from `context` on.
+
+    `at_end` is called after the window, when no step is queued and all slots are still active. `last_ms`: the
+    time of a step just before, at the contexts of that time.
+    """
     reader = engine.clocks()
     for index in range(case.batch):
         engine.admit(case, index, engine.room.tokens - case.context)

@@ -1,6 +1,9 @@
-"""What follows a front: takes its messages off a socket, and checks that no number is missing or doubled.
+"""A subscriber of a front: reads its messages from a socket, and checks that no token number is missing or
+repeated.
 
-python -m bench.decode.token_consumer SOCKET   until it ends; prints tokens and messages as one JSON object
+    python -m bench.decode.token_consumer SOCKET
+
+Runs until the stream ends; prints tokens and messages as one JSON object.
 """
 
 from __future__ import annotations
