@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 from rich.console import Console
 
-from baton.cli.common.figures import bytes_text, duration, short_count
+from baton.cli.common.formatting import bytes_text, duration, short_count
 from baton.cli.status import command
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.top_view import TopView, slot_map, sparkline

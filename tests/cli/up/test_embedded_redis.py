@@ -23,9 +23,8 @@ def command_line(pid: int) -> str:
 
 async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.CaptureFixture[str]) -> None:
     before = set(descendants(os.getpid()))
-    redis = EmbeddedRedis()
-    told: list[int] = []
-    redis.on_restart = told.append
+    restarts: list[int] = []
+    redis = EmbeddedRedis(restarts.append)
     state = State.at(redis.url)
     await redis.start()
     for restart in (1, 2):
@@ -33,7 +32,7 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
         (pid,) = set(descendants(os.getpid())) - before
         assert redis.url not in command_line(pid)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda restart=restart: told[-1:] == [restart], 10)  # type: ignore[misc]
+        await until(lambda restart=restart: restarts[-1:] == [restart], 10)  # type: ignore[misc]
     await state.check()
     await state.close()
     await redis.stop()

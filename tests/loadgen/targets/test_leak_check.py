@@ -15,8 +15,8 @@ from loadgen.analysis import run_folder
 from loadgen.common.settings import TargetSettings
 from loadgen.reports.html_run import run_page
 from loadgen.reports.markdown import run_markdown
-from loadgen.targets import admin_port, at_rest
-from loadgen.targets.at_rest import check_leaks, judge
+from loadgen.targets import admin_port, leak_check
+from loadgen.targets.leak_check import check_leaks, judge
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
 
@@ -26,7 +26,7 @@ UNUSED = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_rest, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(leak_check, "PATIENCE_S", 0.3)
     monkeypatch.setattr(admin_port, "DEFAULT_ADDRESS", UNUSED)
 
 
