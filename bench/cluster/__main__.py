@@ -1,10 +1,10 @@
-"""What the cluster adds to its engine: TTFT, TPOT and ring-to-client latency over a fixed step time.
+"""The overhead of the cluster over its engine: TTFT, TPOT and ring-to-client latency at a fixed step time.
 
     python -m bench.cluster [--streams 1,16,64] [--step-ms 5] [--output-len 400] [--rounds 3] [--json]
 
 One router, one prefill and one decode worker with fake engines (`bench/cluster/fake_engine.py`), and this
 process as their clients over gRPC, in closed loops that are not in step with each other. A round is a run of
-all clients and, right after it, the bare engine in this process with nobody to talk to
+all clients and, right after it, the bare engine in this process without a cluster
 (`bench/cluster/bare_engine.py`):
 
     TTFT      at the client, from its send, minus that of the bare prefill loop to which the same prompts

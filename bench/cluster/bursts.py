@@ -92,8 +92,8 @@ class Bursts:
 
     async def warm(self, count: int, prompt: int, output: int) -> None:
         """An uncounted burst, which opens links and fills caches."""
-        nobody = asyncio.Semaphore(0)
-        await asyncio.gather(*(self._stream(prompt, output, nobody) for _ in range(count)))
+        joined = asyncio.Semaphore(0)
+        await asyncio.gather(*(self._stream(prompt, output, joined) for _ in range(count)))
 
     async def run(self, count: int, prompt: int, output: int) -> dict[str, Any]:
         """Figures of one burst, with the decode engine's own step times. Raises RuntimeError where a stream
@@ -114,11 +114,11 @@ class Bursts:
         """`count` prompts, one at a time: TTFT, and the exposed part of their handoffs. Raises RuntimeError
         where one was not handed off.
         """
-        nobody = asyncio.Semaphore(0)
-        streams = [await self._stream(prompt, _ALONE_TOKENS, nobody) for _ in range(count)]
+        joined = asyncio.Semaphore(0)
+        streams = [await self._stream(prompt, _ALONE_TOKENS, joined) for _ in range(count)]
         exposed = [stream.exposed_s for stream in streams]
         if not all(exposed):
-            raise RuntimeError("a trace tells of no handoff")
+            raise RuntimeError("a trace has no handoff")
         ttft = [stream.came[0] - stream.sent for stream in streams]
         share = np.median(exposed) / np.median(ttft)
         return {

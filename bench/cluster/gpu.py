@@ -135,10 +135,10 @@ async def _bursts(
         bursts = Bursts(channel, addresses["admin"], MODEL, vocab)
         await bursts.warm(max(arguments.streams), prompt, arguments.burst_output // 4)
         for streams in arguments.streams:
-            told: dict[str, Any] = {"topology": topology, "load": "burst"}
-            told |= await bursts.run(streams, prompt, arguments.burst_output)
-            show(told, arguments.json)
-            found.append(told)
+            result: dict[str, Any] = {"topology": topology, "load": "burst"}
+            result |= await bursts.run(streams, prompt, arguments.burst_output)
+            show(result, arguments.json)
+            found.append(result)
         for tokens in arguments.handoffs:
             await bursts.one_by_one(1, tokens)
             one = await bursts.one_by_one(_HANDOFFS, tokens)
@@ -151,7 +151,7 @@ async def _loop(
 ) -> dict[str, Any]:
     """A closed loop of `streams` clients, by loadgen."""
     with tempfile.TemporaryDirectory() as folder:
-        told = await _program(
+        result = await _program(
             _LOADGEN_S, "loadgen", "run", f"grpc://{addresses['grpc']}", "--admin", addresses["admin"],
             "--concurrency", str(streams),
             "--input-len", str(prompt), "--output-len", str(arguments.output_len),
@@ -161,14 +161,14 @@ async def _loop(
         )  # fmt: skip
     figures: dict[str, float | None] = {}
     for name in ("ttft", "tpot", "itl"):
-        percentiles = told["quantities"][name]["percentiles"]  # empty where no request of the window has it
+        percentiles = result["quantities"][name]["percentiles"]  # empty where no request of the window has it
         for point in ("50", "99"):
             value = percentiles.get(point, {}).get("value")
             figures[f"{name}_p{point}_ms"] = value and round(value, 3)
     return {
-        "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": told["ok"],
-        "failed": told["failed"], **figures, "output_tok_s": round(told["rates"]["output_tokens"]),
-        "invalid": [reason["kind"] for reason in told["invalid"]],
+        "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": result["ok"],
+        "failed": result["failed"], **figures, "output_tok_s": round(result["rates"]["output_tokens"]),
+        "invalid": [reason["kind"] for reason in result["invalid"]],
     }  # fmt: skip
 
 
@@ -189,16 +189,16 @@ async def _alone(arguments: argparse.Namespace, bursts: list[dict[str, Any]]) ->
     """The bare engine's step at each burst's batch and mean context, and the cluster's difference from it."""
     for burst in bursts:
         context = max(1, burst["mean_context"] - _ALONE_MEAN)
-        told = await _program(
+        result = await _program(
             _ALONE_S, "bench.decode", "--shape", arguments.shape, "--dtype", arguments.dtype,
             "--batch", str(burst["streams"]), "--context", str(context), "--json",
         )  # fmt: skip
         over = {
-            "client": round((burst["tpot_ms"] / told["tpot_ms"] - 1) * 100, 2),
-            "engine": round((burst["engine"]["mean_ms"] / told["tpot_ms"] - 1) * 100, 2),
+            "client": round((burst["tpot_ms"] / result["tpot_ms"] - 1) * 100, 2),
+            "engine": round((burst["engine"]["mean_ms"] / result["tpot_ms"] - 1) * 100, 2),
         }
         settings = {name: burst[name] for name in ("topology", "streams", "mean_context", "tpot_ms")}
-        alone = {"load": "alone", **settings, "alone_ms": told["tpot_ms"], "over_alone_percent": over}
+        alone = {"load": "alone", **settings, "alone_ms": result["tpot_ms"], "over_alone_percent": over}
         show(alone, arguments.json)
 
 
@@ -216,9 +216,9 @@ async def _program(within_s: float, *words: str) -> dict[str, Any]:
             await process.wait()
     lines = out.decode().splitlines()
     if not lines:
-        raise RuntimeError(f"{words[0]} said nothing and ended with {process.returncode}")
-    told: dict[str, Any] = json.loads(lines[-1])
-    return told
+        raise RuntimeError(f"{words[0]} wrote nothing and ended with {process.returncode}")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
 if __name__ == "__main__":
