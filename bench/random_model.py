@@ -1,4 +1,4 @@
-"""A model of a known shape with random weights, for who measures and reads no token."""
+"""A model of a known shape with random weights."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What the cluster adds to its engine: TTFT, TPOT and ring-to-client latency over a fixed step time.
+"""The overhead of the cluster over its engine: TTFT, TPOT and ring-to-client latency at a fixed step time.
 
     python -m bench.cluster [--streams 1,16,64] [--step-ms 5] [--output-len 400] [--rounds 3] [--json]
 
 One router, one prefill and one decode worker with fake engines (`bench/cluster/fake_engine.py`), and this
 process as their clients over gRPC, in closed loops that are not in step with each other. A round is a run of
-all clients and, right after it, the bare engine in this process with nobody to talk to
+all clients and, right after it, the bare engine in this process without a cluster
 (`bench/cluster/bare_engine.py`):
 
     TTFT      at the client, from its send, minus that of the bare prefill loop to which the same prompts
@@ -60,7 +60,7 @@ _BARE_STEPS = 200
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One run of all clients, and the bare engine's after it."""
+    """One run of all clients, followed by the bare engine."""
 
     seen: Seen
     bare_ttft: list[float]
@@ -70,7 +70,7 @@ class Round:
     messages: int  # of all requests, counted or not
 
     def figures(self) -> dict[str, float]:
-        """What is reported of it; the report has the median of each."""
+        """The reported figures; the report has the median of each."""
         seen = self.seen
         ttft, bare_ttft = (float(np.median(values)) for values in (seen.ttft, self.bare_ttft))
         tpot = fmean(seen.tpot)
@@ -127,7 +127,7 @@ class Bench:
         pids = await self._processes()
         await Clients(self._channel, MODEL, PROMPT, _WARM_TOKENS).run(streams, 1)  # links and caches
         gc.collect()
-        gc.freeze()  # what is collected from now on is what the clients receive
+        gc.freeze()  # later collections only look at what the clients receive
         return [await self._round(streams, pids) for _ in range(self._arguments.rounds)]
 
     async def _round(self, streams: int, pids: dict[str, int]) -> Round:
@@ -150,7 +150,7 @@ class Bench:
         return ttft, BareDecode(model, streams, PROMPT, _BARE_STEPS + 2).tpot(_BARE_STEPS)
 
     async def _processes(self) -> dict[str, int]:
-        """Spread: the router on the first core, prefill anywhere, all others on the rest."""
+        """Pins the router to the first core, prefill to any, and all others to the rest."""
         pids = await cluster_processes(self._admin)
         places = {"router": self._cores[:1], "prefill_front": self._cores, "prefill_engine": self._cores}
         for name, pid in pids.items():
@@ -176,7 +176,7 @@ async def run(arguments: argparse.Namespace) -> None:
         cluster = LocalCluster(config, folder, Programs(worker=worker))
         try:
             addresses = await cluster.start()
-            batch_wakeups()  # as any busy client of grpc would
+            batch_wakeups()  # as any busy gRPC client would
             async with grpc.aio.insecure_channel(addresses.grpc) as channel:
                 bench = Bench(arguments, folder, channel, addresses.admin)
                 for count in streams:

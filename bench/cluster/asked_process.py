@@ -1,4 +1,4 @@
-"""A program of ours in a process of its own that answers questions, one line of JSON each."""
+"""A child process that answers requests, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import time
 from typing import Any
 
 _END_S = 10.0
-# Loading a model and capturing its graphs take their time.
+# Loading a model and capturing its graphs take long.
 _ANSWER_S = 300.0
 
 
 class AskedProcess:
-    """`python -m MODULE …`; what it says first is `said`. It ends with its stdin."""
+    """Runs `python -m MODULE …`; `said` is its first line. It ends when its stdin is closed."""
 
     def __init__(self, module: str, *arguments: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         )  # fmt: skip
-        self._heard = b""  # of the lines that follow
+        self._heard = b""  # unread output
         try:
             self.said = self.hear()
         except (RuntimeError, TimeoutError):
@@ -35,12 +35,13 @@ class AskedProcess:
         return self.hear()
 
     def tell(self, word: dict[str, Any]) -> None:
-        """Without waiting for an answer, which `hear` gives."""
+        """Sends a message without waiting for an answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(word).encode() + b"\n")
 
     def hear(self) -> dict[str, Any]:
-        """The next line. RuntimeError where the process has ended instead, TimeoutError where none comes."""
+        """Reads the next line. Raises RuntimeError where the process has ended, TimeoutError where no line
+        arrives."""
         deadline = time.monotonic() + _ANSWER_S
         while not self.has_said(max(0.0, deadline - time.monotonic())):
             if time.monotonic() > deadline:
@@ -49,7 +50,7 @@ class AskedProcess:
         return dict(json.loads(line))
 
     def has_said(self, within_s: float) -> bool:
-        """Whether `hear` would have a line, now or before so long."""
+        """Whether a line is available within so many seconds."""
         assert self.process.stdout is not None
         if b"\n" in self._heard:
             return True
@@ -61,7 +62,7 @@ class AskedProcess:
         return b"\n" in self._heard
 
     def end(self) -> None:
-        """Closes its stdin and waits. subprocess.TimeoutExpired where it does not end, and is killed."""
+        """Closes its stdin and waits. Raises subprocess.TimeoutExpired where it had to be killed."""
         try:
             self.process.communicate(timeout=_END_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""An engine's two loops in this process, with nobody to talk to and a reader that only empties the ring."""
+"""The engine's two loops in this process, without a cluster; a reader only empties the ring."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BarePrefill:
         self._loop = prefill_loop(model, engine)
 
     def replay(self, sent_ns: Ordered[int], prompt: int) -> list[float]:
-        """TTFT in ms of prompts of `prompt` tokens that come at these moments, told in their order."""
+        """TTFT in ms of prompts of `prompt` tokens that arrive at these times, in order."""
         offset = time.monotonic_ns() - sent_ns[0]
         due = deque(moment + offset for moment in sent_ns)
         came: dict[Sequence, int] = {}
@@ -47,7 +47,7 @@ class BarePrefill:
 
 
 class BareDecode:
-    """A decode worker's slots and loop, all slots in use."""
+    """A decode worker's slots and loop, with all slots in use."""
 
     def __init__(self, model: LoadedModel, slots: int, prompt: int, max_tokens: int) -> None:
         rings = SharedRings(slots)
@@ -75,7 +75,7 @@ class BareDecode:
         )
 
     def tpot(self, steps: int) -> float:
-        """Mean time of a step in ms; at most max_tokens - 2 steps in all."""
+        """Mean time of a step in ms; at most max_tokens - 2 steps in total."""
         begun = time.monotonic()
         for _ in range(steps):
             self._step()

@@ -1,4 +1,4 @@
-"""A cluster for a measurement: `baton up` as its users start it, with random weights of a known shape."""
+"""Starts `baton up` with random weights of a known shape."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from pathlib import Path
 from bench.cluster.cluster_secret import CLUSTER_SECRET
 from bench.shapes import SHAPES, with_positions
 
-# Loading and compiling; then draining, and killing what is left.
+# Time to load and compile; then to drain and kill.
 _START_S = 300.0
 _STOP_S = 40.0
 _READY = "READY "
 
 
 def write_model(folder: Path, shape: str, tokens: int) -> Path:
-    """A folder that `--weights random` can serve: a configuration for sequences of up to `tokens`."""
+    """Writes a folder for `--weights random`: a configuration for sequences of up to `tokens`."""
     config = with_positions(SHAPES[shape], tokens).config
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 def first_gpu() -> dict[str, str]:
-    """An environment in which a cluster sees one GPU, the first of ours, and its workers share it."""
+    """An environment in which a cluster sees one GPU, the first of this process, which its workers share."""
     return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]}
 
 

@@ -1,5 +1,6 @@
-"""Requests that come at once: prompts first, then decode by itself until the first of them ends; and
-requests that come one after the other, of whose handoff the trace tells."""
+"""Bursts of requests: prompts first, then decode alone until the first of them ends; and single requests,
+whose trace reports the handoff.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +23,18 @@ from bench.cluster.cluster_secret import METADATA
 from bench.cluster.processes import worker_audits
 
 _CALL_S = 180.0
-# The worker's clock tells of the last second; a little more, so that all of it is of the window.
+# The worker's audit covers the last second; slightly more, so that it lies within the window.
 _SECOND_S = 1.05
-# Tokens after the last stream's joining that are left out.
+# Tokens after the last stream has joined that are not counted.
 _SETTLE = 4
-# Of a request that comes alone: so many that its handoff is known before it ends.
+# Output tokens of a single request: enough for its handoff to be known.
 _ALONE_TOKENS = 32
 
 
 @dataclass(slots=True)
 class Stream:
-    """One request as its client saw it: seconds of its sending and of each token's coming, by number; and how
-    much of its handoff no computing hid, as its trace tells."""
+    """One request at its client: the time of sending and of each token in seconds, and the exposed part of
+    its handoff."""
 
     sent: float
     came: list[float] = field(default_factory=list)
@@ -42,19 +43,19 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """What streams of `prompt` tokens saw while all of them decoded and none was prefilled."""
+    """The streams of `prompt` tokens while all of them decoded and none was prefilled."""
 
     prompt: int
     streams: Sequence[Stream]
 
     @property
     def window(self) -> tuple[float, float]:
-        """From the last stream's joining, and a few tokens, to the first one's end."""
+        """From some tokens after the last stream has joined to the end of the first."""
         begun = max(stream.came[1 + _SETTLE] for stream in self.streams)
         return begun, min(stream.came[-1] for stream in self.streams)
 
     def figures(self) -> dict[str, Any]:
-        """Raises RuntimeError where there was no such window."""
+        """Raises RuntimeError without such a window."""
         begin, end = self.window
         inside = [
             [(number, at) for number, at in enumerate(stream.came) if begin <= at <= end]
@@ -81,7 +82,7 @@ class Together:
 
 
 class Bursts:
-    """Sends both to a router's public gRPC port; `admin` is the address of its AdminService."""
+    """Sends both kinds to a router's public gRPC port; `admin` is the address of its AdminService."""
 
     def __init__(self, channel: grpc.aio.Channel, admin: str, model: str, vocab: int) -> None:
         self._admin = admin
@@ -90,13 +91,13 @@ class Bursts:
         self._vocab = vocab
 
     async def warm(self, count: int, prompt: int, output: int) -> None:
-        """A burst that nobody looks at: links and caches are made."""
-        nobody = asyncio.Semaphore(0)
-        await asyncio.gather(*(self._stream(prompt, output, nobody) for _ in range(count)))
+        """An uncounted burst, which opens links and fills caches."""
+        joined = asyncio.Semaphore(0)
+        await asyncio.gather(*(self._stream(prompt, output, joined) for _ in range(count)))
 
     async def run(self, count: int, prompt: int, output: int) -> dict[str, Any]:
-        """Figures of one burst, with the decode engine's own clock meanwhile. RuntimeError where a stream is
-        cut short."""
+        """Figures of one burst, with the decode engine's own step times. Raises RuntimeError where a stream
+        is cut short."""
         address = await self._decode_address()
         joined = asyncio.Semaphore(0)
         recent = asyncio.create_task(self._recent(address, joined, count))
@@ -110,13 +111,14 @@ class Bursts:
         return {**Together(prompt, streams).figures(), "engine": {**own, "rows": rows}}
 
     async def one_by_one(self, count: int, prompt: int) -> dict[str, Any]:
-        """`count` prompts, each alone: TTFT, and what of their handoffs no computing hid. RuntimeError where
-        one was not handed off."""
-        nobody = asyncio.Semaphore(0)
-        streams = [await self._stream(prompt, _ALONE_TOKENS, nobody) for _ in range(count)]
+        """`count` prompts, one at a time: TTFT, and the exposed part of their handoffs. Raises RuntimeError
+        where one was not handed off.
+        """
+        joined = asyncio.Semaphore(0)
+        streams = [await self._stream(prompt, _ALONE_TOKENS, joined) for _ in range(count)]
         exposed = [stream.exposed_s for stream in streams]
         if not all(exposed):
-            raise RuntimeError("a trace tells of no handoff")
+            raise RuntimeError("a trace has no handoff")
         ttft = [stream.came[0] - stream.sent for stream in streams]
         share = np.median(exposed) / np.median(ttft)
         return {
@@ -143,7 +145,7 @@ class Bursts:
         return stream
 
     async def _recent(self, address: str, joined: asyncio.Semaphore, count: int) -> RecentSteps:
-        """The decode worker's last second, a second after all have joined."""
+        """The decode worker's audit a second after all have joined."""
         for _ in range(count):
             await joined.acquire()
         await asyncio.sleep(_SECOND_S)

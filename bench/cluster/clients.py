@@ -1,7 +1,7 @@
-"""The clients of a case: closed loops over gRPC that note when each message came, and read it afterwards.
+"""Closed-loop clients over gRPC that record the time of each message and parse it afterwards.
 
-So the client's own work beside the cluster is what receiving takes, and no more. The load is steady: each
-client begins somewhere within a request, as if it had always run, and goes on until all have what is counted.
+So the clients' own work during a run is only receiving. The load is steady: each client starts at a random
+point of a request, and continues until all have their counted requests.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _PAUSE_S = 0.5
 
 @dataclass(slots=True)
 class Call:
-    """One request: when it was sent, and each message with the moment it came.
+    """One request: when it was sent, and each message with its arrival time.
 
-    `counted`: sent while all clients were under way.
+    `counted`: sent while all clients were running.
     """
 
     sent_ns: int
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients of one round saw of the requests that count; times in milliseconds."""
+    """The counted requests of one round; times in milliseconds."""
 
     ttft: list[float] = field(default_factory=list)
     tpot: list[float] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Seen:
 
 
 class Clients:
-    """`streams` of them on one channel."""
+    """`streams` clients on one channel."""
 
     def __init__(self, channel: grpc.aio.Channel, model: str, prompt: int, output_len: int) -> None:
         self._generate = channel.unary_stream(
@@ -82,9 +82,9 @@ class Clients:
         self._output_len = output_len
 
     async def run(self, streams: int, requests: int) -> list[Call]:
-        """Each client sends its requests one after the other; all calls in the order of their sending.
+        """Runs the clients; returns all calls in the order of their sending.
 
-        A first one of random length puts the clients apart; then `requests` of each are counted.
+        A first request of random length desynchronises the clients; then `requests` of each are counted.
         """
         calls: list[Call] = []
         unfinished = streams

@@ -1,4 +1,4 @@
-"""The secret of a measurement's cluster: benches call its workers past the router."""
+"""The secret of a benchmark's cluster: benchmarks call its workers directly."""
 
 from __future__ import annotations
 

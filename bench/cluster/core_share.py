@@ -1,7 +1,7 @@
-"""Processes that get only a part of a core each, by the kernel's own bookkeeping: many small machines in one.
+"""Limits processes to a part of a core each, by control groups, to simulate many small machines.
 
-Shows how something grows with its processes where there are fewer cores than processes. Needs the cpu
-controller of control groups, version 1 or 2, and the right to make groups (root, as a rule).
+Shows how something scales with processes where there are fewer cores. Needs the cpu controller of control
+groups, version 1 or 2, and the right to create groups (usually root).
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from pathlib import Path
 from services.common.process_tree import descendants
 
 _ROOT = Path("/sys/fs/cgroup")
-# The least that may be given; with it, a process that has used up its share soon has another.
+# The shortest quota, so that a throttled process continues soon.
 _QUOTA_US = 1000
 _LOOK_S = 0.005
 
 
 @contextlib.contextmanager
 def core_share(share: float, module: str) -> Iterator[None]:
-    """Every process below this one that runs `python -m module` is held to `share` of a core while the block
-    runs. Raises OSError where that cannot be had."""
+    """Holds every descendant that runs `python -m module` to `share` of a core during the block. Raises
+    OSError where that is not possible.
+    """
     over = threading.Event()
     groups: dict[int, Path] = {}
     watching = threading.Thread(target=_watch, args=(share, module, groups, over), daemon=True)
-    _remove(_make(share, 0))  # whether it can be had
+    _remove(_make(share, 0))  # checks that it is possible
     watching.start()
     try:
         yield
@@ -61,7 +62,7 @@ def _make(share: float, pid: int) -> Path:
 
 
 def _remove(group: Path) -> None:
-    with contextlib.suppress(OSError):  # one of its processes still ends
+    with contextlib.suppress(OSError):  # one of its processes is still ending
         group.rmdir()
 
 

@@ -1,11 +1,12 @@
-"""A worker whose model takes a fixed time a step and emits the time of day: what is left is Baton's own cost.
+"""A worker whose model takes a fixed time per step and emits the time: what is left is the cost of Baton
+itself.
 
     python -m bench.cluster.fake_engine worker       a front with that engine, WorkerConfig on stdin
     python -m bench.cluster.fake_engine engine       that engine
 
-All but the model is the real thing: fronts, channel, slots, rings, links. A decode step draws nothing, as on
-a GPU, where that is no work of the host. Each token's id is the moment of its step in ticks of `TICK_NS`, so
-whoever receives it on this machine knows how long it was under way.
+Everything but the model is real: fronts, channel, slots, rings, links. A decode step samples nothing, since
+on a GPU that is no work of the host. Each token id is the time of its step in ticks of `TICK_NS`, so that a
+receiver on this machine knows its age.
 """
 
 from __future__ import annotations
@@ -40,19 +41,19 @@ from services.worker.engine.startup.model_loader import LoadedModel
 
 STEP_VARIABLE = "BATON_FAKE_STEP_MS"
 TICK_NS = 50_000
-VOCAB = 4096  # ticks before the clock comes round: 205 ms
+VOCAB = 4096  # ticks until the clock wraps: 205 ms
 CONTEXT = 4096
 _LAYERS = 10
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 def ticks() -> int:
-    """The machine's clock, the same in every process, as a token id."""
+    """The machine's monotonic clock, the same in every process, as a token id."""
     return time.monotonic_ns() // TICK_NS % VOCAB
 
 
 def age_ms(token: int, received_ns: int) -> float:
-    """How long before `received_ns` the token's step was; right below 205 ms."""
+    """Age in ms of the token's step at `received_ns`; correct below 205 ms."""
     return (received_ns // TICK_NS - token) % VOCAB * TICK_NS / 1e6
 
 
@@ -66,7 +67,8 @@ class FakeModel(ReferenceModel):
 
     def forward(self, rows: Rows, cache: KVCache, between_layers: Callable[[], None] | None = None) -> Tensor:
         now = time.monotonic()
-        # Decode steps that follow one another keep a beat, like replays of a graph; any other takes its time.
+        # Consecutive decode steps are evenly spaced, like replays of a graph; other steps take `step_s` from
+        # now.
         decodes = len(rows.query_start) == rows.token_ids.shape[0] + 1
         beats = decodes and self._last + 2 * self._step_s > now
         self._last = max(self._last + self._step_s, now) if beats else now + self._step_s
@@ -117,7 +119,7 @@ def _fake() -> FakeModel:
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
-    """What a worker serves instead of a checkpoint: `model` is a folder that `write_model` made."""
+    """Replaces the loaded model; `model` is a folder that `write_model` created."""
     config = ModelConfig.load(Path(model))
     layout = config.layout(engine.block_tokens_on("cpu"), "float32")
     precision = Precision.of(torch.float32)
@@ -141,8 +143,9 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
 
 
 def write_model(folder: Path, context: int = CONTEXT, kv_heads: int = 1, head_dim: int = 2) -> Path:
-    """A configuration of the smallest cache there is, if no other is asked for, and a tokenizer of two
-    letters a token. A token's KV has 8 bytes a head and dimension."""
+    """Writes a configuration, by default with the smallest possible cache, and a tokenizer with two letters
+    per token. A token's KV has 8 bytes per head and dimension.
+    """
     from tokenizers import Tokenizer, decoders, models
 
     config = {
@@ -184,4 +187,4 @@ def _run_engine() -> int:
 if __name__ == "__main__":
     code = {"worker": _run_worker, "engine": _run_engine}[sys.argv[1]]()
     sys.stderr.flush()
-    os._exit(code)  # as services.worker.engine.main does
+    os._exit(code)  # like services.worker.engine.main

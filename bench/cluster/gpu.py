@@ -1,23 +1,28 @@
-"""A whole cluster on a GPU or two: what clients of its gRPC door see, and decode beside the bare engine.
+"""Measures a whole cluster on one or two GPUs: clients of its gRPC API, and decode compared with the bare
+engine.
 
     python -m bench.cluster.gpu [--topology shared,both,apart] [--transport auto] [--streams 1,16,64]
         [--prompts 1024,128] [--handoffs 1024,8192] [--output-len 256] [--requests 3]
         [--shape llama-3.1-8b] [--dtype bf16] [--device cuda|cpu] [--alone] [--json]
 
-shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in all); both:
-one worker that does both; apart: one prefill and one decode worker, a GPU each. `baton up` serves random
-weights; this program starts it and stops it.
+shared: one prefill and one decode worker, each with half of the GPU's memory (`--gpu-memory` in total); both:
+one worker of role both; apart: one prefill and one decode worker, a GPU each. `baton up` serves random
+weights; this program starts and stops it.
 
-    handoff  prompts of `--handoffs` tokens, one after the other: TTFT, and how much of the handoff stood
-             behind the prompt's last step (the trace's `handoff_exposed_ns`; topology both moves no byte)
-    loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens a second
-    burst    so many prompts at once; then prefill idles, and from the last one's joining to the first one's
-             end TPOT is decode's alone: `engine` is the decode worker's own clock over a second of that
-    links    what went over the links until then, by their own books: transport, bytes, links that fell
-    alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, when the cluster
-             has stopped; `over_alone` is the burst's TPOT over its step, in percent
+    handoff  prompts of `--handoffs` tokens, one at a time: TTFT, and the exposed part of the handoff after
+    the
+             prompt's last step (`handoff_exposed_ns` of the trace; with topology both no byte moves)
+    loop     closed loops of so many streams by `loadgen run`: TTFT, TPOT, ITL, tokens per second
+    burst    so many prompts at once; then prefill idles, and from the joining of the last stream to the end
+    of
+             the first TPOT is that of decode alone: `engine` is the decode worker's own measure of one second
+             of it
+    links    traffic over the links so far, from the workers' audits: transport, bytes, fallbacks
+    alone    with --alone: `python -m bench.decode` at each burst's batch and mean context, after the cluster
+    has
+             stopped; `over_alone` is the burst's TPOT over its step, in percent
 
-One JSON object a measurement goes to stdout.
+Prints one JSON object per measurement on stdout.
 """
 
 from __future__ import annotations
@@ -44,8 +49,8 @@ from bench.shapes import SHAPES
 MODEL = "random"
 _PAIR = ("--prefill", "1", "--decode", "1")
 TOPOLOGIES = {"shared": _PAIR, "both": ("--both", "1"), "apart": _PAIR}
-# Output tokens of a burst beyond those that its own prompts' time takes; those over which the bare engine's
-# step is taken have this mean number.
+# Output tokens of a burst in addition to those during its own prefill; the bare engine's step is measured at
+# their mean.
 _BURST_TOKENS, _ALONE_MEAN = 1024, 96
 _LOADGEN_S, _ALONE_S = 120.0, 120.0
 _HANDOFFS = 20  # of each length
@@ -122,18 +127,18 @@ async def run(arguments: argparse.Namespace) -> None:
 async def _bursts(
     arguments: argparse.Namespace, topology: str, addresses: dict[str, str]
 ) -> list[dict[str, Any]]:
-    """A burst of each size, after one that makes links and caches."""
+    """A burst of each size, after one that opens links and fills caches."""
     vocab, prompt = SHAPES[arguments.shape].config["vocab_size"], arguments.burst_prompt
-    batch_wakeups()  # as any busy client of grpc would
+    batch_wakeups()  # as any busy gRPC client would
     found = []
     async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
         bursts = Bursts(channel, addresses["admin"], MODEL, vocab)
         await bursts.warm(max(arguments.streams), prompt, arguments.burst_output // 4)
         for streams in arguments.streams:
-            told: dict[str, Any] = {"topology": topology, "load": "burst"}
-            told |= await bursts.run(streams, prompt, arguments.burst_output)
-            show(told, arguments.json)
-            found.append(told)
+            result: dict[str, Any] = {"topology": topology, "load": "burst"}
+            result |= await bursts.run(streams, prompt, arguments.burst_output)
+            show(result, arguments.json)
+            found.append(result)
         for tokens in arguments.handoffs:
             await bursts.one_by_one(1, tokens)
             one = await bursts.one_by_one(_HANDOFFS, tokens)
@@ -144,9 +149,9 @@ async def _bursts(
 async def _loop(
     arguments: argparse.Namespace, addresses: dict[str, str], streams: int, prompt: int
 ) -> dict[str, Any]:
-    """A closed loop of `streams`, by loadgen."""
+    """A closed loop of `streams` clients, by loadgen."""
     with tempfile.TemporaryDirectory() as folder:
-        told = await _program(
+        result = await _program(
             _LOADGEN_S, "loadgen", "run", f"grpc://{addresses['grpc']}", "--admin", addresses["admin"],
             "--concurrency", str(streams),
             "--input-len", str(prompt), "--output-len", str(arguments.output_len),
@@ -156,19 +161,19 @@ async def _loop(
         )  # fmt: skip
     figures: dict[str, float | None] = {}
     for name in ("ttft", "tpot", "itl"):
-        percentiles = told["quantities"][name]["percentiles"]  # empty where no request of the window has it
+        percentiles = result["quantities"][name]["percentiles"]  # empty where no request of the window has it
         for point in ("50", "99"):
             value = percentiles.get(point, {}).get("value")
             figures[f"{name}_p{point}_ms"] = value and round(value, 3)
     return {
-        "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": told["ok"],
-        "failed": told["failed"], **figures, "output_tok_s": round(told["rates"]["output_tokens"]),
-        "invalid": [reason["kind"] for reason in told["invalid"]],
+        "streams": streams, "prompt": prompt, "output": arguments.output_len, "ok": result["ok"],
+        "failed": result["failed"], **figures, "output_tok_s": round(result["rates"]["output_tokens"]),
+        "invalid": [reason["kind"] for reason in result["invalid"]],
     }  # fmt: skip
 
 
 async def _links(admin: str) -> dict[str, Any]:
-    """Of all workers together."""
+    """The links of all workers."""
     audits = [worker.audit for worker in await worker_audits(admin)]
     return {
         "transports": sorted({link.transport for audit in audits for link in audit.links}),
@@ -181,24 +186,24 @@ async def _links(admin: str) -> dict[str, Any]:
 
 
 async def _alone(arguments: argparse.Namespace, bursts: list[dict[str, Any]]) -> None:
-    """The bare engine's step at each burst's batch and mean context, and how far the cluster is from it."""
+    """The bare engine's step at each burst's batch and mean context, and the cluster's difference from it."""
     for burst in bursts:
         context = max(1, burst["mean_context"] - _ALONE_MEAN)
-        told = await _program(
+        result = await _program(
             _ALONE_S, "bench.decode", "--shape", arguments.shape, "--dtype", arguments.dtype,
             "--batch", str(burst["streams"]), "--context", str(context), "--json",
         )  # fmt: skip
         over = {
-            "client": round((burst["tpot_ms"] / told["tpot_ms"] - 1) * 100, 2),
-            "engine": round((burst["engine"]["mean_ms"] / told["tpot_ms"] - 1) * 100, 2),
+            "client": round((burst["tpot_ms"] / result["tpot_ms"] - 1) * 100, 2),
+            "engine": round((burst["engine"]["mean_ms"] / result["tpot_ms"] - 1) * 100, 2),
         }
         settings = {name: burst[name] for name in ("topology", "streams", "mean_context", "tpot_ms")}
-        alone = {"load": "alone", **settings, "alone_ms": told["tpot_ms"], "over_alone_percent": over}
+        alone = {"load": "alone", **settings, "alone_ms": result["tpot_ms"], "over_alone_percent": over}
         show(alone, arguments.json)
 
 
 async def _program(within_s: float, *words: str) -> dict[str, Any]:
-    """Runs a module and reads the last line that it writes, a JSON object. Raises RuntimeError."""
+    """Runs a module and parses the last line of its output, a JSON object. Raises RuntimeError."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", *words, stdout=asyncio.subprocess.PIPE
     )
@@ -211,9 +216,9 @@ async def _program(within_s: float, *words: str) -> dict[str, Any]:
             await process.wait()
     lines = out.decode().splitlines()
     if not lines:
-        raise RuntimeError(f"{words[0]} said nothing and ended with {process.returncode}")
-    told: dict[str, Any] = json.loads(lines[-1])
-    return told
+        raise RuntimeError(f"{words[0]} wrote nothing and ended with {process.returncode}")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""The highest rate at which a thing still holds, in few trials: steps of 25 %, three at once at first."""
+"""Finds the highest rate that passes in few trials: steps of 25 %, three at once at first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 STEP = 1.25
-# As much as three steps: about twice the rate.
+# Three steps: about twice the rate.
 _STRIDE = 3
 _LOWEST, _HIGHEST = -12, 40
 
 
 def highest(start: float, holds: Callable[[float], bool]) -> tuple[float | None, float | None]:
-    """The highest of the rates start · 1.25ᵏ that holds, and the next one, which does not.
+    """The highest of the rates start · 1.25ᵏ that passes, and the next one, which fails.
 
-    None, and the lowest that was tried, where none holds; the highest that was tried, and None, where all do.
+    (None, the lowest that was tried) where none passes; (the highest that was tried, None) where all do.
     """
     below, above = 0, 0
     if holds(start):

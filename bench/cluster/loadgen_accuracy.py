@@ -1,4 +1,4 @@
-"""How far loadgen's own numbers are right, how much one process can send, how near a search comes.
+"""The accuracy of loadgen: its percentiles, the highest rate of one process, its search.
 
     python -m bench.cluster.loadgen_accuracy truth --protocols grpc,http --rates 10,200,1000 [--seconds 30]
     [--json]
@@ -6,17 +6,17 @@
     [--json]
     python -m bench.cluster.loadgen_accuracy search --protocols grpc [--budget 480] [--json]
 
-Against a server that logs when it emitted each token (`tests/loadgen/fake_server.py`), on the same machine
-and clock. `truth`: the error of every percentile. `limit`: rates 25 % apart, and the highest whose p50 to
-p99 are off by at most 5 % or 3 ms. Beyond it the generator is believed as long as a run says VALID and is
-right of what came to its machine, which over HTTP it knows (`late_before_it_came`); a run that is VALID and
-wrong of that, too, has `lied`. `search`: a server that takes one request after another, 20 ms each, which is
-M/D/1, and a limit of 100 ms to the first token; the goodput found in real time beside the formula's.
+Compared with a server that logs when it emitted each token (`tests/loadgen/fake_server.py`), on the same
+machine and clock. `truth`: the error of every percentile. `limit`: rates 25 % apart, and the highest whose
+p50 to p99 are within 5 % or 3 ms. Above it a run is accepted if it is VALID and right about what arrived at
+its machine, which is known over HTTP (`late_before_it_came`); a run that is VALID and wrong about that has
+`lied`. `search`: a server that serves one request after another, 20 ms each, which is M/D/1, and a limit of
+100 ms to the first token; the goodput found in real time is compared with the formula.
 
-A server takes about as much CPU as one process of the generator, so two free cores are the least; to see the
-generator grow with its processes, give it as many servers (they share one port), and cores for all (--pin);
-or, on two cores, each of its processes a part of one (--core-share 0.3).
-With --json one object a case goes to stdout; progress goes to stderr.
+A server uses about as much CPU as one process of the generator, so at least two free cores are needed. To
+measure several processes, use as many servers (they share one port) and cores for all (--pin); or, on two
+cores, limit each process to a part of one (--core-share 0.3).
+With --json one object per case goes to stdout; progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when every case was measured; whether it holds is in the figures."""
     arguments = _parser().parse_args(argv)
     for case in {"truth": truth, "limit": limit, "search": search}[arguments.what](arguments):
-        told = {"bench": f"loadgen {arguments.what}", **case, "device": _device()}
+        result = {"bench": f"loadgen {arguments.what}", **case, "device": _device()}
         print(
-            json.dumps(told) if arguments.json else "  ".join(f"{k}={_short(v)}" for k, v in case.items()),
+            json.dumps(result) if arguments.json else "  ".join(f"{k}={_short(v)}" for k, v in case.items()),
             flush=True,
         )
     return 0
@@ -107,7 +107,7 @@ class Limit:
         # Of the lowest rate that is not believed.
         self.reasons: list[str] = []
         self._lowest = math.inf
-        # Rates with a run that says VALID and is off: what it was told was late, or it was itself.
+        # Rates with a run that is VALID but wrong: tokens arrived late, or it was late itself.
         self.late: set[float] = set()
         self.lied: set[float] = set()
 
@@ -232,8 +232,8 @@ def _run(
             beyond=beyond,
         )
     off = "; ".join(found.invalid or found.beyond(LOOSE))
-    told = f"{protocol} x{processes} {rate:.0f}/s: valid={found.valid} lag={found.lag_p99_ms:.1f} ms {off}"
-    print(told, file=sys.stderr, flush=True)
+    line = f"{protocol} x{processes} {rate:.0f}/s: valid={found.valid} lag={found.lag_p99_ms:.1f} ms {off}"
+    print(line, file=sys.stderr, flush=True)
     return found
 
 

@@ -1,7 +1,7 @@
-"""The processes of a running cluster that a measurement looks at, and which processors they are on.
+"""The processes of a running cluster, and their processors.
 
-A machine of two cores packs what wakes each other on one of them, and leaves it there for seconds: where
-processes run is part of what is measured, so it is chosen.
+On a machine of two cores the kernel packs processes that wake each other onto one core, and leaves them there
+for seconds, so the placement is part of the measurement and is chosen.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ async def worker_audits(admin: str) -> list[WorkerAudit]:
 
 
 async def cluster_processes(admin: str) -> dict[str, int]:
-    """The pids of our own cluster of one prefill and one decode worker: router, prefill_front,
-    prefill_engine, decode_front, decode_engine; and this process, the clients."""
+    """Pids of a cluster of one prefill and one decode worker: router, prefill_front, prefill_engine,
+    decode_front, decode_engine; and this process, the clients.
+    """
     router = [pid for pid in descendants(os.getpid()) if b"services.router" in _command(pid)]
     pids = {"clients": os.getpid(), "router": router[0]}
     for worker in await worker_audits(admin):
@@ -39,7 +40,7 @@ async def cluster_processes(admin: str) -> dict[str, int]:
 
 
 def put_on(cores: Collection[int], pid: int) -> None:
-    """All threads that the process has now."""
+    """All current threads of the process."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(ProcessLookupError):  # it has ended
             os.sched_setaffinity(int(thread), cores)

@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _kernel_cache(*, cold: bool) -> Iterator[None]:
-    """Triton's: as it is, or an empty folder for this run."""
+    """The kernel cache: Triton's own, or an empty folder for this run."""
     if not cold:
         yield
         return
@@ -124,7 +124,7 @@ def run_all(cases: list[Case], arguments: argparse.Namespace) -> None:
 
 
 def measure_all(engine: Any, cases: list[Case], arguments: argparse.Namespace) -> None:
-    """Each case, or the memory, and in the end the table of budgets."""
+    """Measures each case, or the memory, and finally prints the budgets."""
     from bench.decode import budget, memory
 
     if arguments.memory:

@@ -1,12 +1,15 @@
-"""Where a step's time goes: each part alone, as a graph over all layers, so over weights that no cache holds.
+"""Where a step's time goes: each part alone, as a graph over all layers, so that weights are not in the
+cache.
 
-products      with their norms and epilogues, all layers; `head` once attention     all layers, over the
-batch's own contexts front         begin, plan and the embedding tail          drawing and finishing, as the
-step's own clock has it step          the last steps of the window, at whose contexts the parts are then
-measured boundaries    what is left of a step: the gaps between kernels and the gap to the next step
+products      with their norms and epilogues, all layers; `head` once
+attention     all layers, over the batch's own contexts
+front         begin, plan and the embedding
+tail          sampling and finishing, by the step's own clock
+step          the last steps of the window, at whose contexts the parts are then measured
+boundaries    the rest of a step: gaps between kernels and the gap to the next step
 
-The parts stand behind one another in a graph of their own, so that what a kernel overlaps with its like is in
-them; where a step's unlike kernels overlap better or worse, `boundaries` has the difference.
+The parts are repeated in graphs of their own, so overlap between similar kernels is included; where different
+kernels of a step overlap better or worse, the difference is in `boundaries`.
 """
 
 from __future__ import annotations
@@ -69,7 +72,7 @@ def launches(engine: DecodeEngine, case: Case) -> dict[str, Launch]:
 
 
 def measure(engine: DecodeEngine, case: Case, microseconds: Callable[[Launch], float]) -> dict[str, float]:
-    """Microseconds of each part; `microseconds` times one, as `graph_us` does."""
+    """Microseconds of each part; `microseconds` times one part, as `graph_us` does."""
     return {name: microseconds(launch) for name, launch in launches(engine, case).items()}
 
 
@@ -90,7 +93,7 @@ def budget(parts: dict[str, float], tpot_us: float, tail_us: float | None) -> di
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """The tables side by side, a column a batch, on stderr."""
+    """Prints the tables side by side on stderr, one column per batch."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,14 +1,15 @@
-"""Decode while sequences come and go: a worker's own decode side over handoffs that arrive in staging.
+"""Decode while sequences arrive and end: a worker's decode side over handoffs that arrive in staging.
 
-A turn is that of a worker's engine: reserve a slot and part of the blocks, scatter, commit, cancel, free what
-the front has read the end of, grow, enqueue a step. Tickets, slots, growth and admissions are
-`services.worker.engine.decode.reservations`; of the link only its bytes are there. They are scattered
+A turn is that of a worker's engine: reserve a slot and some of the blocks, scatter, commit, cancel, free
+slots whose end the front has read, allocate blocks, enqueue a step. Tickets, slots, allocation and admissions
+are `services.worker.engine.decode.reservations`; of a link only its bytes are simulated. They are scattered
 
-staged   from a window on the GPU by a link's own kernel: what a transport between GPUs of a host costs; or
-pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
-         a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
-         are under way at a time, since small copies of admissions stand behind them; or
-pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB a turn, as a worker does whose link is gRPC.
+staged   from a window on the GPU by a link's own kernel, as with a GPU-to-GPU transport within a host; or
+pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` swaps
+in a
+         sequence and as with a transport through staging on this machine. Two blocks are in flight at a time,
+         since small copies of admissions are queued behind them; or
+pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB per turn, as with gRPC links.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _IDLE_S = 0.0001
 
 @dataclass(slots=True)
 class Counts:
-    """Of one window."""
+    """Counts of one window."""
 
     joins: int = 0
     cancels: int = 0
@@ -59,7 +60,7 @@ class Counts:
     longest_s: dict[str, float] = field(default_factory=dict)
 
     def took(self, part: str, since: float) -> float:
-        """A part of a turn has ended now; when that is."""
+        """Records the end of a part of a turn; returns the time."""
         now = time.monotonic()
         self.longest_s[part] = max(self.longest_s.get(part, 0.0), now - since)
         return now
@@ -72,7 +73,7 @@ class _Running:
 
 
 class Churn:
-    """Owns what runs on an engine that runs nothing else; all calls from one thread."""
+    """Runs sequences on an engine of its own; all calls from one thread."""
 
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
         from baton.engine.memory.host_blocks import HostBlocks
@@ -100,12 +101,12 @@ class Churn:
         self._tokens = [token % engine.model.config.vocab_size for token in range(case.context)]
 
     def fill(self, plan: list[Join]) -> None:
-        """Lets all of a plan in, and waits until they run. Raises TimeoutError."""
+        """Admits all sequences of a plan, and waits until they run. Raises TimeoutError."""
         self._late.extend(plan)
         self._turn_until(lambda: not (self._late or self._arriving))
 
     def turn(self, come: Iterable[Join] = ()) -> None:
-        """One turn; `come` are those who come now."""
+        """One turn; `come` are the sequences that arrive now."""
         took, at = self.counts.took, time.monotonic()
         self._late.extend(come)
         self.counts.most_waiting = max(self.counts.most_waiting, len(self._late))
@@ -132,7 +133,7 @@ class Churn:
             time.sleep(_IDLE_S)
 
     def drain(self) -> None:
-        """Cancels all that runs, and waits until every slot is free. Raises TimeoutError."""
+        """Cancels all sequences, and waits until every slot is free. Raises TimeoutError."""
         self._late.clear()
         self._turn_until(lambda: not self._arriving)
         for running in self._running.values():
@@ -196,7 +197,7 @@ class Churn:
 
 
 def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[str, Any]:
-    """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once as many run."""
+    """Joins at the rate that keeps `batch` rows busy on average, for `seconds`, once that many run."""
     churn = Churn(engine, case, scatter)
     churn.fill(standing(_SEED, case.batch))
     rate = case.batch / mean_steps()
@@ -236,7 +237,7 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The loop's own counts."""
+    """The loop's own counters."""
 
     replays: int
     steps: int
@@ -254,21 +255,21 @@ class _Seen:
 
 
 class Due:
-    """A plan's joins as their time comes."""
+    """A plan's joins, at their times."""
 
     def __init__(self, plan: Iterator[Join]) -> None:
         self._plan = plan
         self._next = next(plan)
 
     def until(self, at: float) -> Iterator[Join]:
-        """Those whose time has come since the last call."""
+        """The joins that are due since the last call."""
         while self._next.at <= at:
             yield self._next
             self._next = next(self._plan)
 
 
 def _step_seconds(churn: Churn, engine: DecodeEngine) -> float:
-    """How long a step takes at the beginning."""
+    """The initial step time."""
     first, begun = engine.loop.ring.steps, time.monotonic()
     while engine.loop.ring.steps < first + _TIMED_STEPS:
         churn.turn()

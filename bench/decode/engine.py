@@ -1,4 +1,4 @@
-"""A decode loop over random weights and KV, as a worker has one, its front in a process of its own."""
+"""A decode loop over random weights and KV, with its front in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IDLE_S = 0.0001
 
 @dataclass(slots=True)
 class Started:
-    """Seconds: to make the weights, from there to the graphs, from there to the first token."""
+    """Seconds: to create the weights, from there to the graphs, from there to the first token."""
 
     weights_s: float
     graphs_s: float
@@ -44,9 +44,9 @@ class DecodeEngine:
         device: str = "cuda",
         interpreted: bool = False,
     ) -> None:
-        """`front` makes the reader of the ring, given its memory's descriptor and the slots.
+        """`front` creates the reader of the ring from its memory's descriptor and the number of slots.
 
-        `interpreted`: on a CPU, the graphs' kernels in Triton's interpreter instead of the plain loop.
+        `interpreted`: on a CPU, run the graphs' kernels in Triton's interpreter instead of the plain loop.
         """
         from baton.device.shared_memory import SharedMemory
         from baton.engine.decode.factory import decode_loop, graph_loop
@@ -77,22 +77,22 @@ class DecodeEngine:
 
     @property
     def ended_steps(self) -> int:
-        """Every replay either ran or found no room in the ring."""
+        """Whether every replay either ran or found the ring full."""
         return self.loop.ring.steps + self.loop.ring.full_steps
 
     def close(self) -> dict[str, Any]:
-        """Ends the front; what it has read and told."""
+        """Ends the front; returns its report."""
         return self.front.close()
 
     def clocks(self) -> ClockReader | None:
-        """A reader of every step from now on; None where the loop keeps no clocks."""
+        """A reader of every step from now on; None where the loop has no clocks."""
         from bench.decode.gpu_clocks import clock_source
 
         source = clock_source(self.loop)
         return None if source is None else ClockReader(source, self.ended_steps)
 
     def admit(self, case: Case, index: int, output: int) -> Key:
-        """One sequence of `context` tokens that ends after `output` more."""
+        """Admits one sequence of `context` tokens that ends after `output` more."""
         from baton.engine.decode.slots import Grant
         from baton.engine.sequence import Limits, SamplingParams
 
@@ -119,7 +119,7 @@ class DecodeEngine:
         return [token % vocab for token in range(tokens)]
 
     def advance(self) -> bool:
-        """Frees what has ended and enqueues a step where one may be; False where there was nothing to do."""
+        """Frees ended sequences and enqueues a step if possible; returns False if there was nothing to do."""
         for key in self.front.ended():
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)
@@ -127,14 +127,14 @@ class DecodeEngine:
         return self.loop.step()
 
     def turn(self) -> bool:
-        """`advance`, and a short sleep where there was nothing to do."""
+        """`advance`, and a short sleep if there was nothing to do."""
         if self.advance():
             return True
         time.sleep(_IDLE_S)
         return False
 
     def turn_until(self, done: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
-        """Raises TimeoutError."""
+        """Turns until a condition holds. Raises TimeoutError."""
         deadline = time.monotonic() + deadline_s
         while not done():
             self.turn()
@@ -142,21 +142,21 @@ class DecodeEngine:
                 raise TimeoutError(f"not done after {deadline_s} s")
 
     def empty(self) -> None:
-        """Cancels whatever runs, and waits until every slot is free again."""
+        """Cancels all sequences, and waits until every slot is free."""
         for key in self.holds:
             self.loop.cancel(*key)
         self.turn_until(lambda: not self.holds)
         self.drain()
 
     def drain(self) -> None:
-        """Until the GPU has nothing to do; nothing is enqueued meanwhile."""
+        """Waits until the GPU is idle, without enqueuing."""
         if self.decoder.device.type == "cuda":
             import torch
 
             torch.cuda.synchronize()
 
     def first_token(self, case: Case) -> None:
-        """Notes in `started` when the first token stood in the ring."""
+        """Records in `started` when the first token was in the ring."""
         before = self.loop.tokens_decoded
         self.admit(case, 0, 4)
         self.turn_until(lambda: self.loop.tokens_decoded > before)
@@ -168,7 +168,7 @@ class DecodeEngine:
 
 
 def first_logprobs() -> Any:
-    """What a sequence that asks for logprobs is admitted with."""
+    """The first logprobs of a sequence that requests them."""
     from baton.engine.rings.logprob_records import Logprobs
 
     return Logprobs(-1.0, tuple((token, -1.0 - token) for token in range(5)))
@@ -181,7 +181,7 @@ def _allocated(device: str) -> int:
 
 
 def _model(decoder: Any, case: Case, room: Room) -> LoadedModel:
-    """The decoder with a cache full of noise."""
+    """The decoder with a cache of random values."""
     from baton.engine.memory.block_pools import BlockPools
     from baton.engine.memory.kv_cache import KVCache
     from baton.engine.rings.logprob_records import MAX_LOGPROBS

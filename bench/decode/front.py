@@ -1,4 +1,4 @@
-"""The processes around a decode loop: its front, who follows that, and who else wants the cores."""
+"""The processes around a decode loop: its front, a subscriber, and processes that load the cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _END_S = 30.0
 
 
 class Front:
-    """Reads the ring elsewhere; `ended` says whose last word it has read."""
+    """Reads the ring in another process; `ended` returns the slots whose end it has read."""
 
     def __init__(self, fd: int, slots: int, *, streams: bool = False, burners: int = 0) -> None:
         self._ended, told = os.pipe()
@@ -36,7 +36,8 @@ class Front:
         self._rest = b""
 
     def ended(self) -> list[tuple[int, int]]:
-        """Slot and generation of who has ended since; never waits. RuntimeError where the front died."""
+        """Slot and generation of sequences that ended since the last call; never waits. Raises RuntimeError
+        where the front died."""
         try:
             data = os.read(self._ended, 1 << 16)
         except BlockingIOError:
@@ -49,7 +50,8 @@ class Front:
         return list(ENDED.iter_unpack(data[:whole]))
 
     def close(self) -> dict[str, Any]:
-        """Ends them all; what was read, streamed and consumed. RuntimeError where tokens were lost."""
+        """Ends all processes; returns counts of what was read, streamed and consumed. Raises RuntimeError
+        where tokens were lost."""
         for burner in self._burners:
             burner.kill()
             burner.communicate()

@@ -1,8 +1,8 @@
-"""A worker's front reduced to its tokens: reads an output ring, says who has ended, streams to whoever asked.
+"""A minimal front: reads an output ring, reports ended sequences, streams tokens to a subscriber.
 
     python -m bench.decode.ring_reader FD SLOTS ENDED [SOCKET]
 
-FD: the ring's memory. ENDED: a pipe that takes slot and generation, 16 bits each, of who has ended. SOCKET:
+FD: the ring's memory. ENDED: a pipe for slot and generation, 16 bits each, of ended sequences. SOCKET:
 takes one length-prefixed `SubscribeResponse` a reading that found something, made by the streams of a
 worker's front. Until stdin closes; then prints what it has read and sent as one JSON object.
 """
@@ -34,7 +34,7 @@ _ROUTER = bytes(16)
 
 
 class Outlet:
-    """Every token as messages to one follower."""
+    """Streams every token as messages to one subscriber."""
 
     def __init__(self, follower: socket.socket) -> None:
         self._follower = follower

@@ -1,4 +1,4 @@
-"""How a handoff's bytes come from staging into the blocks reserved for them, in three ways."""
+"""Three ways to move a handoff's bytes from staging into its reserved blocks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PIECES_A_TURN = 8
 
 
 class Scatter(Protocol):
-    """Moves whole prompts' KV; of one engine's loop."""
+    """Moves the KV of whole prompts, for one engine's loop."""
 
     def begin(self, body: TicketBody) -> int:
-        """From now on the ticket's blocks are filled; how many bytes that is."""
+        """Begins to fill the ticket's blocks; returns the number of bytes."""
 
     def step(self) -> None:
-        """What this turn of the loop has to do for it."""
+        """The work of one turn of the loop."""
 
     def ended(self, body: TicketBody) -> bool:
         """Whether all bytes are in their blocks."""
@@ -51,9 +51,9 @@ def _ended(left: Counter[int], body: TicketBody) -> bool:
 
 
 class StagedScatter:
-    """As a link between GPUs of a host ends: a window of staging on the GPU, and the link's own kernel, which
-    sums as it scatters. What a sender writes there takes none of this GPU's multiprocessors, as a copy within
-    it would, so it stands there from the beginning."""
+    """Like the receiving end of a link between GPUs of a host: a staging window on the GPU and the link's
+    kernel, which verifies the checksum as it scatters. The bytes are there from the beginning, since a
+    sender's writes would use none of this GPU's multiprocessors, unlike a copy within it."""
 
     def __init__(
         self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
@@ -111,7 +111,7 @@ class StagedScatter:
 
 
 class PinnedScatter:
-    """Copies on a stream of their own, a block each, few at a time."""
+    """Copies on a stream of its own, one per block, few at a time."""
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
         from baton.engine.memory.host_blocks import HostBlocks
@@ -154,7 +154,7 @@ class PinnedScatter:
             self._copies.append((transfer, self._host.load(saved, blocks)))
 
     def _alone(self, group: int, block: int) -> BlockTables:
-        """A table of one block."""
+        """A block table with one block."""
         return tuple((block,) if other == group else () for other in range(self._groups))
 
     def ended(self, body: TicketBody) -> bool:
@@ -162,7 +162,7 @@ class PinnedScatter:
 
 
 class PiecesScatter:
-    """Copies by the loop's own hands, some pieces a turn."""
+    """Copies in the loop, some pieces per turn."""
 
     def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
         self._decode = decode

@@ -2,8 +2,8 @@
 
     python -m bench.decode.tune_products --shape llama-3.1-8b --dtype bf16 [--rows 1,8,64] [--write]
 
-Weights rotate among copies larger than the cache between memory and chip. With --write the table of this
-GPU in baton/engine/forward/gemm_tables is completed; one JSON object a product and bucket goes to stdout.
+Weights rotate among copies larger than the GPU's L2 cache. With --write the table of this GPU in
+baton/engine/forward/gemm_tables is updated; one JSON object per product and bucket goes to stdout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMPILERS = 14
 
 
 def candidates(product: str, rows: int) -> list[Any]:
-    """Choices worth measuring for a product and bucket."""
+    """The candidates for a product and bucket."""
     from baton.engine.forward.gemm import Library
     from baton.engine.kernels.gpu.gemm.gemv import GemvTuning
     from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning
@@ -70,7 +70,8 @@ def candidates(product: str, rows: int) -> list[Any]:
 
 
 def _wide(product: str) -> list[Any]:
-    """Tiles shared by two multiprocessors; those with splits take whatever of 132 the columns leave idle."""
+    """Tiles shared by two multiprocessors; those with splits use the multiprocessors (of 132) that the
+    columns leave idle."""
     from baton.engine.kernels.gpu.gemm.wide_product import WideTuning
 
     if product == "gate_up":
@@ -84,7 +85,7 @@ def _wide(product: str) -> list[Any]:
 
 
 def _few(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """(rows, columns, width, splits, stages, warps) where W's bytes decide."""
+    """(rows, columns, width, splits, stages, warps) where the bytes of W limit."""
     wide = 256 if tile <= 32 else 64
     for splits in (1, 2, 4):
         yield tile, 64, 128, splits, 4, 4
@@ -97,7 +98,7 @@ def _few(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:
 
 
 def _many(tile: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """The same where the units have work to do as well."""
+    """The same where arithmetic limits as well."""
     for rows in {128, tile}:
         for splits in (1, 2, 4):
             yield rows, 64, 64, splits, 4, 4
@@ -118,7 +119,7 @@ def model_products(shape: Shape, dtype: str) -> list[Product]:
 
 
 def warm(job: tuple[Any, int, str]) -> None:
-    """Compiles one variant into the cache on disk, from a process of its own."""
+    """Compiles one variant into the cache on disk, in a process of its own."""
     import torch
 
     from baton.engine.forward.gemm import Scratch, run_product

@@ -1,4 +1,4 @@
-"""A prefill worker's loop over random weights, with nobody to hand its blocks to."""
+"""A prefill worker's loop over random weights, without handoffs."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ _KEY = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of all prompts of a case: seconds from their coming to the last first token, those that the device's
-    `steps` took and those that the host took to say them, and tokens that were found."""
+    """Of all prompts of a case: seconds from arrival to the last first token, the time of `steps` on the
+    device and of launching them on the host, and cached tokens.
+    """
 
     s: float
     device_s: float
@@ -50,7 +51,7 @@ class Run:
 
 
 class PrefillEngine:
-    """Made once for a shape and dtype; each case is given a loop of its own."""
+    """Created once for a shape and dtype; each case gets a loop of its own."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class PrefillEngine:
         graphs: bool = True,
         make_pass: Callable[[Model, KVCache, int], Any] | None = None,
     ) -> None:
-        """`folder`: the disk tier's. `make_pass`: instead of the back end's own choice, for tests."""
+        """`folder`: of the disk tier. `make_pass`: replaces the back end's own choice, for tests."""
         first = cases[0]
         longest = max(case.tokens for case in cases)
         self._seed = 0
@@ -80,14 +81,14 @@ class PrefillEngine:
         self.ready_s = time.perf_counter() - begun
 
     def tell_ready(self) -> None:
-        """One line of how long that took, and what is slower than it should be."""
+        """A line with the set-up time, and a warning about slow features."""
         made = self.prompt_pass
         more = f", {made.refused} shapes refused" if made.refused else ""
         more += f", no graphs: {made.uncaptured}" if made.uncaptured else ""
         print(f"bench.prefill: kernels, plans, graphs ready in {self.ready_s:.1f} s{more}", file=sys.stderr)
 
     def measure(self, case: Case, repeats: int) -> dict[str, Any]:
-        """The median run of `repeats`, after one that is not counted."""
+        """The median run of `repeats`, after one warm-up."""
         on_gpu = self.decoder.device.type == "cuda"
         bench = _CaseRun(self, case)
         try:
@@ -103,7 +104,7 @@ class PrefillEngine:
         return told(case, runs[len(runs) // 2]) | peaks
 
     def profile(self, case: Case) -> dict[str, float]:
-        """Milliseconds of each kind of kernel in one run, and of the host's work; on a CPU nothing."""
+        """Milliseconds by kind of kernel in one run, and of the host's work; empty on a CPU."""
         if self.decoder.device.type != "cuda":
             return {}
         from torch.profiler import ProfilerActivity, profile
@@ -128,7 +129,7 @@ class PrefillEngine:
 
 
 class _CaseRun:
-    """A loop, with its pools and prefix cache, for one case."""
+    """A loop with pools and prefix cache for one case."""
 
     def __init__(self, engine: PrefillEngine, case: Case) -> None:
         self._engine = engine
@@ -152,7 +153,7 @@ class _CaseRun:
             self._prefixes.close()
 
     def run(self) -> Run:
-        """New prompts, cached prefixes excepted."""
+        """New prompts with the cached prefixes."""
         hits = self._prefixes.hit_tokens if self._prefixes is not None else 0
         self._settle()
         sequences = [self._sequence(number) for number in range(self._case.prompts)]
@@ -165,7 +166,7 @@ class _CaseRun:
         return Run(took, loop.device_s - device_s, loop.host_s - host_s, loop.steps_ended - steps, found)
 
     def _compute(self, sequences: list[Sequence]) -> None:
-        """Runs them to their first tokens."""
+        """Runs prompts to their first tokens."""
         loop = self._loop
         for sequence in sequences:
             loop.scheduler.add(sequence)
@@ -216,7 +217,7 @@ class _CaseRun:
         self._compute(sequences)
 
     def _settle(self) -> None:
-        """What is cached is in the case's tier and in none before it."""
+        """Moves the cached blocks to the case's tier only."""
         if self._prefixes is None or self._case.tier == "device":
             return
         self._give_up_device()
@@ -241,7 +242,7 @@ class _CaseRun:
         self._pools.cached.evict_for(self._pools.available())
 
     def _wait_for_disk(self) -> None:
-        """Until nothing is on its way there."""
+        """Waits until no transfer to that tier is running."""
         assert self._prefixes is not None
         until = time.perf_counter() + DEADLINE_S
         quiet = 0

@@ -1,4 +1,4 @@
-"""Which kind of work a kernel of a prefill pass does, by its name. Torch-free."""
+"""Classifies kernels of a prefill pass by name. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _KINDS = (
 
 
 def kind_of(kernel: str) -> str:
-    """One of a few names, or `other`."""
+    """The kind of a kernel, or `other`."""
     name = kernel.strip()
     return next((kind for kind, pattern in _KINDS if re.search(pattern, name, re.IGNORECASE)), "other")
 
 
 def budget(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """(name, milliseconds) of kernels → milliseconds of each kind, the largest first."""
+    """Sums (name, milliseconds) of kernels by kind, the largest first."""
     sums: dict[str, float] = {}
     for name, took in kernels:
         kind = kind_of(name)

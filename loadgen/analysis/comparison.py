@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PERCENTILES = (50.0, 90.0, 99.0)
 DIFFERENCE_FORMULA = (
-    "second - first; percentiles: both runs drawn anew from blocks of time; attainment: Newcombe's interval"
+    "second - first; percentiles: both runs resampled in blocks of time; attainment: Newcombe's interval"
 )
 
 

@@ -45,7 +45,10 @@ def student(confidence: float, freedom: float) -> float:
 def wilson(
     share: float, count: float, confidence: float = CONFIDENCE, freedom: float = math.inf
 ) -> tuple[float, float]:
-    """Wilson's score interval of a share of `count` independent draws; (0, 1) for none."""
+    """Wilson's score interval of a share of `count` independent draws; (0, 1) for none.
+
+    `freedom` is finite where `count` is an estimate itself.
+    """
     if count <= 0:
         return 0.0, 1.0
     z = student(confidence, freedom)
@@ -125,7 +128,10 @@ class BlockBootstrap:
         self._times = random.multinomial(blocks, np.full(blocks, 1 / blocks), resamples).astype(np.float64)
 
     def quantiles(self, values: Floats, rows: NDArray[np.int64], shares: Floats) -> Floats:
-        """Quantiles of `values` in every draw, an array [draws, shares]; value i belongs to row `rows[i]`."""
+        """Quantiles of `values` in every draw, an array [draws, shares]; value i belongs to row `rows[i]`.
+
+        NaN for a draw without values.
+        """
         by_value = np.argsort(values, kind="stable")
         ordered, block = values[by_value], self._block[rows[by_value]]
         drawn = np.full((len(self._times), len(shares)), np.nan)

@@ -15,10 +15,10 @@ from rich.text import Text
 from loadgen.analysis import run_folder
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA, Difference, compare
 from loadgen.common.errors import LoadgenError
-from loadgen.common.figures import interval, number
+from loadgen.common.formatting import interval, number
 from loadgen.goodput.curve import CURVE, Curve, read_curve
 from loadgen.reports.compared import comparison_page
-from loadgen.reports.described import load_words
+from loadgen.reports.descriptions import load_words
 
 HELP = "compare runs or searches, with intervals"
 DESCRIPTION = (

@@ -9,7 +9,7 @@ import json
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.common.figures import number, percent
+from loadgen.common.formatting import number, percent
 from loadgen.common.settings import TraceSettings
 from loadgen.load.trace_facts import TraceFacts, facts_of
 from loadgen.load.traces import read_trace, scaled, sniff, write_mooncake

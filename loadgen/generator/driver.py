@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from loadgen.common.record import Outcome, Record
-from loadgen.load.wording import Content
+from loadgen.load.alphabet import Content
 from loadgen.targets.target import Answer, Failure, Message, Payload, Prompt, Request
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from loadgen.analysis import run_folder
 from loadgen.common.server_samples import write_samples
-from loadgen.generator.crew import Progress, measure
+from loadgen.generator.processes import Progress, measure
 from loadgen.generator.progress import ProgressView
 from loadgen.generator.scrape import Scraper
-from loadgen.targets.at_rest import check_leaks
+from loadgen.targets.leak_check import check_leaks
 
 if TYPE_CHECKING:
     from loadgen.analysis.run_folder import Run

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.common.figures import number, percent
+from loadgen.common.formatting import number, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from loadgen.common.settings import Settings
-    from loadgen.generator.crew import Progress
+    from loadgen.generator.processes import Progress
 
 _RECENT = 20  # reports: the last five seconds
 

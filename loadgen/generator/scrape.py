@@ -1,4 +1,9 @@
-"""Samples the server's own metrics during a run, on the run's clock."""
+"""Samples the server's own metrics during a run, on the run's clock.
+
+Sources are Prometheus endpoints, those that the user gives and, where the target's AdminService answers,
+every worker's; and the router's status. Samples are stored without histogram buckets. A source that does not
+answer is skipped for that sample.
+"""
 
 from __future__ import annotations
 

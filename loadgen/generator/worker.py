@@ -1,4 +1,4 @@
-"""One process of the generator: `python -m loadgen.generator.worker`, started by a crew.
+"""One process of the generator: `python -m loadgen.generator.worker`, started by `RunProcesses`.
 
 It reads one line with its assignment from stdin and answers in lines of JSON on stdout:
 

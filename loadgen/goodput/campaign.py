@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.analysis.validity import ReasonKind
-from loadgen.common.figures import number, percent
+from loadgen.common.formatting import number, percent
 from loadgen.generator.one_run import run_once
 from loadgen.goodput.curve import Curve, Point, outcome_of, point_of, probe_of
 from loadgen.goodput.search import Phase, Search, SearchPlan
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from loadgen.analysis.run_folder import Run
     from loadgen.common.settings import Settings
-    from loadgen.generator.crew import Progress
     from loadgen.generator.interrupt import Interrupt
+    from loadgen.generator.processes import Progress
     from loadgen.goodput.probe import Probe
     from loadgen.targets.preflight import Preflight
 

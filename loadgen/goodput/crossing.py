@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _STEEPNESS = np.exp(np.linspace(math.log(3.0), math.log(300.0), 20))
 _RATES = 300
 _BEYOND = 0.7  # how far from the outermost probes it may lie, in logarithms of the rate
-_NEAR = 0.2  # how far from the crossing a probe tells its full weight
+_NEAR = 0.2  # distance from the crossing within which a probe has full weight
 _FAR_WEIGHT = 0.02
 _NEAR_WEIGHT = 0.3
 # Draws are an estimate too; with this weight intervals held the truth as often as they say, in simulations of

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loadgen.common.errors import LoadgenError
+from loadgen.load.alphabet import Content
 from loadgen.load.distributions import Distribution
-from loadgen.load.wording import Content
 from loadgen.load.workload import Conversation, Mix
 
 if TYPE_CHECKING:

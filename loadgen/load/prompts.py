@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from loadgen.common.settings import PromptSettings
-    from loadgen.load.wording import Alphabet
+    from loadgen.load.alphabet import Alphabet
 
     Symbols = NDArray[np.int64]
 

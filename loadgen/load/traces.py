@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loadgen.common.errors import LoadgenError
+from loadgen.load.alphabet import WordAlphabet, alphabet_of
 from loadgen.load.prompts import PromptMaker
-from loadgen.load.wording import WordAlphabet, alphabet_of
 from loadgen.load.workload import Conversation, Mix
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from loadgen.load.alphabet import Content, WordAlphabet, alphabet_of
 from loadgen.load.distributions import Distribution
 from loadgen.load.prompts import PromptMaker
-from loadgen.load.wording import Content, WordAlphabet, alphabet_of
 
 if TYPE_CHECKING:
     from loadgen.common.settings import RequestClass, Settings

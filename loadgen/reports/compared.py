@@ -9,9 +9,9 @@ import numpy as np
 
 from loadgen.analysis.comparison import DIFFERENCE_FORMULA
 from loadgen.analysis.metrics import tpot, ttft
-from loadgen.common.figures import interval, number
+from loadgen.common.formatting import interval, number
 from loadgen.common.record import Outcome
-from loadgen.reports.described import limit_words, load_words
+from loadgen.reports.descriptions import limit_words, load_words
 from loadgen.reports.page import charts, heading, page, section, table
 from loadgen.reports.scales import Scale, around_log
 from loadgen.reports.svg import Chart

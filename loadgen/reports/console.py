@@ -9,8 +9,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.common.figures import counts, interval, limits, number, percent
-from loadgen.reports.described import leak_words
+from loadgen.common.formatting import counts, interval, limits, number, percent
+from loadgen.reports.descriptions import leak_words
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

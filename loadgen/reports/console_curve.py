@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.common.figures import interval, limits, number, percent
+from loadgen.common.formatting import interval, limits, number, percent
 from loadgen.goodput.probe import Verdict
 
 if TYPE_CHECKING:

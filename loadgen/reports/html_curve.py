@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from loadgen.common.figures import limits, number, percent
+from loadgen.common.formatting import limits, number, percent
 from loadgen.reports.console_curve import goodput_line
 from loadgen.reports.page import Tile, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side

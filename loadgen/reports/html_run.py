@@ -12,11 +12,11 @@ from loadgen.analysis.metrics import tpot, ttft
 from loadgen.analysis.quantities import PERCENTILES
 from loadgen.analysis.run_folder import METRICS
 from loadgen.analysis.slo import Judge
-from loadgen.common.figures import counts, interval, number, percent
+from loadgen.common.formatting import counts, interval, number, percent
 from loadgen.common.record import Outcome
 from loadgen.common.server_samples import read_samples
 from loadgen.reports import charts
-from loadgen.reports.described import leak_words, limit_words, load_words, prompt_words
+from loadgen.reports.descriptions import leak_words, limit_words, load_words, prompt_words
 from loadgen.reports.page import Tile, folded, heading, page, reasons, section, table, tiles
 from loadgen.reports.page import charts as side_by_side
 from loadgen.reports.server_charts import server_charts

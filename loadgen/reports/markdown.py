@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.analysis.quantities import PERCENTILES
-from loadgen.common.figures import counts, interval, number, percent
+from loadgen.common.formatting import counts, interval, number, percent
 from loadgen.reports.console import attainment_lines
 from loadgen.reports.console_curve import goodput_line
-from loadgen.reports.described import leak_words, limit_words, load_words, prompt_words
+from loadgen.reports.descriptions import leak_words, limit_words, load_words, prompt_words
 
 if TYPE_CHECKING:
     from loadgen.analysis.run_folder import Run

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from loadgen.common.figures import number
+from loadgen.common.formatting import number
 from loadgen.reports.scales import Scale
 
 WIDTH, HEIGHT = 560, 290

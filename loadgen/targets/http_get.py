@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from loadgen.common.record import Outcome
-from loadgen.targets.http_target import Door
+from loadgen.targets.http_target import ConnectionPool
 from loadgen.targets.target import Failure
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ class _Body:
 async def get(url: str, timeout_s: float, headers: str = "") -> bytes:
     """The body of a 200. Raises Failure for anything else. `headers` are whole lines."""
     path = "/" + url.split("://", 1)[1].partition("/")[2]
-    door = Door(url.removesuffix(path), time.monotonic)
+    pool = ConnectionPool(url.removesuffix(path), time.monotonic)
     body = _Body()
     try:
         async with asyncio.timeout(timeout_s):
-            connection = await door.take()
+            connection = await pool.take()
             try:
-                await connection.exchange(f"{door.head('GET', path, headers)}\r\n".encode(), body)
+                await connection.exchange(f"{pool.head('GET', path, headers)}\r\n".encode(), body)
             finally:
                 connection.close()
     except TimeoutError:

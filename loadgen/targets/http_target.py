@@ -28,7 +28,7 @@ IDLE_S = 2.0
 _LONGEST_ERROR = 64 * 1024
 
 
-class Door:
+class ConnectionPool:
     """A server's address and a pool of idle connections."""
 
     def __init__(self, url: str, clock: Callable[[], float]) -> None:
@@ -92,9 +92,9 @@ class HttpTarget:
     def __init__(self, settings: TargetSettings, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._clock = clock
-        self._door = Door(settings.url, clock)
+        self._pool = ConnectionPool(settings.url, clock)
         self._chat = settings.form == "chat"
-        self._head = self._door.head(
+        self._head = self._pool.head(
             "POST",
             "/v1/chat/completions" if self._chat else "/v1/completions",
             "Content-Type: application/json\r\nAccept: text/event-stream\r\n",
@@ -103,7 +103,7 @@ class HttpTarget:
     async def connect(self) -> None:
         """Opens one connection. Raises LoadgenError where the server does not answer."""
         try:
-            self._door.give(await self._door.take())
+            self._pool.give(await self._pool.take())
         except Failure as failure:
             raise LoadgenError(f"no answer from {self._settings.url} ({failure.detail})") from None
 
@@ -116,16 +116,16 @@ class HttpTarget:
     async def send(self, payload: Payload, record: Record, answer: Answer) -> None:
         """One exchange. Raises Failure with `HTTP_<status>` where the server refused."""
         listener = StreamListener(record, answer, self._clock, chat=self._chat)
-        connection = await self._door.take()
+        connection = await self._pool.take()
         try:
             await connection.exchange(payload.data, listener)
         finally:
-            self._door.give(connection)
+            self._pool.give(connection)
         listener.check_end()
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._door.close()
+        await self._pool.close()
 
     def _body(self, request: Request) -> dict[str, Any]:
         settings = self._settings

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from loadgen.common.errors import LoadgenError
 from loadgen.common.record import Record
 from loadgen.common.settings import Words
-from loadgen.load.wording import LEXICON
+from loadgen.load.alphabet import LEXICON
 from loadgen.targets.open_target import open_target
 from loadgen.targets.target import Answer, Message, Prompt, Request, RunClock
 

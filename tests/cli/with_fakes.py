@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from baton.cli.common.messages import say
+from baton.cli.common.messages import notify
 from baton.cli.demo.command import demo
 from baton.cli.up.command import up
 from baton.cli.up.local_cluster import Programs
@@ -34,10 +34,10 @@ def main() -> int:
     try:
         return asyncio.run(run(config, Path(tempfile.gettempdir()), programs))
     except BatonError as error:
-        say(f"error: {error.message}")
+        notify(f"error: {error.message}")
         return 2 if error.kind is ErrorKind.INVALID else 1
     except ChildError as error:
-        say(f"error: {error}")
+        notify(f"error: {error}")
         return 1
 
 

@@ -17,7 +17,7 @@ from baton.errors import BatonError, ErrorKind
 from services.common.config import ClusterConfig, Device, EngineConfig, WorkerConfig
 
 
-class PlayedDriver:
+class FakeDriver:
     def __init__(self, count: int = 0, init: int = 0, counting: int = 0) -> None:
         self._count, self._init, self._counting = count, init, counting
 
@@ -40,12 +40,12 @@ def saying(code: str) -> tuple[str, ...]:
 
 
 def test_the_driver_counts() -> None:
-    assert gpu_count(PlayedDriver(count=3)) == 3
-    assert gpu_count(PlayedDriver(init=100)) == 0  # no device, or CUDA_VISIBLE_DEVICES is empty
+    assert gpu_count(FakeDriver(count=3)) == 3
+    assert gpu_count(FakeDriver(init=100)) == 0  # no device, or CUDA_VISIBLE_DEVICES is empty
 
 
-@pytest.mark.parametrize("driver", [PlayedDriver(init=803), PlayedDriver(counting=999)])
-def test_a_driver_that_fails_is_no_zero(driver: PlayedDriver) -> None:
+@pytest.mark.parametrize("driver", [FakeDriver(init=803), FakeDriver(counting=999)])
+def test_a_driver_that_fails_is_no_zero(driver: FakeDriver) -> None:
     with pytest.raises(RuntimeError, match=r"803|999"):
         gpu_count(driver)
 
@@ -65,7 +65,7 @@ async def test_this_machine_can_be_asked() -> None:
 async def test_a_failing_driver_is_logged_and_counts_as_no_gpus() -> None:
     with capture_logs() as logs:
         assert await available_gpus(cluster(), saying("print('error 803'); raise SystemExit(1)")) == 0
-    assert [(line["event"], line["why"]) for line in logs] == [("gpu_count_failed", "error 803")]
+    assert [(line["event"], line["reason"]) for line in logs] == [("gpu_count_failed", "error 803")]
 
 
 async def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_ports_are_free_and_not_ephemeral() -> None:
 
 @pytest.mark.parametrize("first_given", [1024, 10_003])
 def test_where_the_kernel_gives_almost_all_of_them(monkeypatch: pytest.MonkeyPatch, first_given: int) -> None:
-    monkeypatch.setattr(local_ray, "_first_given", lambda: first_given)
+    monkeypatch.setattr(local_ray, "_first_ephemeral_port", lambda: first_given)
     assert len(set(free_ports(5))) == 5
 
 
@@ -60,7 +60,7 @@ def test_one_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> No
     (port,) = free_ports(1)
     monkeypatch.setattr(local_ray, "_PORTS_TRIED", 1)
     monkeypatch.setattr(local_ray, "_LOWEST_PORT", port)
-    monkeypatch.setattr(local_ray, "_first_given", lambda: port + 1)
+    monkeypatch.setattr(local_ray, "_first_ephemeral_port", lambda: port + 1)
     assert free_ports(1) == [port]
     with socket.create_server(("", port)), pytest.raises(OSError, match="free"):
         free_ports(1)
@@ -96,11 +96,11 @@ async def test_secrets_are_in_a_private_file_and_in_no_environment(monkeypatch: 
     try:
         await ray.address()
         below = [pid for pid in descendants(os.getpid()) if PLAYED_RAY in command_line(pid)]
-        assert len(below) == 2, "warden and played Ray"
+        assert len(below) == 2, "reaper and fake Ray"
         for pid in below:
             assert shared.prefix_secret.encode() not in environment(pid)
             assert b"RAY_AUTH_TOKEN_PATH" in environment(pid)
-        file = ray.keep(shared)
+        file = ray.write_secrets(shared)
         assert (mode(file), file.parent) == (0o600, ray.folder)
         assert read_secrets(file) == shared
     finally:

@@ -381,7 +381,7 @@ def test_a_refused_password_is_one_line(
     code, out, err = baton("up", "--model", str(model), *ports, "--redis-url", wrong)
     assert (code, out) == (2, ""), err
     last = err.splitlines()[-2:]
-    assert any(line.endswith("refused our user name or password") for line in last), err
+    assert any(line.endswith("refused the user name or password") for line in last), err
     assert "Traceback" not in err
     assert "a-word-that-is-wrong" not in err
     joins = ("--redis-url", wrong, "--redis-namespace", "ours")
@@ -389,5 +389,5 @@ def test_a_refused_password_is_one_line(
     assert code == 2, err
     error = json.loads(out.splitlines()[-1])["error"]
     assert error["kind"] == "unauthenticated"
-    assert error["message"].endswith("refused our user name or password")
+    assert error["message"].endswith("refused the user name or password")
     assert "a-word-that-is-wrong" not in out + err

@@ -85,7 +85,7 @@ def test_a_wrong_password_is_one_clear_error(kind: str, request: pytest.FixtureR
         with pytest.raises(BatonError) as refused:
             asyncio.run(State.open(wrong))
         assert refused.value.kind is ErrorKind.UNAUTHENTICATED
-        assert "refused our user name or password" in refused.value.message
+        assert "refused the user name or password" in refused.value.message
         assert "wrong-one" not in refused.value.message
 
 

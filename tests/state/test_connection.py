@@ -1,4 +1,4 @@
-"""The door to Redis: no answer ever reaches another caller, and no call outlives its deadline."""
+"""The connection to Redis: no answer reaches another caller, and no call exceeds its deadline."""
 
 from __future__ import annotations
 

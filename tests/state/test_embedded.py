@@ -77,7 +77,7 @@ async def test_two_do_not_meet() -> None:
     await asyncio.gather(one.stop(), two.stop())
 
 
-async def test_a_taken_port_is_told() -> None:
+async def test_a_taken_port_is_reported() -> None:
     server = await EmbeddedServer.start()
     with pytest.raises(BatonError) as refused:
         await EmbeddedServer.start(port=server.port)
@@ -85,7 +85,7 @@ async def test_a_taken_port_is_told() -> None:
     await server.stop()
 
 
-async def test_what_it_cannot_read_is_told() -> None:
+async def test_an_invalid_configuration_is_reported() -> None:
     with pytest.raises(BatonError) as refused:
         await EmbeddedServer.start(extra="no-such-setting 1\n")
     assert "Bad directive" in refused.value.message

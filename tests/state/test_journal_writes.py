@@ -231,7 +231,7 @@ def test_a_sealed_entry_keeps_details_and_tokens_apart() -> None:
         ("ten", (7,), b""),
         ("", (9,), b"d"),
     ):
-        assert seal.open(b"r", seal.close(b"r", tenant, tokens, details)) == (tenant, tokens, details)
+        assert seal.unseal(b"r", seal.seal(b"r", tenant, tokens, details)) == (tenant, tokens, details)
 
 
 def test_a_key_of_the_wrong_size_is_refused() -> None:
@@ -239,7 +239,7 @@ def test_a_key_of_the_wrong_size_is_refused() -> None:
         Seal(bytes(31), "ours")
     assert refused.value.kind is ErrorKind.INVALID
     with pytest.raises(BatonError, match=r"^a journal entry cannot be opened with this key$"):
-        Seal(bytes(32), "ours").open(b"r", b"")
+        Seal(bytes(32), "ours").unseal(b"r", b"")
 
 
 def test_entries_of_one_version_are_opened_by_the_next() -> None:
@@ -248,4 +248,4 @@ def test_entries_of_one_version_are_opened_by_the_next() -> None:
 
     plain = b"\x01\0\0\0\x02\0\0\0tdd" + (5).to_bytes(4, "little")
     sealed = b"\x01" + bytes(12) + AESGCM(bytes(32)).encrypt(bytes(12), plain, b"\x01baton journal ours r")
-    assert Seal(bytes(32), "ours").open(b"r", sealed) == ("t", (5,), b"dd")
+    assert Seal(bytes(32), "ours").unseal(b"r", sealed) == ("t", (5,), b"dd")

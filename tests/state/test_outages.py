@@ -1,4 +1,4 @@
-"""A real Redis that is stopped, killed, wiped or slow disturbs nobody, and everything comes back."""
+"""Outages of a real Redis: stopped, killed, wiped, slow; everything recovers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def started(
         pytest.param(30.0, "wipe", marks=pytest.mark.slow),
     ],
 )
-async def test_everything_comes_back_and_nobody_was_dropped(away_s: float, fault: str) -> None:
+async def test_everything_recovers_and_no_member_was_removed(away_s: float, fault: str) -> None:
     before = descriptors()
     async with AsyncExitStack() as stack:
         server = await started(stack)
@@ -160,7 +160,7 @@ async def test_closing_while_redis_is_silent_takes_no_longer_than_it_may() -> No
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_rubbish_in_the_registry_hurts_nobody_else(redis_url: str) -> None:
+async def test_malformed_members_are_skipped(redis_url: str) -> None:
     state = await State.open(redis_url, namespace="rubbish")
     one = member("good")
     await state.registry.announce(one, 0, 60)

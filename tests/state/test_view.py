@@ -33,7 +33,7 @@ def test_a_lapsed_member_is_dropped_at_once_and_alone() -> None:
     assert set(roster.members) == {"b"}
 
 
-def test_an_unreachable_registry_removes_nobody() -> None:
+def test_an_unavailable_registry_removes_no_member() -> None:
     roster = settled()
     for _ in range(1000):
         roster.poll_failed()
@@ -49,7 +49,7 @@ def test_after_an_outage_everyone_has_a_leases_time() -> None:
     assert set(roster.members) == {"a"}
 
 
-def test_a_wipe_between_two_polls_removes_nobody() -> None:
+def test_a_wipe_between_two_polls_removes_no_member() -> None:
     roster = settled()
     assert not roster.take(listing(epoch=""), 100.5)
     assert not roster.take(listing(B, epoch="two"), 101.0)

@@ -30,7 +30,7 @@ from baton.v1 import admin_pb2
 TIMEOUT_S = 10.0
 CANNOT_SERVE = 1
 # Width of output to a file or a pipe.
-_PIPE_WIDTH = 160
+_PIPE_WIDTH = 180
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from baton.cli.common.figures import duration, short_count
+from baton.cli.common.formatting import duration, short_count
 from baton.v1 import admin_pb2
 
 

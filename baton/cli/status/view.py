@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from baton.cli.common.figures import bytes_text, duration, short_count
+from baton.cli.common.formatting import bytes_text, duration, short_count
 from baton.v1 import admin_pb2, router_pb2, types_pb2, worker_pb2
 
 Workers = list[admin_pb2.WorkerStatus]
@@ -193,7 +193,7 @@ COLUMNS = (
         lambda worker: f"{worker.worker.audit.front_pid}+{worker.worker.audit.engine_pid}",
         width=150,
     ),
-    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=150),
+    Column("metrics", lambda worker: worker.metrics_address or _NONE, width=170),
 )
 
 

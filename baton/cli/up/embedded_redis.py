@@ -28,7 +28,8 @@ LASTING_S = 10.0
 class EmbeddedRedis:
     """Runs the server; call `stop` in the end. `url` contains the password and must not be logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_restart: Callable[[int], None] = lambda restarts: None) -> None:
+        """`on_restart` is called after each restart, with the number of restarts."""
         self._reserved = socket.socket()
         # The server sets this too, and may then listen at the same port.
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,8 +39,7 @@ class EmbeddedRedis:
         self._server: EmbeddedServer | None = None
         self._supervising: asyncio.Task[None] | None = None
         self.restarts = 0
-        # Called after each restart, with the number of restarts.
-        self.on_restart: Callable[[int], None] = lambda restarts: None
+        self._on_restart = on_restart
 
     @property
     def url(self) -> str:
@@ -79,7 +79,7 @@ class EmbeddedRedis:
             notify(f"the embedded Redis {_how(code)}; restarting it, empty")
             await self._start_again(pause_s)
             self.restarts += 1
-            self.on_restart(self.restarts)
+            self._on_restart(self.restarts)
 
     async def _start_again(self, pause_s: float) -> None:
         while True:

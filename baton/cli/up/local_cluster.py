@@ -76,8 +76,7 @@ class LocalCluster:
         """Starts everything. Raises `BatonError` where a child refuses its configuration, `ChildError` where
         it fails."""
         if self._config.state.redis_url is None:
-            self._redis = EmbeddedRedis()
-            self._redis.on_restart = self._send_restarts
+            self._redis = EmbeddedRedis(self._send_restarts)
         cluster_id = secrets.token_hex(4)
         self._config = with_generated_secrets(self._config)
         state = state_config(self._config, cluster_id, self._redis)

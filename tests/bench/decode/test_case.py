@@ -32,7 +32,7 @@ def test_a_window_of_seconds_has_room_for_as_many_steps_as_can_be() -> None:
     assert longer.tokens - room.tokens == pytest.approx(10_000 / llama(1).floor_ms(1024), abs=1)
 
 
-def test_what_does_not_fit_is_told_before_anything_is_allocated() -> None:
+def test_what_does_not_fit_is_reported_before_anything_is_allocated() -> None:
     assert Room.steady([llama(3, 131_072)], None).lacking(llama(3, 131_072), 79.2e9) is None
     told = Room.steady([llama(4, 131_072)], None).lacking(llama(4, 131_072), 79.2e9)
     assert told is not None

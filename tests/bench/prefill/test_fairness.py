@@ -24,7 +24,7 @@ from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, Mo
 TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fairness")
 
 
-def test_the_command_tells_of_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_every_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = _parser().parse_args(
         [
             *TINY,
@@ -106,7 +106,7 @@ def test_a_long_prompt_at_most_doubles_the_wait_of_short_ones_on_an_h100_by_arit
     assert unbounded["ratio_p99"] > 2, "it is the bound in time that does it"
 
 
-def test_a_host_that_is_slower_than_the_gpu_starves_nobody() -> None:
+def test_a_host_that_is_slower_than_the_gpu_starves_no_prompt() -> None:
     """Steps of few rows then take as long as those of many, which must not make every row look dear."""
     fair = modelled(StepBounds(2048, 0.025, 2.0, 256), Gpu(), host_s=0.0168)
     alone = fair.alone()

@@ -41,7 +41,7 @@ def test_cases_are_every_combination() -> None:
         cases_of(arguments("--tier", "tape"))
 
 
-def test_kernels_are_told_apart_by_their_names() -> None:
+def test_kernels_are_classified_by_name() -> None:
     names = {
         "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_TNN": "products",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_3": "attention, library",

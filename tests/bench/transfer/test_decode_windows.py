@@ -103,7 +103,7 @@ class Asked:
         self._answers.put(figures)
 
 
-class PlayedBlocks:
+class FakeBlocks:
     """A sender's pool in a played device's memory."""
 
     def __init__(self, rig: FakeRig, count: int, block_bytes: int) -> None:
@@ -130,7 +130,7 @@ class Between:
         monkeypatch.setattr(
             bench.transfer.devices,
             "gpu_blocks",
-            lambda count, device, block_bytes: PlayedBlocks(rig, count, block_bytes),
+            lambda count, device, block_bytes: FakeBlocks(rig, count, block_bytes),
         )
         self.engine: DecodeEngine = engine_of(self.setting)
         waits = threading.Event().wait

@@ -8,7 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 from rich.console import Console
 
-from baton.cli.common.figures import bytes_text, duration, short_count
+from baton.cli.common.formatting import bytes_text, duration, short_count
 from baton.cli.status import command
 from baton.cli.status.slow_worker import slow_worker
 from baton.cli.status.top_view import TopView, slot_map, sparkline
@@ -89,7 +89,7 @@ def test_a_worker_that_is_away_is_no_measure() -> None:
 
 
 @pytest.mark.parametrize("top", [False, True], ids=["status", "top"])
-def test_trouble_is_told(top: bool) -> None:
+def test_problems_are_shown(top: bool) -> None:
     silent = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_SILENT)
     silent.worker.address = "10.0.0.1:5000"
     silent.worker.error = "10.0.0.1:5000: connection refused"
@@ -101,7 +101,7 @@ def test_trouble_is_told(top: bool) -> None:
     assert "integrity check failed: block 3" in text
 
 
-def test_the_store_is_told_of() -> None:
+def test_redis_is_shown() -> None:
     answer = status(decode("d"))
     assert "Redis: none" in "\n".join(lines(100, answer, top=False))
     store = answer.store
@@ -118,7 +118,7 @@ def test_the_store_is_told_of() -> None:
         assert max(map(len, lines(80, answer, top=top))) <= 80
 
 
-def test_nobody_is_there_yet() -> None:
+def test_without_workers() -> None:
     starting = admin_pb2.WorkerStatus(state=admin_pb2.WORKER_STATE_STARTING)
     starting.worker.address = "10.0.0.1:5000"
     for top in (False, True):

@@ -196,7 +196,7 @@ def test_a_signal_while_the_router_is_started_again(start: Start, traits: list[s
     wait_gone(up.pids())
 
 
-def test_a_router_that_was_away_hears_of_the_redis_that_was_started_again(start: Start) -> None:
+def test_a_restarted_router_is_informed_of_the_restarted_redis(start: Start) -> None:
     up = start(both=1, router=["dies-once"])
     assert up.ready_line().startswith("READY ")
     os.kill(redis_of(up), signal.SIGKILL)
@@ -210,7 +210,7 @@ def test_a_router_that_was_away_hears_of_the_redis_that_was_started_again(start:
     wait_gone(up.pids())
 
 
-def test_a_worker_that_dies_is_started_again_and_the_router_hears_of_it(start: Start) -> None:
+def test_a_worker_that_dies_is_restarted_and_the_router_is_informed(start: Start) -> None:
     up = start(both=1, worker=["dies-once"])
     assert up.ready_line().startswith("READY ")
     deadline = time.monotonic() + PATIENCE_S
@@ -241,7 +241,7 @@ def test_a_worker_that_was_replaced_is_not_started_again(start: Start) -> None:
     wait_gone(up.pids())
 
 
-def test_its_own_redis_is_started_again_and_the_router_hears_of_it(start: Start) -> None:
+def test_the_embedded_redis_is_restarted_and_the_router_is_informed(start: Start) -> None:
     up = start(both=1)
     assert up.ready_line().startswith("READY ")
     os.kill(redis_of(up), signal.SIGKILL)
@@ -275,7 +275,7 @@ def test_no_redis_where_none_is_wanted(start: Start) -> None:
     assert up.finish()[0] == 0
 
 
-def test_what_the_children_are_told_is_in_no_process_list(start: Start) -> None:
+def test_configurations_of_children_are_in_no_process_list(start: Start) -> None:
     up = start(prefill=1, decode=1)
     assert up.ready_line().startswith("READY ")
     urls = set(up.order("state"))
@@ -330,7 +330,7 @@ def test_a_signal_while_starting_stops_it(start: Start) -> None:
     wait_gone(up.pids())
 
 
-def test_nobody_has_to_read_its_pipes(start: Start) -> None:
+def test_closed_pipes_are_no_error(start: Start) -> None:
     up = start(both=1)
     assert up.process.stdout is not None
     assert up.process.stderr is not None

@@ -1,4 +1,4 @@
-"""The Redis of a cluster that was told of none: known before it runs, the same whenever it comes back."""
+"""The embedded Redis: its URL is known before it runs, and stays the same after restarts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def command_line(pid: int) -> str:
 
 async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.CaptureFixture[str]) -> None:
     before = set(descendants(os.getpid()))
-    redis = EmbeddedRedis()
-    told: list[int] = []
-    redis.on_restart = told.append
+    restarts: list[int] = []
+    redis = EmbeddedRedis(restarts.append)
     state = State.at(redis.url)
     await redis.start()
     for restart in (1, 2):
@@ -33,7 +32,7 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
         (pid,) = set(descendants(os.getpid())) - before
         assert redis.url not in command_line(pid)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda restart=restart: told[-1:] == [restart], 10)  # type: ignore[misc]
+        await until(lambda restart=restart: restarts[-1:] == [restart], 10)  # type: ignore[misc]
     await state.check()
     await state.close()
     await redis.stop()
@@ -43,7 +42,7 @@ async def test_it_comes_back_where_it_was_whatever_happens(capfd: pytest.Capture
     assert (urlsplit(redis.url).password or redis.url) not in said
 
 
-async def test_nobody_else_gets_its_port() -> None:
+async def test_no_other_process_gets_its_port() -> None:
     redis = EmbeddedRedis()
     port = urlsplit(redis.url).port
     with socket.socket() as other, pytest.raises(OSError):

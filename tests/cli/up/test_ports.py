@@ -35,6 +35,6 @@ def test_port_in_use(
     )
 
 
-def test_one_port_for_two_doors() -> None:
+def test_one_port_for_two_listeners() -> None:
     with pytest.raises(BatonError, match="port 81 is named for both"):
         require_free_ports(UpConfig.model_validate({"router": {"http_port": 81, "grpc_port": 81}}))

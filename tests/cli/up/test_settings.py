@@ -146,7 +146,7 @@ def test_the_children_get_what_was_asked(tmp_path: Path) -> None:
     assert (router.served_model_name, router.log_level) == (tmp_path.name, "debug")
 
 
-def test_room_for_a_link_with_each_worker_whose_blocks_stand_in_staging(tmp_path: Path) -> None:
+def test_gpu_links_are_reserved_for_each_peer(tmp_path: Path) -> None:
     def links(*flags: str) -> dict[str, int | None]:
         workers = worker_configs(load("--prefill", "3", "--decode", "2", "--both", "1", *flags), tmp_path)
         return {worker.role: worker.engine.gpu_links for worker in workers}
@@ -159,7 +159,7 @@ def test_room_for_a_link_with_each_worker_whose_blocks_stand_in_staging(tmp_path
     assert set(links("-c", str(file)).values()) == {7}
 
 
-def test_a_worker_by_itself_may_be_told_its_transport() -> None:
+def test_baton_worker_has_transfer_flags() -> None:
     assert worker().transfer.transport == "auto"
     told = worker("--transport", "nccl", "--role", "decode")
     assert (told.transfer.transport, told.engine.gpu_links) == ("nccl", 1)
@@ -379,7 +379,7 @@ def test_a_secrets_file_is_named_for_every_machine(capsys: pytest.CaptureFixture
     assert "secrets_file must be an absolute path" in capsys.readouterr().err
 
 
-def test_no_secret_is_drawn_for_machines_that_could_not_be_told() -> None:
+def test_no_secret_is_generated_for_another_ray() -> None:
     assert with_generated_secrets(load()).prefix_secret
     given = {"BATON_CLUSTER_SECRET": SECRET}
     assert with_generated_secrets(load("--ray-address", "there:6379", **given)).prefix_secret is None

@@ -82,7 +82,7 @@ def test_a_class_in_words() -> None:
     assert one == RequestClass(
         name="chat", weight=3, tenant="acme", priority=-1, input_len="uniform:5-9", goodput={"ttft": 300.0}
     )
-    with pytest.raises(LoadgenError, match="is no priority"):
+    with pytest.raises(LoadgenError, match="is not a valid priority"):
         parse_class(["chat", "priority:high"])
     with pytest.raises(LoadgenError, match="no metric"):
         parse_class(["chat", "colour:5"])
@@ -182,7 +182,7 @@ def test_invalid_the_generator_sent_late() -> None:
     assert summary_of(rarely).valid
 
 
-def test_invalid_the_generator_heard_late() -> None:
+def test_invalid_the_event_loop_was_late() -> None:
     processes = [{"loop_lag_ms": {"p99": 1.0}}, {"loop_lag_ms": {"p99": 11.0}}]
     assert kinds(summary_of(steady_run(), processes)) == [ReasonKind.LAG]
 
@@ -191,7 +191,7 @@ def test_invalid_the_generator_was_throttled() -> None:
     processes: list[dict[str, Any]] = [{"throttled_ms": {"p99": 0.0}}, {"throttled_ms": {"p99": 42.0}}]
     summary = summary_of(steady_run(), processes)
     assert kinds(summary) == [ReasonKind.LAG]
-    assert "a CPU limit took 42.0 ms of a tenth of a second at p99 (at most 5)" in summary.invalid[0].text
+    assert "a CPU limit took 42.0 ms of each tenth of a second at p99 (at most 5)" in summary.invalid[0].text
     assert summary.generator["throttled_p99_ms"] == 42.0
     assert summary_of(steady_run(), processes, judge={"max_lag_ms": 50.0}).valid
 

@@ -51,7 +51,7 @@ def test_lengths_are_exact_and_ids_in_the_vocabulary(dataset: str) -> None:
         assert set(ids_of(one)) <= set(range(11))
 
 
-def test_a_conversation_is_the_same_whoever_asks() -> None:
+def test_a_conversation_is_the_same_in_every_process() -> None:
     some = conversations(10, input_len="uniform:5-50", output_len="exp:20", turns="uniform:1-3")
     again = SyntheticWorkload(
         settings(prompts={"input_len": "uniform:5-50", "output_len": "exp:20", "turns": "uniform:1-3"})

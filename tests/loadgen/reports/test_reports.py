@@ -22,11 +22,11 @@ from loadgen.analysis.comparison import Difference, compare
 from loadgen.analysis.run_folder import Run
 from loadgen.analysis.steady import Steadiness
 from loadgen.cli import main
-from loadgen.common.figures import number
+from loadgen.common.formatting import number
 from loadgen.common.measured import Measured
 from loadgen.common.record import Record
 from loadgen.common.server_samples import Sample, read_samples, write_samples
-from loadgen.generator.crew import Progress
+from loadgen.generator.processes import Progress
 from loadgen.generator.progress import ProgressView
 from loadgen.generator.scrape import read_metrics
 from loadgen.goodput.crossing import Crossing

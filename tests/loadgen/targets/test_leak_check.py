@@ -15,8 +15,8 @@ from loadgen.analysis import run_folder
 from loadgen.common.settings import TargetSettings
 from loadgen.reports.html_run import run_page
 from loadgen.reports.markdown import run_markdown
-from loadgen.targets import admin_port, at_rest
-from loadgen.targets.at_rest import check_leaks, judge
+from loadgen.targets import admin_port, leak_check
+from loadgen.targets.leak_check import check_leaks, judge
 from tests.loadgen.fake_server import Behaviour
 from tests.loadgen.processes import MAY_LAG, Serve, loadgen
 
@@ -26,7 +26,7 @@ UNUSED = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_rest, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(leak_check, "PATIENCE_S", 0.3)
     monkeypatch.setattr(admin_port, "DEFAULT_ADDRESS", UNUSED)
 
 
@@ -99,8 +99,8 @@ async def test_a_check_that_cannot_run_is_not_passed() -> None:
         assert (found.held, found.not_checked) == (None, f"no AdminService at {UNUSED}: UNAVAILABLE")
 
 
-@pytest.mark.parametrize("door", ["grpc", "http"])
-def test_what_a_run_reports_of_it(serve: Serve, door: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_a_run_reports_of_it(serve: Serve, protocol: str, tmp_path: Path) -> None:
     common = ("--model", "m", "--rate", "100", "--num-requests", "6", "--warmup", "0", *MAY_LAG)
     with serve(Behaviour()) as served, admin_of(status()) as free, admin_of(status(held=1)) as leaking:
         cases = {
@@ -108,17 +108,17 @@ def test_what_a_run_reports_of_it(serve: Serve, door: str, tmp_path: Path) -> No
             leaking: "leak check: FAILED, still held: decode-0: 1 slots in use",
             UNUSED: f"leak check: not checked (no AdminService at {UNUSED}: UNAVAILABLE)",
         }
-        if door == "http":  # each run is a process of its own, and the check is the same
+        if protocol == "http":  # each run is a process of its own, and the check is the same
             del cases[free], cases[UNUSED]
         for number, (admin, words) in enumerate(cases.items()):
             out = tmp_path / str(number)
-            done = loadgen("run", getattr(served, door), "--admin", admin, *common, "--out", str(out))
+            done = loadgen("run", getattr(served, protocol), "--admin", admin, *common, "--out", str(out))
             assert words in done.out.splitlines(), done.out + done.err
             run = run_folder.load(out)
             assert f"- {words}" in run_markdown(run).splitlines()
             assert words in run_page(run)
-        if door == "http":
+        if protocol == "http":
             return
         # Nothing is said of an admin port: loopback's default one is not this server's.
-        done = loadgen("run", getattr(served, door), *common, "--out", str(tmp_path / "none"))
+        done = loadgen("run", getattr(served, protocol), *common, "--out", str(tmp_path / "none"))
         assert "leak check: not checked (" in done.out

@@ -1,4 +1,4 @@
-"""One request to each kind of server, and what is said of each way to fail."""
+"""Requests to each kind of server, and the record of each failure."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ async def ask(
     return records, answers, failures
 
 
-def url_of(door: str, urls: tuple[Server, str, str]) -> str:
-    return urls[1] if door == "grpc" else urls[2]
+def url_of(protocol: str, urls: tuple[Server, str, str]) -> str:
+    return urls[1] if protocol == "grpc" else urls[2]
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_tokens_are_told_when_they_come(door: str) -> None:
+@pytest.mark.parametrize("protocol", DOORS)
+async def test_tokens_are_recorded_when_they_arrive(protocol: str) -> None:
     async with serving(Behaviour(first_s=0.03, gap_s=0.02)) as served:
-        (record,), (answer,), (failure,) = await ask(url_of(door, served))
+        (record,), (answer,), (failure,) = await ask(url_of(protocol, served))
         emitted = served[0].emitted[0]
     assert failure is None
     assert emitted["id"] == "r0"
@@ -86,10 +86,10 @@ async def test_tokens_are_told_when_they_come(door: str) -> None:
         assert 0.0 <= seen - sent < 1.0
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_tokens_of_one_message_share_their_time(door: str) -> None:
+@pytest.mark.parametrize("protocol", DOORS)
+async def test_tokens_of_one_message_share_their_time(protocol: str) -> None:
     async with serving(Behaviour(tokens_a_message=4)) as served:
-        (record,), _, _ = await ask(url_of(door, served), tokens=6)
+        (record,), _, _ = await ask(url_of(protocol, served), tokens=6)
     assert len(record.token_times) == 6
     assert len(set(record.token_times)) == 2
 
@@ -120,26 +120,26 @@ async def test_stages_of_the_server() -> None:
         ("late_reset", "UNAVAILABLE", "RESET"),
     ],
 )
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("protocol", DOORS)
 async def test_each_failure_is_what_it_was(
-    door: str, fault: str, grpc_outcome: str, http_outcome: str
+    protocol: str, fault: str, grpc_outcome: str, http_outcome: str
 ) -> None:
     """And the next request over the same target is well."""
     async with serving(Behaviour(faults=(fault, "ok"))) as served:
         first_s = 1.0 if fault == "hang" else PATIENT_S
-        records, _, failures = await ask(url_of(door, served), timeouts_s=(first_s, PATIENT_S))
+        records, _, failures = await ask(url_of(protocol, served), timeouts_s=(first_s, PATIENT_S))
         assert served[0].arrived == 2  # the failed one was not sent again
     assert failures[0] is not None
-    assert failures[0].outcome == (grpc_outcome if door == "grpc" else http_outcome)
+    assert failures[0].outcome == (grpc_outcome if protocol == "grpc" else http_outcome)
     if fault in ("stream_error", "late_reset"):
         assert len(records[0].token_times) >= 1
     assert failures[1] is None
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_nobody_answers(door: str) -> None:
+@pytest.mark.parametrize("protocol", DOORS)
+async def test_no_answer(protocol: str) -> None:
     async with serving(Behaviour()) as served:
-        url = url_of(door, served)
+        url = url_of(protocol, served)
     settings = TargetSettings(url=url, model="m")
     target = open_target(settings, RunClock())
     with pytest.MonkeyPatch.context() as patch:
@@ -283,12 +283,12 @@ def test_an_event_without_an_end_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
         EventReader().feed(b"data: " + b"x" * 200)
 
 
-@pytest.mark.parametrize("door", DOORS)
-async def test_a_cancelled_request_ends_at_the_server(door: str) -> None:
-    """It leaves when its task is cancelled, and the server stops streaming to nobody."""
+@pytest.mark.parametrize("protocol", DOORS)
+async def test_a_cancelled_request_ends_at_the_server(protocol: str) -> None:
+    """It leaves when its task is cancelled, and the server stops streaming."""
     async with serving(Behaviour(first_s=0.01, gap_s=0.05)) as served:
         began = time.monotonic()
-        (record,), _, (failure,) = await ask(url_of(door, served), tokens=1000, timeouts_s=(0.3,))
+        (record,), _, (failure,) = await ask(url_of(protocol, served), tokens=1000, timeouts_s=(0.3,))
         assert time.monotonic() - began < 5
         await asyncio.sleep(0.3)
         assert served[0].emitted == []  # it never came to its end
@@ -297,7 +297,7 @@ async def test_a_cancelled_request_ends_at_the_server(door: str) -> None:
     assert record.token_times
 
 
-async def test_grpc_tells_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_grpc_sends_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "secret")
     klass = RequestClass(name="a", tenant="acme", priority=2, goodput={"ttft": 200.0})
     settings = TargetSettings(url="grpc://127.0.0.1:1", model="m", slo_headers=True, api_key_env="A_KEY")

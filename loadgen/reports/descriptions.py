@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from loadgen.common.figures import limits, number
+from loadgen.common.formatting import limits, number
 
 if TYPE_CHECKING:
     from loadgen.common.settings import LoadSettings, PromptSettings, Settings

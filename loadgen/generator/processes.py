@@ -67,15 +67,15 @@ async def measure(settings: Settings, folder: Path, watch: Watch) -> Measured:
     Parts of the raw record are written to `folder` during the run. Raises LoadgenError where the target does
     not answer or a process dies.
     """
-    crew = Crew(settings, folder)
+    processes = RunProcesses(settings, folder)
     try:
-        await crew.start()
-        return await crew.run(watch)
+        await processes.start()
+        return await processes.run(watch)
     finally:
-        await crew.end()
+        await processes.end()
 
 
-class Crew:
+class RunProcesses:
     """The processes of one run."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -95,7 +95,7 @@ class Crew:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LINE,
-                # Ctrl-C is for us to answer. Nothing may run between fork and exec: gRPC has threads here.
+                # Ctrl-C must reach this process only. No preexec_fn: gRPC has threads in this process.
                 start_new_session=True,
             )
             member = _Member(process, part)
@@ -110,7 +110,7 @@ class Crew:
         try:
             async with asyncio.timeout(READY_S):
                 for member in self._members:
-                    await self._hear(member)
+                    await self._receive(member)
         except TimeoutError:
             raise LoadgenError("the generator's processes were not ready in time") from None
 
@@ -120,19 +120,19 @@ class Crew:
         started_at = time.time() + _AHEAD_S
         for member in self._members:
             await self._send(member, {"start": start})
-        hearing = [asyncio.ensure_future(self._hear_all(member)) for member in self._members]
+        receiving = [asyncio.ensure_future(self._receive_all(member)) for member in self._members]
         stopped = False
         try:
-            while not all(one.done() for one in hearing):
-                await asyncio.wait(hearing, timeout=0.25, return_when=asyncio.FIRST_EXCEPTION)
+            while not all(one.done() for one in receiving):
+                await asyncio.wait(receiving, timeout=0.25, return_when=asyncio.FIRST_EXCEPTION)
                 if not watch(self._progress(time.monotonic() - start)) and not stopped:
                     stopped = True
                     for member in self._members:
                         await self._send(member, {"stop": True})
-            for one in hearing:
+            for one in receiving:
                 one.result()
         finally:
-            for one in hearing:
+            for one in receiving:
                 one.cancel()
         records = await asyncio.to_thread(_read, [member.part for member in self._members])
         done = [member.done or {} for member in self._members]
@@ -166,15 +166,15 @@ class Crew:
             lag_ms=max((one.get("lag_ms", 0.0) for one in reports), default=0.0),
         )
 
-    async def _hear_all(self, member: _Member) -> None:
+    async def _receive_all(self, member: _Member) -> None:
         while member.done is None:
-            message = await self._hear(member)
+            message = await self._receive(member)
             if "done" in message:
                 member.done = message["done"]
             else:
                 member.progress = message
 
-    async def _hear(self, member: _Member) -> dict[str, Any]:
+    async def _receive(self, member: _Member) -> dict[str, Any]:
         assert member.process.stdout is not None
         line = await member.process.stdout.readline()
         if not line:
