@@ -281,7 +281,7 @@ def test_what_gemma_may_not_have(changes: dict[str, Any], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"partial_rotary_factor": 0.3}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.33}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "rope_type"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8}}, "long_factor"),
