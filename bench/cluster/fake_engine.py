@@ -83,11 +83,11 @@ class FakeDecoder(Decoder):
 class FakeDecodeLoop(TorchDecodeLoop):
     """The plain loop's admissions, cancels and ends; a step's tokens are the moment, for all rows."""
 
-    def _advance(self, rows: Tensor) -> None:
+    def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
         state, count = self._state, rows.numel()
         position = state.position[rows].long()
         steps = Rows(rows, position, list(range(count + 1)), ())
-        self._decoder.forward(steps, self._cache, self.meanwhile)
+        self._decoder.forward(steps, self._cache, between_layers)
         token = ticks()
         going = position + 2 < state.end[rows]
         state.position[rows] += 1
@@ -160,9 +160,10 @@ def _run_worker() -> int:
 
 
 def _run_engine() -> int:
+    from services.worker.engine import assembly
     from services.worker.engine import process as engine_process
 
-    engine_process.decode_loop = decode_loop  # type: ignore[attr-defined]
+    assembly.decode_loop = decode_loop  # type: ignore[attr-defined]
     return engine_process.main(load)
 
 

@@ -1,14 +1,15 @@
 """Decode while sequences come and go: a worker's own decode side over handoffs that arrive in staging.
 
-A turn is that of a worker's engine: reserve a slot and part of the blocks, scatter, commit, cancel, free what
-the front has read the end of, grow, enqueue a step. Tickets, slots, growth and admissions are
-`services.worker.engine.decode.reservations`; of the link only its bytes are there. They are scattered
+A turn is that of a worker's engine: reserve a slot and some of the blocks, scatter, commit, cancel, free what
+has ended, allocate blocks, enqueue a step. Tickets, slots, block allocation and admission are those of
+`services.worker.engine.decode`; of the link there are only the bytes. They are scattered
 
-staged   from a window on the GPU by a link's own kernel: what a transport between GPUs of a host costs; or
-pinned   from pinned memory to the reserved blocks by copies on a stream of their own, as `HostBlocks` brings
-         a paused sequence back: what a transport that writes to staging on this machine costs. Two blocks
-         are under way at a time, since small copies of admissions stand behind them; or
-pieces   by `DecodeSide.scatter`, at most 8 pieces of 1 MiB a turn, as a worker does whose link is gRPC.
+staged   from a window on the GPU by a link's own kernel: the cost of a transport between GPUs of a host; or
+pinned   from pinned memory to the reserved blocks by copies on a separate stream, as `HostBlocks` swaps a
+         sequence in: the cost of a transport that writes to staging memory of this host. Two blocks are under
+         way at a time, since small copies of admissions queue behind them; or
+pieces   by `ReservedBlockSink.scatter`, at most 8 pieces of 1 MiB a turn, as a worker does whose link is
+gRPC.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps,
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
-from services.worker.engine.decode.ticket_book import AttemptKey
+from services.common.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
-    from services.worker.engine.decode.reservations import DecodeSide
+    from services.worker.engine.components import DecodeComponents
 
-SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
+SCATTERS: dict[str, Callable[[DecodeEngine, DecodeComponents, int], Scatter]] = {
     "staged": StagedScatter,
     "pinned": PinnedScatter,
     "pieces": PiecesScatter,
@@ -75,23 +76,25 @@ class Churn:
     """Owns what runs on an engine that runs nothing else; all calls from one thread."""
 
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
-        from baton.engine.memory.host_blocks import HostBlocks
         from baton.v1.types_pb2 import WorkerIdentity
         from kvtransfer.protocol.ticket import TicketSigner
-        from services.worker.engine.decode.reservations import DecodeSide
+        from services.worker.engine.assembly import build_decode
+        from services.worker.engine.startup.kv_wire_format import WireBlocks
 
         self._engine = engine
         self._case = case
         self.counts = Counts()
-        self.decode = DecodeSide(
+        self.decode = build_decode(
             engine.model,
             engine.loop,
             engine.slots,
-            WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
-            TicketSigner(bytes(32)),
-            lambda event: None,
-            host=HostBlocks(engine.model.cache, 0),
+            identity=WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
+            signer=TicketSigner(bytes(32)),
+            wire=WireBlocks(engine.model.cache, engine.model.fingerprint),
+            emit=lambda event: None,
+            host_kv_bytes=0,
             reserve_output_tokens=RESERVED_OUTPUT,
+            prefix_cache=None,
         )
         self._scatter = SCATTERS[scatter](engine, self.decode, case.context)
         self._late: deque[Join] = deque()
@@ -120,11 +123,11 @@ class Churn:
         self._cancel(self._engine.loop.ring.steps)
         for key in self._engine.front.ended():
             del self._running[key]
-            self.decode.slot_ended(*key)
+            self.decode.reserved.slot_ended(*key)
             self.counts.ended += 1
-        self.decode.expire()
+        self.decode.reserved.expire()
         at = took("end", at)
-        self.decode.growth.step()
+        self.decode.allocation.step()
         at = took("grow", at)
         did = self._engine.loop.step()
         took("step", at)
@@ -136,7 +139,7 @@ class Churn:
         self._late.clear()
         self._turn_until(lambda: not self._arriving)
         for running in self._running.values():
-            self.decode.cancel(AttemptKey.of(running.body.attempt))
+            self.decode.reserved.cancel(AttemptKey.of(running.body.attempt))
         self._turn_until(lambda: not self._running)
 
     def _turn_until(self, done: Callable[[], bool]) -> None:
@@ -158,16 +161,16 @@ class Churn:
             max_tokens=join.output,
             ttl_ms=_TTL_MS,
         )
-        body = TicketBody.FromString(self.decode.reserve(request).ticket.body)
+        body = TicketBody.FromString(self.decode.issuer.reserve(request).ticket.body)
         self.counts.scattered_bytes += self._scatter.begin(body)
         self._arriving.append((join, body))
 
     def _commit(self, join: Join, body: TicketBody) -> None:
         entry = self.decode.tickets.find_transfer(body.transfer_id)
         assert entry is not None, "no ticket here ends before it is committed"
-        self.decode.commit(body.transfer_id, self._record(join, body))
+        self.decode.handoffs.commit(body.transfer_id, self._record(join, body))
         at = None if join.cancel_after is None else self._engine.loop.ring.steps + 1 + join.cancel_after
-        self._running[entry.grant.key] = _Running(body, at)
+        self._running[entry.reservation.key] = _Running(body, at)
         self.counts.joins += 1
 
     def _record(self, join: Join, body: TicketBody) -> CommitRecord:
@@ -191,7 +194,7 @@ class Churn:
         for running in self._running.values():
             if running.cancel_at is not None and running.cancel_at <= step:
                 running.cancel_at = None
-                self.decode.cancel(AttemptKey.of(running.body.attempt))
+                self.decode.reserved.cancel(AttemptKey.of(running.body.attempt))
                 self.counts.cancels += 1
 
 
@@ -246,7 +249,7 @@ class _Seen:
 
     @classmethod
     def of(cls, engine: DecodeEngine, churn: Churn) -> _Seen:
-        ring, grown = engine.loop.ring, churn.decode.growth.grown
+        ring, grown = engine.loop.ring, churn.decode.allocation.allocations
         return cls(engine.ended_steps, ring.steps, ring.held_rows, engine.loop.tokens_decoded, grown)
 
     def since(self, before: _Seen) -> _Seen:

@@ -118,13 +118,14 @@ class DecodeEngine:
         vocab = self.model.config.vocab_size
         return [token % vocab for token in range(tokens)]
 
-    def advance(self) -> bool:
-        """Frees what has ended and enqueues a step where one may be; False where there was nothing to do."""
+    def advance(self, between_layers: Callable[[], None] | None = None) -> bool:
+        """Frees what has ended and enqueues a step where one may be; False where there was nothing to do.
+        `between_layers`: see `DecodeLoop.step`."""
         for key in self.front.ended():
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)
             self.slots.release(*key)
-        return self.loop.step()
+        return self.loop.step(between_layers)
 
     def turn(self) -> bool:
         """`advance`, and a short sleep where there was nothing to do."""

@@ -52,7 +52,7 @@ _SETS = 2 * EXPECTED
 _WARM = 32
 # As an engine's (services/worker/engine/process.py).
 _PIECES_A_TURN = 16
-_PIECES_MEANWHILE = 1
+_PIECES_BETWEEN_LAYERS = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 _EXPECTANT_S = 0.00002
@@ -109,8 +109,6 @@ class DecodingEnd:
         self.receiver = receiver_of(self._spare, setting.block_bytes, self.wakeup.set, sink)
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
         self.address = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
-        if sink is None:  # a device's own steps are never interrupted
-            engine.loop.meanwhile = lambda: self.receiver.land(_PIECES_MEANWHILE)
         self._expected: set[int] = set()
         self._next = 1
         self._lines: StepLines | None = None
@@ -136,11 +134,15 @@ class DecodingEnd:
             if isinstance(event, Committed):
                 self._take(event.transfer_id)
         begun = time.monotonic_ns()
-        stepped = self.engine.advance()
+        stepped = self.engine.advance(self._between_layers)
         if self._lines is not None:
             self._lines.turned(begun)
         if not (events or stepped):
             self._wait(self._patience())
+
+    def _between_layers(self) -> None:
+        """Within a step that the host computes: a device's own steps are never interrupted."""
+        self.receiver.land(_PIECES_BETWEEN_LAYERS)
 
     def _patience(self) -> float:
         if self.receiver.restless:

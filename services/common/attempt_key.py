@@ -1,16 +1,20 @@
-"""By what the two servicers find an attempt. The engine's side has
-`services.worker.engine.decode.ticket_book.AttemptKey`."""
+"""The key of an attempt in the tables of a worker's two processes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from baton.v1.types_pb2 import Attempt
 
-Key = tuple[bytes, int]
-"""(request id, attempt number)."""
 
+class AttemptKey(NamedTuple):
+    """One attempt at one request."""
 
-def key_of(attempt: Attempt) -> Key:
-    return attempt.request_id, attempt.number
+    request_id: bytes
+    number: int
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> AttemptKey:
+        """The key of the wire's message."""
+        return cls(attempt.request_id, attempt.number)

@@ -18,7 +18,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import FollowResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
-from services.common.attempt_key import Key, key_of
+from services.common.attempt_key import AttemptKey
 from services.common.logprobs import logprobs_message
 
 LINGER_S = 10.0  # how long an ended stream, or one without a router, is kept
@@ -59,7 +59,7 @@ class _Router:
     # It gave this worker up: what still runs for it is to end.
     disowned: bool = False
     lost_at: float | None = None
-    dirty: dict[Key, Stream] = field(default_factory=dict)
+    dirty: dict[AttemptKey, Stream] = field(default_factory=dict)
 
 
 class Streams:
@@ -67,7 +67,7 @@ class Streams:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_key: dict[Key, Stream] = {}
+        self._by_key: dict[AttemptKey, Stream] = {}
         self._by_slot: dict[tuple[int, int], Stream] = {}
         self._routers: dict[bytes, _Router] = {}
 
@@ -80,10 +80,10 @@ class Streams:
         self, attempt: Attempt, router_id: bytes, first_number: int, slot: int, generation: int
     ) -> None:
         """Registers a reservation; idempotent."""
-        if key_of(attempt) in self._by_key:
+        if AttemptKey.of(attempt) in self._by_key:
             return
         stream = Stream(attempt, router_id, slot, generation, first_number)
-        self._by_key[key_of(attempt)] = stream
+        self._by_key[AttemptKey.of(attempt)] = stream
         self._by_slot[slot, generation] = stream
         self._router(router_id)
 
@@ -103,20 +103,20 @@ class Streams:
 
     def end_unused(self, attempt: Attempt) -> None:
         """A reservation ended before its slot was ever active."""
-        stream = self._by_key.get(key_of(attempt))
+        stream = self._by_key.get(AttemptKey.of(attempt))
         if stream is not None and stream.finish is Finish.NONE:
             self._finish(stream, Finish.CANCELLED)
             self._mark(stream)
 
     def attach(self, attempt: Attempt, router_id: bytes, next_number: int) -> None:
         """Gives a stream to another router from `next_number` on. Raises BatonError NOT_FOUND or INVALID."""
-        stream = self._by_key.get(key_of(attempt))
+        stream = self._by_key.get(AttemptKey.of(attempt))
         if stream is None:
             raise BatonError(ErrorKind.NOT_FOUND, "this worker has no such attempt")
         behind = next_number - stream.first_number
         if not 0 <= behind <= len(stream.token_ids):
             raise BatonError(ErrorKind.INVALID, f"token {next_number} is not among those emitted or next")
-        self._router(stream.router_id).dirty.pop(key_of(attempt), None)
+        self._router(stream.router_id).dirty.pop(AttemptKey.of(attempt), None)
         stream.router_id = router_id
         stream.sent, stream.sent_finish = behind, False
         self._mark(stream)
@@ -134,7 +134,7 @@ class Streams:
         router = self._router(router_id)
         router.following += 1
         router.is_open, router.lost_at = True, None
-        wanted = {key_of(position.attempt): position for position in positions}
+        wanted = {AttemptKey.of(position.attempt): position for position in positions}
         for key, stream in self._by_key.items():
             if stream.router_id == router_id:
                 position = wanted.pop(key, None)
@@ -198,9 +198,9 @@ class Streams:
 
     def _mark(self, stream: Stream) -> None:
         if stream.has_news:
-            self._router(stream.router_id).dirty[key_of(stream.attempt)] = stream
+            self._router(stream.router_id).dirty[AttemptKey.of(stream.attempt)] = stream
 
-    def _drop(self, key: Key, stream: Stream) -> None:
+    def _drop(self, key: AttemptKey, stream: Stream) -> None:
         del self._by_key[key]
         self._router(stream.router_id).dirty.pop(key, None)
 

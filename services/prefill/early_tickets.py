@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
-from services.common.attempt_key import Key
+from services.common.attempt_key import AttemptKey
 
 LIFE_S = 5.0
 MAX_TICKETS = 4096
@@ -23,18 +23,18 @@ class EarlyTickets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # With its size and the time at which it is dropped; the oldest first.
-        self._held: OrderedDict[Key, tuple[Ticket, int, float]] = OrderedDict()
+        self._held: OrderedDict[AttemptKey, tuple[Ticket, int, float]] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, key: Key, ticket: Ticket) -> None:
+    def hold(self, key: AttemptKey, ticket: Ticket) -> None:
         """Until it is taken, for `LIFE_S` at most; in place of an earlier one of this attempt.
 
         `BatonError` INVALID for a ticket that is too large, OVERLOADED where too many are held.
         """
-        size = ticket.ByteSize() + len(key[0])  # the request id, as long as its sender pleases
+        size = ticket.ByteSize() + len(key.request_id)  # of any length
         if size > MAX_TICKET_BYTES:
             raise BatonError(ErrorKind.INVALID, f"a ticket of {size} bytes, {MAX_TICKET_BYTES} are allowed")
         self._drop_late()
@@ -44,12 +44,12 @@ class EarlyTickets:
         self._held[key] = ticket, size, self._clock() + LIFE_S
         self.bytes += size
 
-    def take(self, key: Key) -> Ticket | None:
+    def take(self, key: AttemptKey) -> Ticket | None:
         """The ticket of this attempt, which is held no longer."""
         self._drop_late()
         return self._remove(key)
 
-    def _remove(self, key: Key) -> Ticket | None:
+    def _remove(self, key: AttemptKey) -> Ticket | None:
         if (held := self._held.pop(key, None)) is None:
             return None
         ticket, size, _ = held

@@ -12,7 +12,7 @@ from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand,
 from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
-from services.common.attempt_key import Key, key_of
+from services.common.attempt_key import AttemptKey
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.errors import abort
@@ -28,12 +28,12 @@ class PrefillServicer(PrefillServiceServicer):
         self._engine = engine
         self._drain = drain
         # Attempts whose call runs; what is told the engine of them from now on comes after their prompt.
-        self._running: set[Key] = set()
+        self._running: set[AttemptKey] = set()
         self._early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Writes instead of yielding, so that a cancel is always raised here."""
-        finished, key = False, key_of(request.attempt)
+        finished, key = False, AttemptKey.of(request.attempt)
         if key in self._running:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
         try:
@@ -55,7 +55,7 @@ class PrefillServicer(PrefillServiceServicer):
 
     async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
         """Two calls of one router may overtake each other on their way to here."""
-        key = key_of(request.attempt)
+        key = AttemptKey.of(request.attempt)
         try:
             if key not in self._running:
                 self._early.hold(key, request.ticket)

@@ -12,6 +12,7 @@ from baton.device import nccl_line
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclLinks
 from services.common.config import TransferConfig, WorkerConfig
+from services.worker.engine import assembly
 from services.worker.engine import process as engine_process
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
@@ -34,8 +35,8 @@ def install() -> None:
     def let_start(config: WorkerConfig) -> None:
         """There is no GPU."""
 
-    engine_process.device_blocks = blocks  # type: ignore[attr-defined]
-    engine_process.nccl_links = links  # type: ignore[attr-defined]
+    assembly.device_blocks = blocks  # type: ignore[attr-defined]
+    assembly.nccl_links = links  # type: ignore[attr-defined]
     engine_process.check_transport = let_start  # type: ignore[attr-defined]
     threading.Thread(target=_watch, args=(made,), name="played-hang", daemon=True).start()
 

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt
-from services.worker.engine.decode.ticket_book import TOMBSTONE_S, AttemptKey, CommitOutcome, TicketBook
+from services.common.attempt_key import AttemptKey
+from services.worker.engine.decode.ticket_table import TOMBSTONE_S, CommitOutcome, TicketTable
 from tests.kvtransfer.peers import FakeClock
 
 RESERVED = TicketState.TICKET_STATE_RESERVED
@@ -41,7 +42,7 @@ class BookMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock()
-        self.book: TicketBook[str] = TicketBook(clock=self.clock)
+        self.book: TicketTable[str] = TicketTable(clock=self.clock)
         self.facts: list[Fact] = []
         self.buried: dict[AttemptKey, float] = {}
         self.next_transfer = 1
@@ -160,9 +161,9 @@ TestBook = BookMachine.TestCase
 KEY = AttemptKey(b"r", 1)
 
 
-def reserved(clock: FakeClock | None = None, ttl_s: float = 10.0) -> TicketBook[str]:
+def reserved(clock: FakeClock | None = None, ttl_s: float = 10.0) -> TicketTable[str]:
     """A book with one reserved ticket: attempt 1 of request `r`, transfer 9."""
-    book: TicketBook[str] = TicketBook(clock=clock or FakeClock())
+    book: TicketTable[str] = TicketTable(clock=clock or FakeClock())
     book.reserve(KEY, 9, "blocks", ttl_s)
     return book
 
@@ -177,7 +178,7 @@ def test_a_ticket_goes_through_all_its_states_once() -> None:
     assert entry is not None
     assert book.find_transfer(9) is entry
     assert book.check(KEY) is entry
-    assert (entry.key, entry.transfer_id, entry.grant, entry.state) == (KEY, 9, "blocks", RESERVED)
+    assert (entry.key, entry.transfer_id, entry.reservation, entry.state) == (KEY, 9, "blocks", RESERVED)
     assert book.receiving(9)
     assert not book.receiving(9)
     assert (entry.state, entry.awaited) == (RECEIVING, True)
@@ -281,7 +282,7 @@ def test_a_tombstone_ends_after_its_time_and_is_forgotten_whole() -> None:
 
 def test_forgetting_one_attempt_keeps_what_is_known_of_the_others() -> None:
     clock = FakeClock()
-    book: TicketBook[None] = TicketBook(clock=clock)
+    book: TicketTable[None] = TicketTable(clock=clock)
     book.cancel(AttemptKey(b"r", 1))
     clock.now += 1
     book.cancel(AttemptKey(b"r", 2))
@@ -293,7 +294,7 @@ def test_forgetting_one_attempt_keeps_what_is_known_of_the_others() -> None:
 
 def test_a_second_cancel_renews_the_tombstone() -> None:
     clock = FakeClock()
-    book: TicketBook[None] = TicketBook(clock=clock)
+    book: TicketTable[None] = TicketTable(clock=clock)
     book.cancel(KEY)
     book.cancel(AttemptKey(b"s", 1))
     clock.now += 20
@@ -307,12 +308,12 @@ def test_a_cancel_ends_a_live_ticket() -> None:
     book = reserved()
     entry = book.cancel(KEY)
     assert entry is not None
-    assert (entry.grant, book.live, book.tombstones) == ("blocks", 0, 1)
+    assert (entry.reservation, book.live, book.tombstones) == ("blocks", 0, 1)
 
 
 def test_a_sequence_that_runs_expires_a_moment_after_its_deadline() -> None:
     clock = FakeClock()
-    book: TicketBook[str] = TicketBook(clock=clock)
+    book: TicketTable[str] = TicketTable(clock=clock)
     book.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
     book.commit(9)
     book.activate(9)
@@ -323,7 +324,7 @@ def test_a_sequence_that_runs_expires_a_moment_after_its_deadline() -> None:
 
 
 def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
-    book: TicketBook[None] = TicketBook(clock=FakeClock(), max_tombstones=3)
+    book: TicketTable[None] = TicketTable(clock=FakeClock(), max_tombstones=3)
     for number in range(5):
         book.cancel(AttemptKey(bytes([number]), 1))
     assert book.tombstones == 3
@@ -332,18 +333,18 @@ def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
 
 
 def test_a_reserved_ticket_commits_without_a_byte_when_the_blocks_only_change_owner() -> None:
-    book: TicketBook[str] = TicketBook(clock=FakeClock())
+    book: TicketTable[str] = TicketTable(clock=FakeClock())
     book.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
     assert book.commit(9) is CommitOutcome.ACCEPTED
     assert book.activate(9)
     ended = book.end(9)
     assert ended is not None
-    assert ended.grant == "blocks"
+    assert ended.reservation == "blocks"
     assert book.end(9) is None
 
 
 def test_a_cancel_before_the_reserve_refuses_it() -> None:
-    book: TicketBook[None] = TicketBook(clock=FakeClock())
+    book: TicketTable[None] = TicketTable(clock=FakeClock())
     assert book.cancel(AttemptKey(b"r", 2)) is None
     for number in (1, 2):
         with pytest.raises(BatonError):

@@ -13,6 +13,7 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest, PrefillRequest
 from baton.v1.types_pb2 import Attempt
+from services.common.attempt_key import AttemptKey
 from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.prefill import early_tickets
@@ -129,14 +130,14 @@ def test_early_tickets_give_their_room_back() -> None:
     now = [0.0]
     early = early_tickets.EarlyTickets(lambda: now[0])
     for number in range(3):
-        early.hold((b"r" * 16, number), Ticket(body=bytes(100)))
-    assert early.take((b"r" * 16, 1)) == Ticket(body=bytes(100))
-    assert early.take((b"r" * 16, 1)) is None
+        early.hold(AttemptKey(b"r" * 16, number), Ticket(body=bytes(100)))
+    assert early.take(AttemptKey(b"r" * 16, 1)) == Ticket(body=bytes(100))
+    assert early.take(AttemptKey(b"r" * 16, 1)) is None
     now[0] = early_tickets.LIFE_S - 0.1
-    early.hold((b"r" * 16, 0), Ticket(body=b"newer"))
+    early.hold(AttemptKey(b"r" * 16, 0), Ticket(body=b"newer"))
     now[0] += 0.2
-    assert early.take((b"r" * 16, 2)) is None
-    assert early.take((b"r" * 16, 0)) == Ticket(body=b"newer")
+    assert early.take(AttemptKey(b"r" * 16, 2)) is None
+    assert early.take(AttemptKey(b"r" * 16, 0)) == Ticket(body=b"newer")
     assert (len(early), early.bytes) == (0, 0)
 
 

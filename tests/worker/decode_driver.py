@@ -18,7 +18,6 @@ import pytest
 from baton.block_hash import BlockHasher, seed_of
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.block_pools import BlockPools
-from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.errors import BatonError, ErrorKind
@@ -29,8 +28,9 @@ from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Announced, Committed, Described, Withdrawn
-from services.worker.engine.decode.reservations import DecodeSide
-from services.worker.engine.decode.ticket_book import AttemptKey
+from services.common.attempt_key import AttemptKey
+from services.worker.engine.assembly import build_decode
+from services.worker.engine.startup.kv_wire_format import WireBlocks
 from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text
 
 SLOTS = 6
@@ -66,17 +66,17 @@ class Driver:
         }
         self.prefixes = PrefixCache(self.pools, self._hashers.__getitem__)
         self.loop, self.link, self.slots = PlayedSteps(self), PlayedLink(), SlotPool(SLOTS)
-        self.host = HostBlocks(self.cache, host * BLOCK_BYTES * groups)
         model = SimpleNamespace(
             pools=self.pools, layout=layout, cache=self.cache, fingerprint=b"f", max_context_tokens=120,
             max_logprobs=0, config=SimpleNamespace(vocab_size=VOCAB),
         )  # fmt: skip
-        self.decode = DecodeSide(
-            cast(Any, model), cast(Any, self.loop), self.slots, WorkerIdentity(name="d"),
-            TicketSigner(b"s" * 16), lambda event: None, lambda: self.now, host=self.host,
-            reserve_output_tokens=4, prefixes=self.prefixes,
+        self.decode = build_decode(
+            cast(Any, model), cast(Any, self.loop), self.slots, identity=WorkerIdentity(name="d"),
+            signer=TicketSigner(b"s" * 16), wire=WireBlocks(self.cache, b"f"), emit=lambda event: None,
+            host_kv_bytes=host * BLOCK_BYTES * groups, reserve_output_tokens=4, prefix_cache=self.prefixes,
+            open_receiver=lambda sink: (cast(Any, self.link), "here"), clock=lambda: self.now,
         )  # fmt: skip
-        self.decode.receive_with(cast(Any, self.link), "here")
+        self.host = self.decode.allocation._swapped._host
         self.texts = [[self.draw.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
         self.conversations: list[Text] = []
         self.tickets: list[Ticketed] = []
@@ -120,7 +120,7 @@ class Driver:
             block_names=told, tenant=text.tenant,
         )  # fmt: skip
         try:
-            reserved = self.decode.reserve(request)
+            reserved = self.decode.issuer.reserve(request)
         except BatonError as error:
             if error.kind is not ErrorKind.OVERLOADED:
                 raise
@@ -162,8 +162,8 @@ class Driver:
         data = one.text.contents(group, min((ordinal + 1) * BLOCK, len(one.text.tokens)))
         entry = self.decode.tickets.find_transfer(one.body.transfer_id)
         assert entry is not None
-        self.owned(group, entry.grant.blocks[group][ordinal])
-        self.decode.scatter(one.body.transfer_id, group, ordinal, 0, memoryview(data))
+        self.owned(group, entry.reservation.blocks[group][ordinal])
+        self.decode.sink.scatter(one.body.transfer_id, group, ordinal, 0, memoryview(data))
 
     def commit(self) -> None:
         """A ticket whose blocks are all here is spent; where held ones are of other tokens, it is not."""
@@ -186,7 +186,7 @@ class Driver:
             ahead.CopyFrom(record)
             ahead.ClearField("first_token_id")
             self.link.events.append(Described(one.body.transfer_id, ahead))
-            self.decode.poll(16)
+            self.decode.handoffs.poll(16)
             self.did["described"] += 1
         if self.draw.random() < 0.5:  # while a device still moves the last bytes
             self.link.events.append(Announced(one.body.transfer_id, record))
@@ -194,11 +194,11 @@ class Driver:
         if self.draw.random() < 0.1:
             self.link.forget(one.body.transfer_id)
             self.link.events.append(Withdrawn(one.body.transfer_id, WithdrawReason.FINISHED, ""))
-            self.decode.poll(16)
+            self.decode.handoffs.poll(16)
             return
         self.link.events.append(Committed(one.body.transfer_id, record))
         refused = len(self.link.refusals)
-        self.decode.poll(16)
+        self.decode.handoffs.poll(16)
         assert (len(self.link.refusals) == refused) == good
         if not good:
             assert self.link.refusals[-1].kind is ErrorKind.CONFLICT
@@ -206,9 +206,9 @@ class Driver:
 
     def run(self) -> None:
         """A turn of the loop."""
-        self.decode.expire()
+        self.decode.reserved.expire()
         self.tickets = [one for one in self.tickets if self.decode.tickets.find(one.key) is not None]
-        self.decode.growth.step()
+        self.decode.allocation.step()
         self.loop.step()
 
     def report(self) -> None:
@@ -216,16 +216,16 @@ class Driver:
         if self.reports:
             one = self.reports.pop(self.draw.randrange(len(self.reports)))
             self.learn(one.text)
-            self.decode.slot_ended(*one.key, one.emitted)
+            self.decode.reserved.slot_ended(*one.key, one.emitted)
             self.conversations = [*self.conversations[-4:], Text(one.text.tenant, one.text.tokens)]
 
     def cancel(self) -> None:
         """By its router: a ticket or a running sequence."""
         if self.tickets and self.draw.random() < 0.2:
             one = self.tickets.pop(self.draw.randrange(len(self.tickets)))
-            self.decode.cancel(one.key)
+            self.decode.reserved.cancel(one.key)
         if self.loop.slots and self.draw.random() < 0.2:
-            self.decode.cancel(self.draw.choice(list(self.loop.slots.values())).attempt)
+            self.decode.reserved.cancel(self.draw.choice(list(self.loop.slots.values())).attempt)
 
     def pass_time(self) -> None:
         self.now += self.draw.choice((0.1, 0.1, 6.0))
@@ -265,7 +265,7 @@ class Driver:
 
     def check(self) -> None:
         """References, names and contents are the model's; so is what was published, once all is told."""
-        owned = self.decode.owned_blocks()
+        owned = self.decode.reserved.owned_blocks()
         self.pools.check_integrity(owned)
         cached, idle = self.pools.cached, 0
         used = [{block for tables in owned for block in tables[g]} for g in range(len(self.pools.pools))]
@@ -283,7 +283,7 @@ class Driver:
     def run_out(self) -> None:
         """All ends: nothing is held but names, and nothing is set aside."""
         for one in self.tickets:
-            self.decode.cancel(one.key)
+            self.decode.reserved.cancel(one.key)
         self.tickets.clear()
         for _ in range(2_000):
             if not (self.loop.slots or self.reports):
@@ -291,7 +291,7 @@ class Driver:
             self.run()
             self.report()
             self.check()
-        assert not self.decode.owned_blocks()
+        assert not self.decode.reserved.owned_blocks()
         assert self.pools.free == self.pools.total
         assert self.slots.free == SLOTS
         assert self.host.free == pytest.approx(len(self.host._free[0]))

@@ -48,7 +48,7 @@ class Pair:
         self.target = Turned(folder, "decode", prefix_secret=SECRET, **target)
         self.meanwhile: Callable[[], None] = lambda: None  # what else goes on, once a turn
         self._numbers = itertools.count(1)
-        self._model = self.target.engine._parts.model
+        self._model = self.target.model
 
     @property
     def block_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Pair:
 
     def ended(self, asked: Asked) -> bool:
         """Prefill's call and decode's slot."""
-        live = self.target.engine._parts.decode.tickets.find_transfer(
+        live = self.target.engine._decode.tickets.find_transfer(
             TicketBody.FromString(asked.reserved.ticket.body).transfer_id
         )
         return self.source.of(asked.number)[-1:] in (["prefill_ended"], ["failed"]) and live is None

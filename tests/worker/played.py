@@ -12,8 +12,8 @@ from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.errors import BatonError
 from kvtransfer.receiver.events import ReceiverEvent
-from services.worker.engine.decode.reservation import Key
-from services.worker.engine.decode.ticket_book import AttemptKey
+from services.common.attempt_key import AttemptKey
+from services.worker.engine.decode.reservation import SlotKey
 
 if TYPE_CHECKING:
     from tests.worker.decode_driver import Driver
@@ -47,7 +47,7 @@ class Text:
 class Slot:
     """An admitted sequence as the steps see it; `text` has its tokens with KV, `last` has none yet."""
 
-    key: Key
+    key: SlotKey
     attempt: AttemptKey
     text: Text
     last: int
@@ -67,7 +67,7 @@ class PlayedSteps:
         self.heard = 0
         self.posted = 0
         self.entries: deque[tuple[Any, ...]] = deque()
-        self.slots: dict[Key, Slot] = {}
+        self.slots: dict[SlotKey, Slot] = {}
 
     @property
     def ring(self) -> PlayedSteps:

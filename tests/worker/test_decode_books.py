@@ -29,14 +29,14 @@ def drive(groups: int, host: int, requests: int) -> None:
     while driver.requests < requests:
         driver.step()
     driver.run_out()
-    did, growth = driver.did, driver.decode.growth
+    did, allocation = driver.did, driver.decode.allocation
     assert did["admitted"] > requests // 8
     assert did["held"] > requests // 2
     assert did["announced"] > requests // 16
     assert did["described"] > requests // 16
     assert did["lied"] > requests // 200
     assert driver.pools.cached.evicted > requests * 2 // 3  # 225 to 555 of 300 with other seeds
-    assert (growth.moved > 0, growth.paused > 0) == (not host, bool(host))
+    assert (allocation.preempted > 0, allocation.swapped_out > 0) == (not host, bool(host))
 
 
 @settings(max_examples=20, deadline=None)

@@ -12,12 +12,12 @@ import pytest
 
 from baton.engine.prefill.loop import ChunkResult
 from baton.v1.engine_pb2 import CancelCommand
-from baton.v1.prefill_pb2 import PrefillResponse
+from baton.v1.prefill_pb2 import FirstToken
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.transfer import Transfer, TransferState
 from services.common.config import EngineConfig
-from services.worker.engine.prefill.requests import Job
+from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
@@ -28,15 +28,21 @@ from tests.worker.turned import Turned
 
 
 @pytest.fixture
-def pump(monkeypatch: pytest.MonkeyPatch) -> Pump:
-    """What played devices were told of; from here on every engine has one."""
+def devices() -> list[FakeDevice]:
+    """The fake devices of the engines, in the order of their starts."""
+    return []
+
+
+@pytest.fixture
+def pump(monkeypatch: pytest.MonkeyPatch, devices: list[FakeDevice]) -> Pump:
+    """The queue of the fake devices; each engine that is built from here on has one."""
     pump, names = Pump(8), itertools.count()
 
     def device_blocks(model: LoadedModel, transport: str) -> DeviceBlocks:
-        device = FakeDevice(pump, f"fake:{next(names)}", ("fake:0", "fake:1"))
-        return DeviceBlocks(device, model.cache.groups)
+        devices.append(FakeDevice(pump, f"fake:{next(names)}", ("fake:0", "fake:1")))
+        return DeviceBlocks(devices[-1], model.cache.groups)
 
-    monkeypatch.setattr("services.worker.engine.process.device_blocks", device_blocks)
+    monkeypatch.setattr("services.worker.engine.assembly.device_blocks", device_blocks)
     return pump
 
 
@@ -59,44 +65,43 @@ def test_prompts_of_every_length(pair: Pair, truth: Turned, pump: Pump) -> None:
         prompt = words(length, seed=length)
         assert pair.say(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
-    (link,) = pair.source.engine._parts.sender.links
+    (link,) = pair.source.engine._prefill.sender.links
     assert link.transport == "ipc"
     assert pump.steps > 0, "the devices have done it"
-    sent = pair.source.engine._parts.sender.counters.bytes_shipped
+    sent = pair.source.engine._prefill.sender.counters.bytes_shipped
     assert pair.audit().bytes_received == sent > 0
 
 
 def test_the_commit_is_on_its_way_before_the_first_token_is_told(
     pair: Pair, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side = pair.source.engine._parts.prefill
+    jobs = pair.source.engine._prefill.jobs
     pair.say(words(9, 1))  # a link is there
     states: list[TransferState] = []
-    tell = side._tell
+    first_token = PrefillReply.first_token
 
-    def look(job: Job, response: PrefillResponse) -> None:
-        if response.HasField("first_token"):
-            assert isinstance(job.handoff, Transfer)
-            states.append(job.handoff.state)
-        tell(job, response)
+    def look(reply: PrefillReply, first: FirstToken) -> None:
+        (job,) = [job for job in jobs._jobs.values() if job.reply is reply]
+        assert isinstance(job.handoff, Transfer)
+        states.append(job.handoff.state)
+        first_token(reply, first)
 
-    monkeypatch.setattr(side, "_tell", look)
+    monkeypatch.setattr(PrefillReply, "first_token", look)
     pair.say(words(9, 2))
     assert states == [TransferState.COMMITTING]
     pair.say(words(9, 3), most=1)  # its first token is its last: the ticket goes back
     assert states[1:] == [TransferState.SENDING]
-    pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.restless)
+    pair.play(lambda: pump.idle() and not pair.source.engine._prefill.sender.restless)
     pair.assert_free()
 
 
-def test_a_link_takes_what_is_planned_for_one(pair: Pair, pump: Pump) -> None:
-    """Of a sender nothing: its blocks are read where they lie."""
+def test_a_link_takes_the_memory_that_is_planned_for_one(
+    pair: Pair, pump: Pump, devices: list[FakeDevice]
+) -> None:
+    """A sender takes none: its blocks are read where they are."""
     pair.say(words(9, 1))
-    for engine, links in ((pair.source.engine, 0), (pair.target.engine, 1)):
-        assert engine._blocks is not None
-        device = engine._blocks.device
-        assert isinstance(device, FakeDevice)
-        planned = link_bytes(EngineConfig(gpu_links=links), engine._parts.model.layout)
+    for end, device, links in zip((pair.source, pair.target), devices, (0, 1), strict=True):
+        planned = link_bytes(EngineConfig(gpu_links=links), end.model.layout)
         assert sum(memory.size for memory in device.allocated) == planned
 
 
@@ -117,8 +122,8 @@ def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(
         prompt = words(30, 100 + seed)
         assert pair.say(prompt)[0] == ask(truth, prompt)[0]
         pair.play(lambda asked=asked: pair.ended(asked))  # type: ignore[misc]
-        pair.play(lambda: pump.idle() and not pair.source.engine._parts.sender.pinned_blocks)
-        pair.play(lambda: not any(link.live_transfers for link in pair.target.engine._parts.receiver.links))  # type: ignore[union-attr]
+        pair.play(lambda: pump.idle() and not pair.source.engine._prefill.sender.pinned_blocks)
+        pair.play(lambda: not any(link.live_transfers for link in pair.target.engine._decode.receiver.links))  # type: ignore[union-attr]
         pair.assert_free()
 
 
@@ -128,10 +133,10 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
     pair = Pair(tmp_path)
     pair.meanwhile = pump.some
-    parts = pair.source.engine._parts
+    side = pair.source.engine._prefill
     pair.say(words(4, 1))  # a link is there
     shipped: list[int] = []
-    take, begin = parts.prefill.loop.ended, parts.prefill.loop.begin
+    take, begin = side.loop.ended, side.loop.begin
     ended: list[int] = []
 
     def count_ended() -> list[ChunkResult]:
@@ -141,12 +146,12 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
 
     def look() -> bool:
         if sum(ended):  # a step has ended
-            shipped.append(parts.sender.counters.bytes_shipped - before)
+            shipped.append(side.sender.counters.bytes_shipped - before)
         return begin()
 
-    monkeypatch.setattr(parts.prefill.loop, "ended", count_ended)
-    monkeypatch.setattr(parts.prefill.loop, "begin", look)
-    before = parts.sender.counters.bytes_shipped
+    monkeypatch.setattr(side.loop, "ended", count_ended)
+    monkeypatch.setattr(side.loop, "begin", look)
+    before = side.sender.counters.bytes_shipped
     asked = pair.begin(pair.reserve(words(16, 2)))
     pair.play(lambda: pair.ended(asked))
     pair.close()
@@ -157,7 +162,7 @@ def test_a_handoff_that_ends_while_its_commit_is_said_has_told_all(
     pair: Pair, truth: Turned, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its blocks were there before: decode answers as soon as it hears of it."""
-    sender, prefixes = pair.source.engine._parts.sender, pair.source.engine._parts.prefixes
+    sender, prefixes = pair.source.engine._prefill.sender, pair.source.engine._prefix_cache
     assert prefixes is not None
     pair.say(words(9, 1))  # a link is there
     poll = sender.poll

@@ -20,7 +20,7 @@ from baton.v1.engine_pb2 import (
     SlotEndedCommand,
 )
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
-from services.worker.engine.decode.ticket_book import RUNNING_GRACE_S
+from services.worker.engine.decode.ticket_table import RUNNING_GRACE_S
 from tests.worker.turned import Turned, prefill, reserve
 
 
@@ -96,7 +96,7 @@ def test_a_sequence_that_runs_ends_at_its_deadline(turned: Turned) -> None:
 
 
 def test_a_device_that_hangs_ends_the_engine(turned: Turned, monkeypatch: pytest.MonkeyPatch) -> None:
-    for loop in (turned.engine._parts.decode_loop, turned.engine._parts.prefill.loop):
+    for loop in (turned.engine._decode.loop, turned.engine._prefill.loop):
         with monkeypatch.context() as patch:
             patch.setattr(type(loop), "device_hung", lambda loop: True)
             with pytest.raises(BatonError, match="the device makes no progress") as hung:
@@ -105,15 +105,15 @@ def test_a_device_that_hangs_ends_the_engine(turned: Turned, monkeypatch: pytest
     turned.turn()
 
 
-def test_the_heartbeat_moves_with_every_turn_and_within_a_step(turned: Turned) -> None:
+def test_the_heartbeat_moves_with_every_turn_and_within_a_step(
+    turned: Turned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     beats = [turned.heartbeat.read().turns]
     turned.turn()
     beats.append(turned.heartbeat.read().turns)
     turned.send(prefill=prefill(turned.ask(reserve=reserve()).reserved.ticket))
     expected: list[float] = []
-    loop = turned.engine._parts.decode_loop
-    between = loop.meanwhile
-    assert between is not None
+    between = turned.engine._between_layers
 
     def watched() -> None:
         between()
@@ -121,7 +121,7 @@ def test_the_heartbeat_moves_with_every_turn_and_within_a_step(turned: Turned) -
         beats.append(beat.turns)
         expected.append(beat.expected_step_s)
 
-    loop.meanwhile = watched
+    monkeypatch.setattr(turned.engine, "_between_layers", watched)
     turned.run_out()
     assert beats == sorted(set(beats))
     assert len(beats) > 2
@@ -138,7 +138,7 @@ def test_a_full_worker_refuses_for_now_and_the_impossible_for_ever(turned: Turne
     with structlog.testing.capture_logs() as logged:
         turned.turn()
     # A router repeats what it was refused for want of room many times a second.
-    assert [line["log_level"] for line in logged if line["event"] == "command refused"] == [
+    assert [line["log_level"] for line in logged if line["event"] == "command_refused"] == [
         "debug", "debug", "warning", "warning",
     ]  # fmt: skip
     assert turned.failure(full)[0] is ErrorKind.OVERLOADED
@@ -221,16 +221,17 @@ def test_an_unknown_slot_that_ended_is_counted(turned: Turned) -> None:
     turned.assert_free()
 
 
-def test_a_promise_does_not_wait_for_the_end_of_a_step(turned: Turned) -> None:
+def test_a_reservation_does_not_wait_for_the_end_of_a_step(
+    turned: Turned, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is asked between two layers is answered there, but for what came behind another command."""
     ticket = turned.ask(reserve=reserve()).reserved.ticket
     turned.send(prefill=prefill(ticket))
-    loop = turned.engine._parts.decode_loop
+    loop = turned.engine._decode.loop
     while not loop.has_work:
-        turned.engine._turn()
-    meanwhile = loop.meanwhile
+        turned.engine.turn()
+    between = turned.engine._between_layers
     asked: list[int] = []
-    assert meanwhile is not None
 
     def ask_once() -> None:
         if not asked:
@@ -238,12 +239,12 @@ def test_a_promise_does_not_wait_for_the_end_of_a_step(turned: Turned) -> None:
             asked.append(turned.send(audit=AuditCommand()))
             asked.append(turned.send(reserve=reserve(name=b"c")))
             steps = turned.ring.steps
-            meanwhile()
+            between()
             turned._read()
             assert turned.ring.steps == steps
             assert [turned.of(number) for number in asked] == [["reserved"], [], []]
 
-    loop.meanwhile = ask_once
+    monkeypatch.setattr(turned.engine, "_between_layers", ask_once)
     turned.run_out()
     assert [turned.of(number) for number in asked] == [["reserved"], ["audit"], ["failed"]]
     assert turned.failure(asked[2])[0] is ErrorKind.OVERLOADED

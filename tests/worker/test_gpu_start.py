@@ -15,7 +15,7 @@ from baton.errors import BatonError, ErrorKind
 from services.common.config import EngineConfig
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import load
-from services.worker.engine.startup.startup_log import capture_told, tell_memory
+from services.worker.engine.startup.startup_log import capture_logged, log_memory
 from tests.engine.local_engine import CONFIG
 
 GPU = torch.device("cuda", 0)
@@ -23,7 +23,7 @@ GPU = torch.device("cuda", 0)
 
 def test_compiled_and_kept_kernels_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with capture_logs() as logs, capture_told(GPU):
+    with capture_logs() as logs, capture_logged(GPU):
         hear = triton.knobs.compilation.listener
         for hit in (True, False, True):
             hear(src=None, metadata={}, metadata_group={}, times=None, cache_hit=hit)
@@ -35,10 +35,10 @@ def test_compiled_and_kept_kernels_are_told(tmp_path: Path, monkeypatch: pytest.
 def test_nothing_is_told_of_a_cpu_or_of_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     with capture_logs() as logs:
-        with capture_told(torch.device("cpu")):
+        with capture_logged(torch.device("cpu")):
             pass
         assert not (tmp_path / "cache").exists()
-        with capture_told(GPU):
+        with capture_logged(GPU):
             pass
     assert logs == []
 
@@ -46,7 +46,7 @@ def test_nothing_is_told_of_a_cpu_or_of_no_kernels(tmp_path: Path, monkeypatch: 
 def test_kernels_that_cannot_be_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    with pytest.raises(BatonError, match="kernel_cache") as caught, capture_told(GPU):
+    with pytest.raises(BatonError, match="kernel_cache") as caught, capture_logged(GPU):
         raise AssertionError
     assert caught.value.kind is ErrorKind.INVALID
 
@@ -60,7 +60,7 @@ def test_memory_adds_up(workers: int, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * 10**9)
     with capture_logs() as logs:
-        tell_memory(model, engine)
+        log_memory(model, engine)
     (line,) = logs
     assert (line["event"], line["gpu"], line["gpu_used_gb"], line["gpu_gb"]) == ("memory", 0, 10.0, 80.0)
     known = line["weights_gb"] + line["kv_gb"]

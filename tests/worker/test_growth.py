@@ -14,9 +14,9 @@ from baton.engine.memory.kv_cache import KVCache
 from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.types_pb2 import Attempt
-from services.worker.engine.decode.block_growth import GROW_TOKENS, Growth
+from services.worker.engine.decode.block_allocation import ALLOCATION_TOKENS, BlockAllocation
 from services.worker.engine.decode.output_lengths import OutputLengths
-from services.worker.engine.decode.reservation import Key, Reservation
+from services.worker.engine.decode.reservation import Reservation, SlotKey
 
 BLOCK = 16
 PROMPT = 20
@@ -29,8 +29,9 @@ class Steps:
     steps: int = 0
     heard: int = 0
     posted: int = 0
-    grown: list[tuple[Key, int]] = field(default_factory=list)
-    held: list[Key] = field(default_factory=list)
+    grown: list[tuple[SlotKey, int]] = field(default_factory=list)
+    held: list[SlotKey] = field(default_factory=list)
+    preempted: list[SlotKey] = field(default_factory=list)
 
     @property
     def ring(self) -> Steps:
@@ -45,6 +46,9 @@ class Steps:
     def hold(self, slot: int, generation: int) -> int:
         self.held.append((slot, generation))
         return len(self.held)
+
+    def move(self, slot: int, generation: int) -> None:
+        self.preempted.append((slot, generation))
 
     def applied(self, number: int) -> bool:
         return self.heard >= number
@@ -68,32 +72,27 @@ class Case:
         layout = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), BLOCK),))
         self.pools = BlockPools(layout, [blocks + 1])
         self.loop = loop or Steps()
-        self.moved: list[Key] = []
         self.cache = KVCache(layout, blocks + 1, "cpu")
         self.host = HostBlocks(self.cache, host_blocks * layout.groups[0].block_bytes)
-        self.growth = Growth(self.pools, self.loop, self.host, self._move)  # type: ignore[arg-type]
-        self.reservations: dict[Key, Reservation] = {}
+        self.allocation = BlockAllocation(self.pools, self.loop, self.host)  # type: ignore[arg-type]
+        self.reservations: dict[SlotKey, Reservation] = {}
 
-    def admit(self, slot: int, tokens: int, end: int) -> Key:
+    def admit(self, slot: int, tokens: int, end: int) -> SlotKey:
         key = (slot, 1)
         grant = Grant(*key, self.pools.allocate(tokens), tokens)
         reservation = Reservation(Attempt(), Ticket(), grant, PROMPT, end)
         self.reservations[key] = reservation
-        self.growth.watch(reservation)
+        self.allocation.add(reservation)
         return key
 
-    def end(self, key: Key) -> None:
-        self.growth.forget(key)
+    def end(self, key: SlotKey) -> None:
+        self.allocation.remove(key)
         self.pools.release(self.reservations.pop(key).grant.blocks)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            self.growth.step()
+            self.allocation.step()
             self.loop.steps += 1
-
-    def _move(self, reservation: Reservation) -> None:
-        reservation.leaving = True
-        self.moved.append(reservation.key)
 
 
 def test_blocks_come_before_they_are_needed_and_no_sooner() -> None:
@@ -102,11 +101,11 @@ def test_blocks_come_before_they_are_needed_and_no_sooner() -> None:
     case.run(30)
     assert not case.loop.grown
     case.run(10)  # at the 40th step its blocks would have been full
-    assert case.loop.grown == [(key, PROMPT + 40 + GROW_TOKENS)]
+    assert case.loop.grown == [(key, PROMPT + 40 + ALLOCATION_TOKENS)]
     case.run(150)
     assert case.loop.grown[-1] == (key, PROMPT + 199), "the last token has no KV"
-    assert case.growth.grown == 3
-    assert not case.moved
+    assert case.allocation.allocations == 3
+    assert not case.loop.preempted
 
 
 def test_a_sequence_that_has_all_its_blocks_is_left_alone() -> None:
@@ -122,15 +121,15 @@ def test_who_has_the_most_left_to_do_is_moved_and_nobody_else() -> None:
     far = case.admit(1, tokens=PROMPT + 12, end=PROMPT + 300)
     mid = case.admit(2, tokens=PROMPT + 12, end=PROMPT + 60)
     case.run(20)
-    assert case.moved == [far], "the two blocks it has are enough for the first"
-    assert case.growth.waiting
+    assert case.loop.preempted == [far], "the two blocks it has are enough for the first"
+    assert case.allocation.waiting
     case.end(far)
-    case.growth.step()
+    case.allocation.step()
     assert case.loop.grown == [(near, PROMPT + 39)]
-    assert case.moved == [far, mid], "the second wants three, and has itself the most left"
+    assert case.loop.preempted == [far, mid], "the second wants three, and has itself the most left"
     case.end(mid)
-    case.growth.step()
-    assert not case.growth.waiting
+    case.allocation.step()
+    assert not case.allocation.waiting
 
 
 def test_what_others_have_too_does_not_come_back_with_who_leaves() -> None:
@@ -141,13 +140,13 @@ def test_what_others_have_too_does_not_come_back_with_who_leaves() -> None:
     for block in shared[0]:
         case.pools.pools[0].retain(block)
     leaves = Reservation(Attempt(), Ticket(), Grant(2, 1, shared, PROMPT + 12), PROMPT, PROMPT + 40)
-    leaves.leaving = True
+    leaves.ending = True
     case.reservations[leaves.key] = leaves
-    case.growth.watch(leaves)
+    case.allocation.add(leaves)
     case.run(20)
-    assert case.moved == [far], "the two blocks of the one that leaves are the first's"
+    assert case.loop.preempted == [far], "the two blocks of the one that leaves are the first's"
     case.end(far)
-    case.growth.step()
+    case.allocation.step()
     assert case.loop.grown == [(near, PROMPT + 39)]
 
 
@@ -156,7 +155,7 @@ def test_one_alone_is_moved_where_promises_hold_the_rest() -> None:
     case.pools.allocate(2 * BLOCK)
     key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
     case.run(20)
-    assert case.moved == [key]
+    assert case.loop.preempted == [key]
 
 
 def test_a_slot_that_has_ended_or_leaves_gets_nothing() -> None:
@@ -164,10 +163,10 @@ def test_a_slot_that_has_ended_or_leaves_gets_nothing() -> None:
     ended = case.admit(0, tokens=PROMPT + 20, end=PROMPT + 200)
     leaves = case.admit(1, tokens=PROMPT + 20, end=PROMPT + 200)
     case.end(ended)
-    case.reservations[leaves].leaving = True
+    case.reservations[leaves].ending = True
     case.run(40)
     assert not case.loop.grown
-    assert not case.growth.waiting
+    assert not case.allocation.waiting
 
 
 def test_what_nine_of_ten_had() -> None:
@@ -187,14 +186,14 @@ def test_only_what_ended_by_itself_tells_how_long_requests_are() -> None:
     for number in range(40):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
         case.run(10)
-        case.reservations[key].leaving = number % 2 == 0
+        case.reservations[key].ending = number % 2 == 0
         case.end(key)
-    assert case.growth.lengths.most is None
+    assert case.allocation.output_lengths.most is None
     for number in range(12):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
         case.run(10)
         case.end(key)
-    assert case.growth.lengths.most == 10
+    assert case.allocation.output_lengths.most == 10
 
 
 class Paused(Case):
@@ -208,31 +207,31 @@ class Paused(Case):
             self.cache.block_bytes_view(0, block).fill_(block)
         self.run(20)
 
-    def table(self, key: Key) -> tuple[int, ...]:
+    def table(self, key: SlotKey) -> tuple[int, ...]:
         return self.reservations[key].blocks[0]
 
 
 def test_a_slot_is_set_aside_and_comes_back_with_its_bytes() -> None:
     case = Paused()
     before = case.table(case.far)
-    assert (case.loop.held, case.moved, case.growth.paused) == ([case.far], [], 1)
-    case.growth.step()
+    assert (case.loop.held, case.loop.preempted, case.allocation.swapped_out) == ([case.far], [], 1)
+    case.allocation.step()
     assert case.table(case.far) == before, "a step that has not heard of it may still write there"
     case.loop.heard = 1
-    case.growth.step()
+    case.allocation.step()
     assert case.table(case.far) == ()
-    case.growth.step()
+    case.allocation.step()
     assert case.loop.grown == [(case.near, PROMPT + 39)]
-    assert case.growth.waiting, "it waits for its blocks"
+    assert case.allocation.waiting, "it waits for its blocks"
     for block in case.table(case.near):
         case.cache.block_bytes_view(0, block).fill_(99)
     case.end(case.near)
-    case.growth.step()
+    case.allocation.step()
     assert case.loop.grown[1:] == [(case.far, PROMPT + 43)]
     told = [int(case.cache.block_bytes_view(0, block)[-1]) for block in case.table(case.far)]
     assert told[: len(before)] == list(before)
     assert case.host.free == 10
-    assert not case.growth.waiting
+    assert not case.allocation.waiting
     case.end(case.far)
     assert case.pools.free == case.pools.total
 
@@ -241,15 +240,15 @@ def test_a_slot_is_set_aside_and_comes_back_with_its_bytes() -> None:
 def test_a_slot_that_ends_while_it_is_set_aside_leaves_nothing(heard: int) -> None:
     case = Paused()
     case.loop.heard = heard
-    case.growth.step()
-    case.reservations[case.far].leaving = True
-    case.growth.step()
+    case.allocation.step()
+    case.reservations[case.far].ending = True
+    case.allocation.step()
     case.end(case.far)
     assert case.host.free == 10
     case.end(case.near)
-    case.growth.step()
+    case.allocation.step()
     assert case.pools.free == case.pools.total
-    assert not case.growth.waiting
+    assert not case.allocation.waiting
 
 
 def test_what_ended_before_it_was_held_says_nothing_of_lengths() -> None:
@@ -260,39 +259,39 @@ def test_what_ended_before_it_was_held_says_nothing_of_lengths() -> None:
         case.run(10)
         case.end(key)
     paused = Paused()
-    paused.growth.lengths = case.growth.lengths
+    paused.allocation.output_lengths = case.allocation.output_lengths
     paused.loop.heard = 1
-    paused.growth.step()
+    paused.allocation.step()
     assert paused.table(paused.far) == ()
     paused.end(paused.far)
-    assert case.growth.lengths.most is None, "31 are too few to tell"
+    assert case.allocation.output_lengths.most is None, "31 are too few to tell"
     paused.end(paused.near)
-    assert case.growth.lengths.most == 10
+    assert case.allocation.output_lengths.most == 10
 
 
 def test_where_the_host_has_no_room_it_is_moved() -> None:
     case = Paused(host_blocks=1)
-    assert (case.loop.held, case.moved) == ([], [case.far])
+    assert (case.loop.held, case.loop.preempted) == ([], [case.far])
 
 
 def test_steps_in_which_a_slot_is_held_are_not_counted_for_it() -> None:
     """Each time its blocks end it waits 50 steps for more, and 3 more until the steps apply the entry."""
     case = Case(blocks=100, loop=LateSteps())
     key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
-    running, position = case.growth._running[key], PROMPT
-    case.growth.step()
+    running, position = case.allocation._running[key], PROMPT
+    case.allocation.step()
     for _ in range(3):
         case.loop.steps += case.reservations[key].grant.capacity - position + 50
         position = case.reservations[key].grant.capacity
-        case.growth.step()
+        case.allocation.step()
         for _ in range(3):
             case.loop.steps += 1
-            case.growth.step()
+            case.allocation.step()
         case.loop.heard = case.loop.posted
-        case.growth.step()
-        assert case.growth._position(running) == position
+        case.allocation.step()
+        assert case.allocation._position(running) == position
         case.loop.steps += 7
-        assert case.growth._position(running) == position + 7
+        assert case.allocation._position(running) == position + 7
         position += 7
 
 
@@ -302,6 +301,6 @@ def test_a_length_that_is_known_is_not_estimated() -> None:
     for number in range(32):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
         case.run(25)
-        case.growth.forget(key, 8)
+        case.allocation.remove(key, 8)
         case.pools.release(case.reservations.pop(key).grant.blocks)
-    assert case.growth.lengths.most == 7, "the last token has no KV"
+    assert case.allocation.output_lengths.most == 7, "the last token has no KV"

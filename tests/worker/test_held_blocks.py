@@ -49,7 +49,7 @@ def test_turns_of_a_chat_ship_what_is_new(pair: Pair, truth: Turned) -> None:
         written = len(said) + len(tokens) - 1  # the last token has no KV
         said = said + tokens
         pair.assert_free()
-    sent, audit = pair.source.engine._parts.sender.counters.bytes_shipped, pair.audit()
+    sent, audit = pair.source.engine._prefill.sender.counters.bytes_shipped, pair.audit()
     assert (sent, audit.bytes_received) == (shipped, shipped)
     assert (audit.blocks_held, audit.bytes_held) == (held, held * pair.block_bytes)
     assert audit.prefixes.device_hits == held > 20
@@ -77,10 +77,10 @@ def test_a_ticket_that_follows_says_what_is_held(tmp_path: Path, truth: Turned) 
     prompt = words(21)
     pair.say(prompt)
     for turns in (0, 1, 2, 4):
-        before = pair.source.engine._parts.sender.counters.bytes_shipped
+        before = pair.source.engine._prefill.sender.counters.bytes_shipped
         tokens, asked = pair.say(prompt, follows_in=turns)
         assert (tokens, asked.held) == (ask(truth, prompt)[0], 5)
-        assert pair.source.engine._parts.sender.counters.bytes_shipped - before == pair.block_bytes
+        assert pair.source.engine._prefill.sender.counters.bytes_shipped - before == pair.block_bytes
         pair.assert_free()
     pair.close()
 
@@ -182,7 +182,7 @@ def test_names_that_are_not_the_prompts_fail_the_attempt(
 
 def held_bytes(pair: Pair) -> dict[bytes, bytes]:
     """What decode has under each name."""
-    model = pair.target.engine._parts.model
+    model = pair.target.model
     return {
         name: bytes(model.cache.read_block(0, model.pools.cached.blocks(name)[0], 0, pair.block_bytes))
         for name in model.pools.cached.names()

@@ -40,8 +40,8 @@ def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
         made.append(WatchedLinks(blocks.device))
         return made[-1]
 
-    monkeypatch.setattr("services.worker.engine.process.device_blocks", device)
-    monkeypatch.setattr("services.worker.engine.process.nccl_links", links)
+    monkeypatch.setattr("services.worker.engine.assembly.device_blocks", device)
+    monkeypatch.setattr("services.worker.engine.assembly.nccl_links", links)
     monkeypatch.setattr(nccl_line, "OVERDUE_S", 0.1)
     return made
 
@@ -62,7 +62,7 @@ def ways(tmp_path: Path, made: list[WatchedLinks], monkeypatch: pytest.MonkeyPat
 
 
 def transports(pair: Pair) -> list[str]:
-    return [link.transport for link in pair.source.engine._parts.sender.links]
+    return [link.transport for link in pair.source.engine._prefill.sender.links]
 
 
 def unfit(engine: Turned) -> list[str]:
@@ -77,7 +77,7 @@ def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made
         pair.assert_free()
     assert transports(pair) == ["nccl"]
     assert sum(len(links.lines) for links in made) == 2
-    assert pair.audit().bytes_received == pair.source.engine._parts.sender.counters.bytes_shipped > 0
+    assert pair.audit().bytes_received == pair.source.engine._prefill.sender.counters.bytes_shipped > 0
     assert unfit(pair.source) == unfit(pair.target) == []
     pair.close()
 
@@ -100,7 +100,7 @@ def test_an_engine_whose_nccl_hangs_says_so_once_and_goes_on(
     time.sleep(0.15)
     engine.turn(3)
     assert unfit(engine) == ["NCCL did not end a link in time"]
-    ways.play(lambda: not any(link.live_transfers for link in ways.source.engine._parts.sender.links))
+    ways.play(lambda: not any(link.live_transfers for link in ways.source.engine._prefill.sender.links))
     ways.assert_free()
 
 

@@ -26,15 +26,15 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
     reserved = taking.ask(reserve=reserve(tokens=TOKENS)).reserved
     giving.send(prefill=prefill(reserved.ticket, tokens=TOKENS))
     giving.turn()  # the first chunk, and the link is being opened
-    prompts = giving.engine._parts.prefill
+    prompts = giving.engine._prefill
     seen: list[tuple[int, int]] = []
     while (computed := prompts.loop.tokens_run) < TOKENS:
         # Only links from here until all that was computed has come; the prompt waits.
         whole = computed // 4  # its blocks have 4 tokens
         deadline = time.monotonic() + 5
-        while taking.engine._parts.receiver is None or _received(taking) < whole:
+        while taking.engine._decode.receiver is None or _received(taking) < whole:
             assert time.monotonic() < deadline, (computed, _received(taking))
-            prompts.poll(16)
+            prompts.pipeline.poll(16)
             taking.turn()
             time.sleep(0.001)
         seen.append((computed, _received(taking)))
@@ -50,6 +50,6 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
 
 
 def _received(turned: Turned) -> int:
-    receiver = turned.engine._parts.receiver
+    receiver = turned.engine._decode.receiver
     assert receiver is not None
     return sum(receiver.counters.blocks_received)

@@ -46,7 +46,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rest(turned: Turned) -> None:
     """Turns until nothing happens and no step is under way."""
-    loop = turned.engine._parts.prefill.loop
+    loop = turned.engine._prefill.loop
     for _ in range(2000):
         if not turned.play() and not loop.under_way:
             return
@@ -99,8 +99,8 @@ def test_nothing_is_told_or_pushed_before_its_step_has_ended(tmp_path: Path) -> 
     turned = Turned(tmp_path)
     start(turned, b"a", 30)
     turned.turn()
-    side = turned.engine._parts.prefill
-    (job,) = side._jobs.values()
+    side = turned.engine._prefill
+    (job,) = side.jobs._jobs.values()
     assert side.loop.under_way
     assert (job.pushed, job.sequence.computed, job.sequence.begun) == ([0], 0, 8)
     while not job.sequence.computed:
@@ -119,7 +119,7 @@ def test_cancelled_at_any_turn_it_leaves_nothing(tmp_path: Path, turns: int) -> 
     number = start(turned, b"a", 40)
     other = start(turned, b"b", 20)
     turned.turn(turns)
-    assert turned.engine._parts.prefill.loop.under_way
+    assert turned.engine._prefill.loop.under_way
     turned.send(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
     rest(turned)
     assert "failed" in turned.of(number)

@@ -26,7 +26,7 @@ from baton.v1.types_pb2 import Attempt, Limits, Sampling
 from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.common.engine_channel import EngineEnd
 from services.common.engine_launch import EngineLaunch
-from services.worker.engine.process import Engine
+from services.worker.engine.assembly import build_engine
 from services.worker.engine.startup.model_loader import load
 from tests.engine.local_engine import CONFIG
 
@@ -67,7 +67,8 @@ class Turned:
         memory = SharedMemory.create("turned", rings.size)
         self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
         launch = EngineLaunch(worker=config, incarnation="ab" * 16, started_ns=1, channel_fd=0, memory_fd=0)
-        self.engine = Engine(launch, load(str(folder), config.engine), EngineEnd(self._theirs), memory)
+        self.model = load(str(folder), config.engine)
+        self.engine = build_engine(launch, self.model, EngineEnd(self._theirs), memory)
         self._ids = itertools.count(1)
         self._buffer = b""
         self.events: list[EngineEvent] = []
@@ -78,7 +79,7 @@ class Turned:
 
     def turn(self, times: int = 1) -> None:
         for _ in range(times):
-            self.engine._turn()
+            self.engine.turn()
             self._read()
 
     def send(self, **command: Any) -> int:
@@ -109,11 +110,11 @@ class Turned:
     @property
     def transfers(self) -> int:
         """Those it sends that have not ended."""
-        return sum(link.live_transfers for link in self.engine._parts.sender.links)
+        return sum(link.live_transfers for link in self.engine._prefill.sender.links)
 
     def play(self) -> bool:
         """One turn, and the front's part in it: each finished slot is reported. False where all rested."""
-        busy = self.engine._turn()
+        busy = self.engine.turn()
         self._read()
         for record in self.ring.read():
             self.records.append(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,14 +33,16 @@ def decode_loop(
     *,
     exact: bool,
     serves: bool = True,
+    before_step: Callable[[float], None] | None = None,
 ) -> DecodeLoop:
     """The loop for this decoder's device and dtype. On a GPU this compiles and captures: seconds.
 
-    `serves`: False where no slot will ever be admitted, and nothing need be captured.
+    `serves`: False where no slot will ever be admitted, and nothing need be captured. `before_step`: see
+    `DecodeLoop`.
     """
     if serves and decoder.device.type == "cuda" and decoder.dtype != torch.float64:
         return graph_loop(decoder, cache, state, rings, memory, exact=exact)
-    return TorchDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory))
+    return TorchDecodeLoop(decoder, cache, state, rings.mailbox(memory), rings.writer(memory), before_step)
 
 
 def graph_loop(

@@ -29,15 +29,19 @@ _NAP_S = 0.001
 class DecodeLoop(ABC):
     """The host's verbs (`admit`, `grow`, `hold`, `move`, `cancel`) and the `step` they take effect in."""
 
-    def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
+    def __init__(
+        self,
+        state: SlotState,
+        mailbox: Mailbox,
+        ring: RingWriter,
+        before_step: Callable[[float], None] | None = None,
+    ) -> None:
+        """`before_step` is called with `expected_step_s` before a step that the host computes itself, which
+        blocks its caller."""
         self._state = state
         self._mailbox = mailbox
         self._ring = ring
-        # Called between the layers of a step that the host computes itself: for what need not wait for its
-        # end and touches no active slot. A step on a GPU keeps no host waiting, and calls nothing.
-        self.meanwhile: Callable[[], None] | None = None
-        # Called with `expected_step_s` before a step that the host computes itself, which blocks its loop.
-        self.before_step: Callable[[float], None] | None = None
+        self._before_step = before_step
 
     @property
     def ring(self) -> RingWriter:
@@ -194,9 +198,12 @@ class DecodeLoop(ABC):
         """Since the loop was made."""
 
     @abstractmethod
-    def step(self) -> bool:
-        """Runs one step, or sees to it that one will run; False when there was nothing to do or no room
-        to say it in."""
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
+        """Runs one step or enqueues one; False where there was nothing to do or no room in the output ring.
+
+        `between_layers` is called between the layers of a step that the host computes itself, for work that
+        cannot wait for its end and touches no active slot. A step on a GPU blocks no caller and ignores it.
+        """
 
 
 def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry:

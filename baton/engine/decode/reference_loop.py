@@ -7,6 +7,7 @@ for each step.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,9 +25,15 @@ class TorchDecodeLoop(DecodeLoop):
     """A step runs when `step` is called, and has run when that returns."""
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, state: SlotState, mailbox: Mailbox, ring: RingWriter
+        self,
+        decoder: Decoder,
+        cache: KVCache,
+        state: SlotState,
+        mailbox: Mailbox,
+        ring: RingWriter,
+        before_step: Callable[[float], None] | None = None,
     ) -> None:
-        super().__init__(state, mailbox, ring)
+        super().__init__(state, mailbox, ring, before_step)
         self._decoder = decoder
         self._cache = cache
         self._slots = state.active.shape[0]
@@ -45,7 +52,7 @@ class TorchDecodeLoop(DecodeLoop):
     def has_work(self) -> bool:
         return bool(self._mailbox.pending) or bool(self._state.active.any())
 
-    def step(self) -> bool:
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         if not self.has_work:
             return False
         # Every entry and every row may write one word.
@@ -57,10 +64,10 @@ class TorchDecodeLoop(DecodeLoop):
         if not (heard or rows.numel()):
             return False  # all are held
         if rows.numel():
-            if self.before_step is not None:
-                self.before_step(self.expected_step_s)
+            if self._before_step is not None:
+                self._before_step(self.expected_step_s)
             began = time.monotonic()
-            self._advance(rows)
+            self._advance(rows, between_layers)
             self._times.add(time.monotonic() - began)
         self._ring.count_step()
         return True
@@ -94,7 +101,7 @@ class TorchDecodeLoop(DecodeLoop):
             self._ring.count_held(int(held.sum()))
         return torch.nonzero(state.active & ~held).flatten()
 
-    def _advance(self, rows: Tensor) -> None:
+    def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
         state = self._state
         position = state.position[rows].long()
         hidden = self._decoder.forward(
@@ -105,7 +112,7 @@ class TorchDecodeLoop(DecodeLoop):
                 block_tables=tuple(table[rows].long() for table in state.block_tables),
             ),
             self._cache,
-            self.meanwhile,
+            between_layers,
         )
         logits = self._decoder.logits(hidden)
         tokens, logprobs = state.sampler.draw(logits, rows, position + 1, state.stop_ids)

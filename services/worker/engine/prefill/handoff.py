@@ -1,54 +1,104 @@
-"""The two ways a prefilled sequence reaches its slot, behind three verbs: push, commit, withdraw.
+"""The two ways a prefilled sequence reaches its slot, behind one interface: push, commit, withdraw.
 
-Over a link that is `kvtransfer.sender.sender.Transfer`. Within a worker of role both it is `LocalHandoff`:
-prefill has written into the reserved blocks themselves, so nothing is pushed and the commit admits.
+Over a link a handoff is a `kvtransfer.sender.transfer.Transfer`. Within a worker of role both it is a
+`LocalHandoff`: prefill has written into the reserved blocks, so nothing is pushed and the commit admits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from baton.device.link_device import Moment
-from baton.v1.decode_pb2 import Ticket
+from baton.engine.sequence import Sequence as PromptSequence
+from baton.v1.decode_pb2 import TicketBody
+from baton.v1.prefill_pb2 import FirstToken, PrefillRequest
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.inbound_transfer import complete
-from services.worker.engine.decode.reservations import DecodeSide
+from services.common.attempt_key import AttemptKey
+from services.worker.engine.decode.handoff_receiver import HandoffReceiver
+from services.worker.engine.decode.reserved_slots import ReservedSlots
 
 
 class Handoff(Protocol):
-    """One sequence on its way."""
+    """The transfer of one sequence to its slot."""
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
-        """Blocks `first` and following of the sequence are complete, now or at that moment of the step that
-        completes them."""
+        """Hands over the sequence's blocks `first` and following of a cache group, which are complete now, or
+        when the device reaches `after`."""
 
     def commit(self, record: CommitRecord) -> None:
-        """All blocks are pushed. `record`: what the last step found, behind what was said at the beginning.
-        The acknowledgement comes later, over a link."""
+        """All blocks are pushed; `record` adds the first token to the early metadata. Over a link the
+        acknowledgement comes later."""
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        """There will be no commit."""
+        """Ends the handoff without a commit."""
 
 
 class LocalHandoff:
-    """The blocks change owner where they are."""
+    """A handoff within one worker: the blocks change owner where they are."""
 
-    def __init__(self, decode: DecodeSide, transfer_id: int, ticket: Ticket, record: CommitRecord) -> None:
-        """`record`: all but what the last step finds, as a transfer is described."""
-        self._decode = decode
+    def __init__(
+        self, reserved: ReservedSlots, receiver: HandoffReceiver, transfer_id: int, request: PrefillRequest
+    ) -> None:
+        self._reserved = reserved
+        self._receiver = receiver
         self._transfer_id = transfer_id
-        self._record = record
-        record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
+        self._record = early_record(request)
+        self._record.ticket_body = request.ticket.body
+        self._record.ticket_signature = request.ticket.signature
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
-        """Nothing to do: the blocks are already the ticket's."""
+        """Does nothing: the blocks are the ticket's already."""
 
     def commit(self, record: CommitRecord) -> None:
-        """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
+        """Admits the sequence before it returns. Raises BatonError where the ticket has ended."""
         complete(self._record, record)
-        self._decode.commit_local(self._transfer_id, self._record)
+        self._receiver.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        self._decode.withdrawn(self._transfer_id)
+        self._reserved.end_unused(self._transfer_id)
+
+
+class LocalHandoffs:
+    """Begins the handoffs between the prefill and the decode side of one worker of role both."""
+
+    def __init__(self, incarnation: bytes, reserved: ReservedSlots, receiver: HandoffReceiver) -> None:
+        """`incarnation`: of this worker, by which it recognises its own tickets."""
+        self._incarnation = incarnation
+        self._reserved = reserved
+        self._receiver = receiver
+
+    def issued(self, body: TicketBody) -> bool:
+        """Whether the ticket is this worker's own."""
+        return body.issuer.incarnation == self._incarnation
+
+    def begin(
+        self, request: PrefillRequest, body: TicketBody, sequence: PromptSequence, revoke: Callable[[], None]
+    ) -> LocalHandoff:
+        """Gives a sequence the reserved blocks; `revoke` is called before they are freed. Raises
+        BatonError(CONFLICT) where the ticket has ended."""
+        key, transfer_id = AttemptKey.of(request.attempt), body.transfer_id
+        sequence.blocks = self._reserved.borrow(transfer_id, key, sequence.length, revoke)
+        sequence.borrowed = True
+        sequence.lend = partial(self._reserved.lend_cached, transfer_id, token_count=sequence.length)
+        return LocalHandoff(self._reserved, self._receiver, transfer_id, request)
+
+
+def early_record(request: PrefillRequest) -> CommitRecord:
+    """Everything in a commit record that is known before the prompt is computed."""
+    return CommitRecord(
+        attempt=request.attempt,
+        token_ids=request.token_ids,
+        prompt_length=request.prompt_length,
+        sampling=request.sampling,
+        limits=request.limits,
+    )
+
+
+def final_record(first: FirstToken) -> CommitRecord:
+    """What the prompt's last step adds to it."""
+    logprobs = first.logprobs if first.HasField("logprobs") else None
+    return CommitRecord(first_token_id=first.token_id, first_number=first.number, first_logprobs=logprobs)

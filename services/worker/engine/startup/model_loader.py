@@ -1,4 +1,4 @@
-"""From a worker's configuration to a model on a device and the cache it fills."""
+"""Loads a worker's model onto its device and allocates its KV cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from services.worker.engine.startup.memory_plan import Gpu, memory_plan
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A decoder, its cache, and who holds the cache's blocks."""
+    """A model on its device, its KV cache, and the pools of the cache's blocks."""
 
     config: ModelConfig
     decoder: Decoder
@@ -39,13 +39,13 @@ class LoadedModel:
     max_context_tokens: int
     max_logprobs: int
     device: torch.device
-    # Equal where two workers may exchange KV blocks: of source checkpoint and layout.
+    # Equal where two workers may exchange KV blocks: a digest of source checkpoint and layout.
     fingerprint: bytes
     exact: bool
-    # SHA-256 of the source checkpoint, and of what turns text into its tokens.
+    # SHA-256 of the source checkpoint, and of the tokenizer's files.
     checkpoint: bytes
     tokenizer: bytes
-    # How its weights are kept.
+    # The dtype of its weights, such as bfloat16.
     weight_format: str
 
     @property
@@ -54,7 +54,7 @@ class LoadedModel:
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
-    """Raises BatonError(INVALID) with one clear line for whatever keeps this model from running here."""
+    """Loads a model. Raises BatonError(INVALID) where it cannot run here."""
     folder = resolve_model(model)
     config = ModelConfig.load(folder)
     if config.vocab_size > MAX_VOCAB:
@@ -75,7 +75,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
             weights = load_weights(config, folder, device, dtype, progress)
             checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what casting and drawing took is free for blocks
+        torch.cuda.empty_cache()  # buffers of loading are free for KV blocks
     return LoadedModel(
         config=config,
         decoder=Decoder(config, weights, layout, device, dtype),
@@ -94,12 +94,12 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
 
 
 def device_of(engine: EngineConfig) -> torch.device:
-    """Where a model runs. `BatonError` INVALID where this machine has no such device."""
+    """The configured device. Raises BatonError(INVALID) where this machine has no such device."""
     name, index = engine.device, engine.device_index
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise BatonError(ErrorKind.INVALID, "device cuda was asked for and torch finds none")
+        raise BatonError(ErrorKind.INVALID, "device cuda is configured and torch finds none")
     if name == "cpu":
         return torch.device(name)
     if index is not None and index >= torch.cuda.device_count():
@@ -116,7 +116,7 @@ def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    """What the device is, where it is a GPU, and makes it this process's own: kernels are launched there."""
+    """The memory of a GPU, which becomes this thread's current device; None for a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.set_device(device)

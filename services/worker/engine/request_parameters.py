@@ -1,4 +1,4 @@
-"""The wire's sampling and limits as the engine's, checked: a worker trusts no peer's numbers."""
+"""Validates and converts sampling parameters and limits from the wire; a worker trusts no peer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LARGEST_BIAS = 100.0
 
 
 def sampling_of(message: types_pb2.Sampling, vocab_size: int, max_logprobs: int) -> SamplingParams:
-    """Raises BatonError(INVALID)."""
+    """The engine's sampling parameters. Raises BatonError(INVALID) where one is out of range."""
     repetition = message.repetition_penalty if message.HasField("repetition_penalty") else 1.0
     _require(
         math.isfinite(message.temperature) and message.temperature >= 0, "temperature is a finite number ≥ 0"
@@ -43,7 +43,8 @@ def sampling_of(message: types_pb2.Sampling, vocab_size: int, max_logprobs: int)
 
 
 def limits_of(message: types_pb2.Limits, vocab_size: int, *, least_tokens: int = 1) -> Limits:
-    """Raises BatonError(INVALID)."""
+    """The engine's limits. Raises BatonError(INVALID) where one is out of range, `max_tokens` below
+    `least_tokens` included."""
     _require(message.max_tokens >= least_tokens, f"max_tokens is at least {least_tokens}")
     _require(message.min_tokens <= message.max_tokens, "min_tokens is at most max_tokens")
     _require(
@@ -56,21 +57,24 @@ def limits_of(message: types_pb2.Limits, vocab_size: int, *, least_tokens: int =
 
 
 def first_logprobs_of(record: CommitRecord, sampling: SamplingParams, vocab_size: int) -> Logprobs | None:
-    """What a commit tells of its first token. Raises BatonError(INVALID) where that is not what is due."""
-    told = record.first_logprobs
+    """The first token's logprobs in a commit record. Raises BatonError(INVALID) where they are not those
+    asked for."""
+    first = record.first_logprobs
     _require(
         record.HasField("first_logprobs") == (sampling.logprobs is not None),
         "the first token has logprobs exactly where they are asked for",
     )
-    _require(len(told.top) <= (sampling.logprobs or 0), "the first token has more logprobs than asked for")
-    _require(all(one.token_id < vocab_size for one in told.top), "a logprob's token is out of the vocabulary")
+    _require(len(first.top) <= (sampling.logprobs or 0), "the first token has more logprobs than asked for")
+    _require(
+        all(one.token_id < vocab_size for one in first.top), "a logprob's token is out of the vocabulary"
+    )
     if sampling.logprobs is None:
         return None
-    return Logprobs(told.logprob, tuple((one.token_id, one.logprob) for one in told.top))
+    return Logprobs(first.logprob, tuple((one.token_id, one.logprob) for one in first.top))
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises BatonError(INVALID) unless there is a token and all lie in the vocabulary."""
+    """Raises BatonError(INVALID) for an empty prompt or a token id outside the vocabulary."""
     _require(bool(token_ids), "the prompt is empty")
     _require(max(token_ids) < vocab_size, f"a token id is outside the vocabulary of {vocab_size}")
 
@@ -87,7 +91,7 @@ def _bias_of(bias: Sequence[types_pb2.LogitBias], vocab_size: int) -> tuple[tupl
 def _logprobs_of(message: types_pb2.Sampling, max_logprobs: int) -> int | None:
     if not message.HasField("logprobs"):
         return None
-    _require(max_logprobs > 0, "this worker tells no logprobs")
+    _require(max_logprobs > 0, "this worker has logprobs disabled")
     _require(message.logprobs <= max_logprobs, f"logprobs is at most {max_logprobs}")
     return message.logprobs
 

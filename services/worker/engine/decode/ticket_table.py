@@ -1,4 +1,4 @@
-"""The receiver's book of tickets: what state each attempt's promise is in. Torch-free, grpc-free.
+"""The receiver's tickets and the state of each attempt's reservation. Torch-free, grpc-free.
 
               reserve           receiving          commit           activate
     (nothing) ───────▶ RESERVED ─────────▶ RECEIVING ──────▶ COMMITTED ────────▶ ACTIVE
@@ -7,12 +7,12 @@
         │                                             ▼
         └─────────────── cancel ─────────────────▶ ENDED: a tombstone for 30 s, then forgotten
 
-There is one live entry an attempt at most, and one commit an entry. A tombstone refuses a late reserve
+An attempt has at most one live entry, and an entry at most one commit. A tombstone refuses a late reserve
 of its attempt; so does any higher attempt of the same request, live or tombstoned. A ticket lives until
-its request's deadline. One that is reserved or receiving then takes no commit; its owner finds it in
-`expired` and ends it when its sender is quiet. One whose sequence still runs a moment later is in there
-too. What was granted (blocks, slot) is the caller's to free, once, when `end` or `cancel` hands the entry
-out. Time is the injected clock's, never the wire's.
+its request's deadline. A reserved or receiving one takes no commit after that; it is in `expired` for its
+owner to end. One whose sequence still runs `RUNNING_GRACE_S` later is in `expired` too. The caller frees the
+reserved slot and blocks, once, when `end` or `cancel` returns the entry. Time is that of the injected clock,
+never the wire's.
 """
 
 from __future__ import annotations
@@ -22,62 +22,47 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
+from services.common.attempt_key import AttemptKey
 
-if TYPE_CHECKING:
-    from baton.v1.types_pb2 import Attempt
-
-Grant = TypeVar("Grant")
+Reserved = TypeVar("Reserved")
 
 TOMBSTONE_S = 30.0
-# 30 s of two thousand endings a second; beyond it the oldest tombstone goes early.
+# Two thousand ended attempts a second for 30 s; beyond that the oldest tombstone is dropped early.
 MAX_TOMBSTONES = 65536
-# How long after its deadline a sequence that runs is in `expired`: the router, which cancels it at the
-# deadline itself, comes first.
+# How long after its deadline a running sequence counts as expired. The router cancels it at the deadline, and
+# should come first.
 RUNNING_GRACE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptKey:
-    """One dispatch of one request."""
-
-    request_id: bytes
-    number: int
-
-    @classmethod
-    def of(cls, attempt: Attempt) -> AttemptKey:
-        """The wire's message as a key."""
-        return cls(attempt.request_id, attempt.number)
-
-
 @dataclass(slots=True)
-class TicketEntry(Generic[Grant]):
-    """A live promise. The book changes `state`; all else is fixed."""
+class TicketEntry(Generic[Reserved]):
+    """A live ticket. `TicketTable` changes `state`; all else is fixed."""
 
     key: AttemptKey
     transfer_id: int
-    grant: Grant
+    reservation: Reserved
     deadline: float
     state: TicketState.ValueType = TicketState.TICKET_STATE_RESERVED
 
     @property
     def awaited(self) -> bool:
-        """Whether its commit may still come."""
+        """Whether it may still be committed."""
         return self.state in (TicketState.TICKET_STATE_RESERVED, TicketState.TICKET_STATE_RECEIVING)
 
 
 class CommitOutcome(Enum):
     ACCEPTED = 1
-    REPEATED = 2  # committed before: nothing changed
-    EXPIRED = 3  # its life is over: nothing changed
-    UNKNOWN = 4  # never given out, or ended
+    REPEATED = 2  # committed before; nothing changed
+    EXPIRED = 3  # past its deadline; nothing changed
+    UNKNOWN = 4  # never issued, or ended
 
 
-class TicketBook(Generic[Grant]):
-    """All tickets of one receiver's incarnation. Owned by one thread."""
+class TicketTable(Generic[Reserved]):
+    """All tickets that one incarnation of a receiver issued. Not thread-safe."""
 
     def __init__(
         self,
@@ -89,11 +74,11 @@ class TicketBook(Generic[Grant]):
         self._clock = clock
         self._tombstone_s = tombstone_s
         self._max_tombstones = max_tombstones
-        self._live: dict[AttemptKey, TicketEntry[Grant]] = {}
-        self._by_transfer: dict[int, TicketEntry[Grant]] = {}
-        # Until when each refuses, the oldest first.
+        self._live: dict[AttemptKey, TicketEntry[Reserved]] = {}
+        self._by_transfer: dict[int, TicketEntry[Reserved]] = {}
+        # When each tombstone is dropped; the oldest first.
         self._tombstones: OrderedDict[AttemptKey, float] = OrderedDict()
-        # Numbers of each request, live or tombstoned.
+        # Attempt numbers of each request, live or tombstoned.
         self._numbers: dict[bytes, set[int]] = {}
 
     @property
@@ -105,11 +90,11 @@ class TicketBook(Generic[Grant]):
         self._purge()
         return len(self._tombstones)
 
-    def find(self, key: AttemptKey) -> TicketEntry[Grant] | None:
+    def find(self, key: AttemptKey) -> TicketEntry[Reserved] | None:
         """The live entry of this attempt."""
         return self._live.get(key)
 
-    def find_transfer(self, transfer_id: int) -> TicketEntry[Grant] | None:
+    def find_transfer(self, transfer_id: int) -> TicketEntry[Reserved] | None:
         """The live entry of this transfer."""
         return self._by_transfer.get(transfer_id)
 
@@ -122,10 +107,10 @@ class TicketBook(Generic[Grant]):
         ended = key in self._tombstones
         return TicketState.TICKET_STATE_ENDED if ended else TicketState.TICKET_STATE_UNSPECIFIED
 
-    def check(self, key: AttemptKey) -> TicketEntry[Grant] | None:
-        """The live entry, so that reserving twice is one promise; None where `reserve` may go on.
+    def check(self, key: AttemptKey) -> TicketEntry[Reserved] | None:
+        """The live entry of an attempt, since reserving is idempotent; None where `reserve` may follow.
 
-        `BatonError` CONFLICT for an attempt that has ended, or is lower than one seen.
+        Raises BatonError(CONFLICT) for an attempt that has ended, or is lower than one seen.
         """
         self._purge()
         if key in self._tombstones:
@@ -135,24 +120,27 @@ class TicketBook(Generic[Grant]):
             raise BatonError(ErrorKind.CONFLICT, f"attempt {key.number} is superseded by attempt {highest}")
         return self._live.get(key)
 
-    def superseded(self, key: AttemptKey) -> list[TicketEntry[Grant]]:
+    def superseded(self, key: AttemptKey) -> list[TicketEntry[Reserved]]:
         """Live entries of lower attempts of this request, for the caller to end."""
         numbers = sorted(self._numbers.get(key.request_id, ()))
         lower = (AttemptKey(key.request_id, number) for number in numbers if number < key.number)
         return [self._live[other] for other in lower if other in self._live]
 
-    def reserve(self, key: AttemptKey, transfer_id: int, grant: Grant, ttl_s: float) -> TicketEntry[Grant]:
-        """A new entry. Ask `check` first: CONFLICT as there, or where the attempt or transfer id is live."""
+    def reserve(
+        self, key: AttemptKey, transfer_id: int, reservation: Reserved, ttl_s: float
+    ) -> TicketEntry[Reserved]:
+        """Adds an entry. Raises BatonError(CONFLICT) as `check` does, or where attempt or transfer id is
+        live."""
         if self.check(key) is not None or transfer_id in self._by_transfer:
             raise BatonError(ErrorKind.CONFLICT, f"attempt {key.number} or its transfer id is live already")
-        entry = TicketEntry(key, transfer_id, grant, self._clock() + ttl_s)
+        entry = TicketEntry(key, transfer_id, reservation, self._clock() + ttl_s)
         self._live[key] = entry
         self._by_transfer[transfer_id] = entry
         self._numbers.setdefault(key.request_id, set()).add(key.number)
         return entry
 
     def receiving(self, transfer_id: int) -> bool:
-        """Notes the first byte; False where that changes nothing."""
+        """Records that the first byte arrived; False where that changes nothing."""
         entry = self._by_transfer.get(transfer_id)
         if entry is None or entry.state != TicketState.TICKET_STATE_RESERVED:
             return False
@@ -160,7 +148,7 @@ class TicketBook(Generic[Grant]):
         return True
 
     def commit(self, transfer_id: int) -> CommitOutcome:
-        """Spends the ticket, if it can be; single use."""
+        """Spends the ticket where possible; single use."""
         entry = self._by_transfer.get(transfer_id)
         if entry is None:
             return CommitOutcome.UNKNOWN
@@ -172,15 +160,15 @@ class TicketBook(Generic[Grant]):
         return CommitOutcome.ACCEPTED
 
     def activate(self, transfer_id: int) -> bool:
-        """A committed entry's slot runs; False where that changes nothing."""
+        """Records that a committed entry's slot is active; False where that changes nothing."""
         entry = self._by_transfer.get(transfer_id)
         if entry is None or entry.state != TicketState.TICKET_STATE_COMMITTED:
             return False
         entry.state = TicketState.TICKET_STATE_ACTIVE
         return True
 
-    def end(self, transfer_id: int) -> TicketEntry[Grant] | None:
-        """Ends an entry in any state, leaves its tombstone, hands it out; None if it is not live."""
+    def end(self, transfer_id: int) -> TicketEntry[Reserved] | None:
+        """Ends and returns an entry in any state and leaves a tombstone; None where it is not live."""
         entry = self._by_transfer.pop(transfer_id, None)
         if entry is None:
             return None
@@ -189,15 +177,15 @@ class TicketBook(Generic[Grant]):
         self._bury(entry.key)
         return entry
 
-    def cancel(self, key: AttemptKey) -> TicketEntry[Grant] | None:
-        """Like `end`; an attempt not seen yet gets a tombstone too, which a second cancel renews."""
+    def cancel(self, key: AttemptKey) -> TicketEntry[Reserved] | None:
+        """Like `end`. An attempt not seen yet gets a tombstone too, which a second cancel renews."""
         entry = self._live.get(key)
         if entry is not None:
             return self.end(entry.transfer_id)
         self._bury(key)
         return None
 
-    def expired(self) -> list[TicketEntry[Grant]]:
+    def expired(self) -> list[TicketEntry[Reserved]]:
         """Entries past their deadline: awaited ones at once, others after `RUNNING_GRACE_S`."""
         now = self._clock()
         late = [entry for entry in self._live.values() if now >= entry.deadline]

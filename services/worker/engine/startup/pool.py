@@ -1,4 +1,4 @@
-"""Which pool a worker belongs to: whose requests it may compute parts of."""
+"""The pool a worker belongs to: the workers that may compute parts of one request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.worker.engine.startup.model_loader import LoadedModel
 
 
 def pool_of(config: WorkerConfig, model: LoadedModel) -> Pool:
-    """All that must be equal between two workers for one request to pass from one to the other unchanged."""
+    """Everything that two workers must have in common for a request to pass between them unchanged."""
     blocks = ",".join(str(group.block_tokens) for group in model.layout.groups)
     return Pool(
         model=config.served_name,
