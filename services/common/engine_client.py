@@ -1,4 +1,4 @@
-"""What the servicers ask of the engine process, as awaitable calls."""
+"""The front's calls to the engine process, as coroutines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.prefill_pb2 import PrefillRequest
 from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, FrontEnd
 
-# A prefill tells of its first token, its handoff, and its end, and before that of its prompt.
+# First token, handoff, end; logprobs of the prompt come on top.
 _EVENTS_A_PREFILL = 8
 _CALL_TIMEOUT_S = 10.0
 _MAX_CALLS = 4096
@@ -20,7 +20,7 @@ _MAX_CALLS = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A command that the engine will answer; it stays until then, whether or not its caller does."""
+    """A command that waits for its answer, even where its caller was cancelled."""
 
     future: asyncio.Future[EngineEvent]
     on_answer: Callable[[EngineEvent], None] | None
@@ -41,23 +41,24 @@ class EngineClient:
         self._calls: dict[int, _Call] = {}
         self._streams: dict[int, asyncio.Queue[EngineEvent]] = {}
         self._closed: BatonError | None = None
-        # Called for each event that answers no command.
-        self.on_event: Callable[[EngineEvent], None] = lambda event: None
 
     @property
     def prefills(self) -> int:
-        """Prefills under way."""
+        """Running prefills."""
         return len(self._streams)
 
-    async def run(self) -> BatonError:
-        """Dispatches events until the engine ends or fails; returns why. All calls then fail with it."""
+    async def run(self, on_event: Callable[[EngineEvent], None]) -> BatonError:
+        """Dispatches events until the engine ends or fails; returns why. All calls then fail with it.
+
+        `on_event` is called for each event that answers no command.
+        """
         try:
             while True:
                 event = await self._channel.receive()
                 if event.id == 0 and event.WhichOneof("event") == "failed":
                     self._closed = _error(event)
                     return self._closed
-                self._dispatch(event)
+                self._dispatch(event, on_event)
         except ChannelClosedError as error:
             self._closed = error
             return error
@@ -70,10 +71,10 @@ class EngineClient:
         timeout_s: float = _CALL_TIMEOUT_S,
         on_answer: Callable[[EngineEvent], None] | None = None,
     ) -> EngineEvent:
-        """Sends a command, awaits its event. Raises the BatonError the engine answered, or DEADLINE.
+        """Sends a command and awaits its event. Raises the BatonError that the engine answered, or DEADLINE.
 
-        `on_answer` is called with a successful event in the engine's order of events, and even if the
-        caller has gone: what the engine has promised must not be forgotten.
+        `on_answer` is called with a successful event in the engine's order of events, even where the caller
+        was cancelled: a reservation that the engine has made must not be lost.
         """
         if len(self._calls) >= _MAX_CALLS:
             raise BatonError(ErrorKind.OVERLOADED, f"{_MAX_CALLS} calls wait for the engine already")
@@ -81,15 +82,15 @@ class EngineClient:
             raise self._closed
         command.id = next(self._ids)
         call = self._calls[command.id] = _Call(asyncio.get_running_loop().create_future(), on_answer)
-        await self.tell(command)
+        await self.send(command)
         try:
             async with asyncio.timeout(timeout_s):
                 return _checked(await call.future)
         except TimeoutError as error:
             raise BatonError(ErrorKind.DEADLINE, f"the engine did not answer within {timeout_s} s") from error
 
-    async def tell(self, command: EngineCommand) -> None:
-        """Sends a command that nobody waits for."""
+    async def send(self, command: EngineCommand) -> None:
+        """Sends a command without awaiting an answer."""
         if self._closed:
             raise self._closed
         await self._channel.send(command)
@@ -100,7 +101,7 @@ class EngineClient:
         queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill.request))
         self._streams[command.id] = queue
         try:
-            await self.tell(command)
+            await self.send(command)
             while True:
                 event = _checked(await queue.get())
                 if event.WhichOneof("event") == "prefill_ended":
@@ -109,14 +110,14 @@ class EngineClient:
         finally:
             self._streams.pop(command.id, None)
 
-    def _dispatch(self, event: EngineEvent) -> None:
+    def _dispatch(self, event: EngineEvent, on_event: Callable[[EngineEvent], None]) -> None:
         if event.id in self._streams:
             self._streams[event.id].put_nowait(event)
         elif event.id in self._calls:
             self._calls.pop(event.id).answer(event)
         elif event.id == 0:
-            self.on_event(event)
-        # Any other is of a prefill that has been given up.
+            on_event(event)
+        # Any other belongs to a prefill whose caller has gone.
 
     def _fail_all(self) -> None:
         reason = self._closed or ChannelClosedError()
@@ -132,7 +133,7 @@ class EngineClient:
 
 
 def _events_of(request: PrefillRequest) -> int:
-    """The most events a prefill may have, so that a slow reader never stops the dispatch of the others'."""
+    """The most events that a prefill may have, so that a slow reader never blocks the dispatch of others."""
     if not request.prompt_logprobs:
         return _EVENTS_A_PREFILL
     return _EVENTS_A_PREFILL + -(-len(request.token_ids) // PROMPT_LOGPROBS_A_MESSAGE)

@@ -1,4 +1,4 @@
-"""Prefill's gRPC face: one call a request, events passed on as they come."""
+"""The PrefillService of a worker: each call is a command to the engine, whose events are its responses."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class PrefillServicer(PrefillServiceServicer):
-    """Validates little: token ids and limits are the engine's to judge."""
+    """Forwards calls to the engine, which validates them."""
 
     def __init__(self, engine: EngineClient, drain: Drain) -> None:
         self._engine = engine
         self._drain = drain
-        # Attempts whose call runs; what is told the engine of them from now on comes after their prompt.
+        # Attempts whose Prefill call runs: the engine receives further commands about them behind their
+        # prompt.
         self._running: set[AttemptKey] = set()
         self._early = EarlyTickets()
 
     async def Prefill(self, request: PrefillRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Writes instead of yielding, so that a cancel is always raised here."""
+        """Writes instead of yielding, so that a cancellation is always raised here."""
         finished, key = False, AttemptKey.of(request.attempt)
         if key in self._running:
             await abort(context, BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already"))
@@ -54,11 +55,11 @@ class PrefillServicer(PrefillServiceServicer):
                 await self._stop(request.attempt)
 
     async def GiveTicket(self, request: GiveTicketRequest, context: Context) -> GiveTicketResponse:  # noqa: N802
-        """Two calls of one router may overtake each other on their way to here."""
+        """Hands a ticket to its prefill; kept for a while where it overtakes its Prefill call on the way."""
         key = AttemptKey.of(request.attempt)
         try:
             if key not in self._running:
-                self._early.hold(key, request.ticket)
+                self._early.add(key, request.ticket)
                 return GiveTicketResponse()
             await self._engine.call(EngineCommand(give_ticket=GiveTicketCommand(request=request)))
         except BatonError as error:
@@ -66,9 +67,9 @@ class PrefillServicer(PrefillServiceServicer):
         return GiveTicketResponse()
 
     async def _stop(self, attempt: Attempt) -> None:
-        """The router went away or cancelled: the engine stops between two chunks."""
+        """Stops the prefill between two chunks, once the router has cancelled or disconnected."""
         command = EngineCommand(cancel=CancelCommand(attempt=attempt, prefill_only=True))
         try:
-            await asyncio.shield(self._engine.tell(command))
+            await asyncio.shield(self._engine.send(command))
         except BatonError:
             pass  # the engine is gone, and its prefills with it

@@ -94,7 +94,7 @@ def test_a_router_that_comes_back_is_told_again(streams: Streams, clock: Clock) 
     second, _ = streams.follow(ROUTER)
     assert outputs(streams.collect(ROUTER, 2)) == [(4, [11, 12], FinishReason.FINISH_REASON_STOP)]
     streams.unfollow(ROUTER, first)  # the old call ends late: the new one stays
-    assert streams.is_newest(ROUTER, second)
+    assert streams.is_current(ROUTER, second)
     clock.now += LINGER_S + 1
     assert streams.sweep() == []
 
@@ -201,7 +201,7 @@ def test_what_runs_for_a_routers_former_id_is_ended(streams: Streams, clock: Clo
     streams.emit(word(11))
     clock.now += 0.1
     streams.follow(OTHER, former=[ROUTER, b"u" * 16])
-    assert not streams.is_newest(ROUTER, first)
+    assert not streams.is_current(ROUTER, first)
     assert streams.sweep() == [ATTEMPT]
     streams.emit(word(0, Finish.CANCELLED))
     assert streams.sweep() == []

@@ -85,7 +85,7 @@ async def test_a_ticket_ahead_of_its_prompt_goes_with_it() -> None:
 
 
 async def test_a_ticket_ahead_of_nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_tickets, "LIFE_S", 0.01)
+    monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
     prefill, engine, context = made()
     await prefill.GiveTicket(GIVEN, context)
     await asyncio.sleep(0.05)
@@ -130,11 +130,11 @@ def test_early_tickets_give_their_room_back() -> None:
     now = [0.0]
     early = early_tickets.EarlyTickets(lambda: now[0])
     for number in range(3):
-        early.hold(AttemptKey(b"r" * 16, number), Ticket(body=bytes(100)))
+        early.add(AttemptKey(b"r" * 16, number), Ticket(body=bytes(100)))
     assert early.take(AttemptKey(b"r" * 16, 1)) == Ticket(body=bytes(100))
     assert early.take(AttemptKey(b"r" * 16, 1)) is None
-    now[0] = early_tickets.LIFE_S - 0.1
-    early.hold(AttemptKey(b"r" * 16, 0), Ticket(body=b"newer"))
+    now[0] = early_tickets.LIFETIME_S - 0.1
+    early.add(AttemptKey(b"r" * 16, 0), Ticket(body=b"newer"))
     now[0] += 0.2
     assert early.take(AttemptKey(b"r" * 16, 2)) is None
     assert early.take(AttemptKey(b"r" * 16, 0)) == Ticket(body=b"newer")

@@ -99,11 +99,11 @@ async def test_what_it_caches_is_in_the_index_for_as_long_as_it_lives(server: Em
             while await known() != count:  # noqa: ASYNC110 (Redis tells nobody)
                 await asyncio.sleep(0.02)
 
-    worker.tell_prefixes(me, PrefixesEvent(added=[one, two, three]))
+    worker.publish_prefixes(me, PrefixesEvent(added=[one, two, three]))
     await becomes(3)
-    worker.tell_prefixes(me, PrefixesEvent(removed=[two]))
+    worker.publish_prefixes(me, PrefixesEvent(removed=[two]))
     await becomes(1)
-    worker.tell_prefixes(me, PrefixesEvent(added=[two], removed=[three]))
+    worker.publish_prefixes(me, PrefixesEvent(added=[two], removed=[three]))
     await becomes(2)
     await worker.leave()
     assert await known() == 0

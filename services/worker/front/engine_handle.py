@@ -1,4 +1,4 @@
-"""How a front starts its engine process: one end of a socket pair, the shared memory, its configuration."""
+"""Starts the engine process with its configuration, one end of a socket pair, and the shared memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class EngineHandle:
     memory: SharedMemory
 
     def abort(self) -> None:
-        """Kills the engine: one that still loads reads no commands and holds nothing, and one that hangs
-        would never end."""
+        """Kills the engine: while it loads it reads no commands, and one that hangs would never end."""
         self.process.kill()
 
     async def stop(self) -> int:
-        """Waits for an engine that was told to stop, kills one that does not; its exit code."""
+        """Waits for an engine that was sent a stop command, and kills it where it does not end; its exit
+        code."""
         self.channel.close()
         return await asyncio.to_thread(self._wait)
 
@@ -49,7 +49,7 @@ class EngineHandle:
 
 
 async def start_engine(config: WorkerConfig, identity: WorkerIdentity) -> EngineHandle:
-    """Starts the engine process; it says Ready, or why not, on the channel."""
+    """Starts the engine process; it sends a ready or a failed event on the channel."""
     rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
     memory = SharedMemory.create(f"baton-{config.name}", rings.size)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -62,7 +62,7 @@ def _spawn(
     config: WorkerConfig, identity: WorkerIdentity, channel: socket.socket, memory: SharedMemory
 ) -> subprocess.Popen[bytes]:
     launch = EngineLaunch(
-        worker=config.model_copy(update={"state": None}),  # it has no business with Redis
+        worker=config.model_copy(update={"state": None}),  # the engine does not use Redis
         incarnation=identity.incarnation.hex(),
         started_ns=identity.started_ns,
         channel_fd=channel.fileno(),
@@ -71,7 +71,7 @@ def _spawn(
     process = subprocess.Popen(
         tied(ENGINE_PROGRAM),
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,  # the front's parent listens to the front there, and to nobody else
+        stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
         pass_fds=(channel.fileno(), memory.fd),
         env={**os.environ, **ENVIRONMENT},
     )
