@@ -31,7 +31,7 @@ _TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class OutputStream:
     """The output of one sequence."""
 
     attempt: Attempt
@@ -57,20 +57,19 @@ class Stream:
 @dataclass(slots=True, eq=False)
 class _Router:
     connection: int = 0  # number of its latest Follow call; only that is served
-    is_open: bool = False
     # The router has discarded this id; the sequences of it are to end.
     discarded: bool = False
     lost_at: float | None = None
-    dirty: dict[AttemptKey, Stream] = field(default_factory=dict)
+    dirty: dict[AttemptKey, OutputStream] = field(default_factory=dict)
 
 
-class Streams:
+class OutputStreams:
     """All output streams of a worker, by attempt, by slot and by router."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_key: dict[AttemptKey, Stream] = {}
-        self._by_slot: dict[tuple[int, int], Stream] = {}
+        self._by_key: dict[AttemptKey, OutputStream] = {}
+        self._by_slot: dict[tuple[int, int], OutputStream] = {}
         self._routers: dict[bytes, _Router] = {}
 
     @property
@@ -84,7 +83,7 @@ class Streams:
         """Registers a reservation; idempotent."""
         if AttemptKey.of(attempt) in self._by_key:
             return
-        stream = Stream(attempt, router_id, slot, generation, first_number)
+        stream = OutputStream(attempt, router_id, slot, generation, first_number)
         self._by_key[AttemptKey.of(attempt)] = stream
         self._by_slot[slot, generation] = stream
         self._router(router_id)
@@ -138,7 +137,7 @@ class Streams:
             self._discard(one)
         router = self._router(router_id)
         router.connection += 1
-        router.is_open, router.lost_at = True, None
+        router.lost_at = None
         wanted = {AttemptKey.of(position.attempt): position for position in positions}
         for key, stream in self._by_key.items():
             if stream.router_id == router_id:
@@ -154,7 +153,7 @@ class Streams:
         router = self._routers.get(router_id)
         if router is not None:
             router.connection += 1
-            router.is_open, router.discarded, router.lost_at = False, True, self._clock()
+            router.discarded, router.lost_at = True, self._clock()
 
     def is_current(self, router_id: bytes, connection: int) -> bool:
         """Whether this is the router's latest connection and its id has not been discarded."""
@@ -165,7 +164,7 @@ class Streams:
         """Records that a router's connection was closed; nothing where it was not the latest."""
         router = self._routers.get(router_id)
         if router is not None and router.connection == connection:
-            router.is_open, router.lost_at = False, self._clock()
+            router.lost_at = self._clock()
 
     def collect(self, router_id: bytes, step: int) -> FollowResponse | None:
         """Output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them; None
@@ -196,16 +195,16 @@ class Streams:
         self._forget_idle_routers(now)
         return orphans
 
-    def _finish(self, stream: Stream, finish: Finish) -> None:
+    def _finish(self, stream: OutputStream, finish: Finish) -> None:
         stream.finish = finish
         stream.ended_at = self._clock()
         self._by_slot.pop((stream.slot, stream.generation), None)
 
-    def _mark(self, stream: Stream) -> None:
+    def _mark(self, stream: OutputStream) -> None:
         if stream.has_unsent:
             self._router(stream.router_id).dirty[AttemptKey.of(stream.attempt)] = stream
 
-    def _drop(self, key: AttemptKey, stream: Stream) -> None:
+    def _drop(self, key: AttemptKey, stream: OutputStream) -> None:
         del self._by_key[key]
         self._router(stream.router_id).dirty.pop(key, None)
 
@@ -224,7 +223,7 @@ class Streams:
                 del self._routers[router_id]
 
 
-def _add_output(message: FollowResponse, stream: Stream, room: int) -> int:
+def _add_output(message: FollowResponse, stream: OutputStream, room: int) -> int:
     """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; the bytes
     added."""
     until, taken = len(stream.token_ids), _OUTPUT_BYTES

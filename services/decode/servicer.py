@@ -37,7 +37,7 @@ from services.common.drain import Drain
 from services.common.engine_client import EngineClient
 from services.common.errors import abort
 from services.common.histogram import Histogram
-from services.decode.output_streams import Streams
+from services.decode.output_streams import OutputStreams
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -68,7 +68,7 @@ class DecodeServicer(DecodeServiceServicer):
         self._engine = engine
         self._ring = ring
         self._drain = drain
-        self._streams = Streams()
+        self._streams = OutputStreams()
         self._reserved = asyncio.Event()  # set while there is something to poll for
         # Delay of each poll of the ring, in seconds.
         self.poll_lag = Histogram()
@@ -123,9 +123,7 @@ class DecodeServicer(DecodeServiceServicer):
         if len(router_id) != ID_BYTES:
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id must have {ID_BYTES} bytes"))
         if request.incarnation != self._incarnation:
-            await abort(
-                context, BatonError(ErrorKind.CONFLICT, "the request is for another start of this worker")
-            )
+            await abort(context, BatonError(ErrorKind.CONFLICT, "the request is for another incarnation"))
         connection, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
         try:

@@ -10,7 +10,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import FollowResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.decode import output_streams as streams_module
-from services.decode.output_streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, Streams
+from services.decode.output_streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, OutputStreams
 
 ROUTER, OTHER = b"r" * 16, b"o" * 16
 ATTEMPT = Attempt(request_id=b"q" * 16, number=1)
@@ -38,14 +38,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def streams(clock: Clock) -> Streams:
-    made = Streams(clock)
+def streams(clock: Clock) -> OutputStreams:
+    made = OutputStreams(clock)
     made.follow(ROUTER)
     made.reserve(ATTEMPT, ROUTER, first_number=4, slot=3, generation=9)
     return made
 
 
-def test_a_message_holds_everything_since_the_last(streams: Streams) -> None:
+def test_a_message_holds_everything_since_the_last(streams: OutputStreams) -> None:
     assert streams.collect(ROUTER, 0) is None
     streams.emit(word(11))
     assert outputs(streams.collect(ROUTER, 1)) == [(4, [11], 0)]
@@ -58,7 +58,7 @@ def test_a_message_holds_everything_since_the_last(streams: Streams) -> None:
     assert streams.live == 0
 
 
-def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams) -> None:
+def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: OutputStreams) -> None:
     streams.emit(word(11)._replace(logprobs=Logprobs(-0.25, ((11, -0.25),))))
 
     def told(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
@@ -78,13 +78,13 @@ def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: Streams)
     assert told(4) == [first, *later]
 
 
-def test_a_cancel_carries_no_token(streams: Streams) -> None:
+def test_a_cancel_carries_no_token(streams: OutputStreams) -> None:
     streams.emit(word(11))
     streams.emit(word(0, Finish.CANCELLED))
     assert outputs(streams.collect(ROUTER, 1)) == [(4, [11], FinishReason.FINISH_REASON_CANCELLED)]
 
 
-def test_a_router_that_comes_back_is_told_again(streams: Streams, clock: Clock) -> None:
+def test_a_router_that_comes_back_is_told_again(streams: OutputStreams, clock: Clock) -> None:
     streams.emit(word(11))
     first, _ = streams.follow(ROUTER)
     streams.collect(ROUTER, 1)
@@ -99,7 +99,7 @@ def test_a_router_that_comes_back_is_told_again(streams: Streams, clock: Clock) 
     assert streams.sweep() == []
 
 
-def test_attach_moves_a_stream_from_a_number_on(streams: Streams) -> None:
+def test_attach_moves_a_stream_from_a_number_on(streams: OutputStreams) -> None:
     for token in (11, 12, 13):
         streams.emit(word(token))
     streams.follow(OTHER)
@@ -116,7 +116,7 @@ def test_attach_moves_a_stream_from_a_number_on(streams: Streams) -> None:
 
 
 def test_a_lost_router_costs_its_tickets_first_and_its_sequences_later(
-    streams: Streams, clock: Clock
+    streams: OutputStreams, clock: Clock
 ) -> None:
     active = Attempt(request_id=b"a" * 16, number=1)
     streams.reserve(active, ROUTER, first_number=0, slot=4, generation=1)
@@ -132,7 +132,7 @@ def test_a_lost_router_costs_its_tickets_first_and_its_sequences_later(
     assert streams.sweep() == [active]
 
 
-def test_what_has_ended_is_dropped_in_the_end(streams: Streams, clock: Clock) -> None:
+def test_what_has_ended_is_dropped_in_the_end(streams: OutputStreams, clock: Clock) -> None:
     streams.emit(word(1, Finish.STOP))
     clock.now += LINGER_S + 0.1
     streams.sweep()
@@ -141,12 +141,12 @@ def test_what_has_ended_is_dropped_in_the_end(streams: Streams, clock: Clock) ->
         streams.attach(ATTEMPT, OTHER, next_number=4)
 
 
-def test_a_word_of_an_unknown_slot_is_an_error(streams: Streams) -> None:
+def test_a_word_of_an_unknown_slot_is_an_error(streams: OutputStreams) -> None:
     with pytest.raises(RuntimeError, match="slot 3"):
         streams.emit(word(1, generation=8))
 
 
-def test_a_router_goes_on_where_each_of_its_sequences_stands(streams: Streams) -> None:
+def test_a_router_goes_on_where_each_of_its_sequences_stands(streams: OutputStreams) -> None:
     other, gone = (Attempt(request_id=name * 16, number=1) for name in (b"a", b"g"))
     streams.reserve(other, ROUTER, first_number=0, slot=4, generation=1)
     for token in (11, 12, 13):
@@ -165,7 +165,9 @@ def test_a_router_goes_on_where_each_of_its_sequences_stands(streams: Streams) -
         assert told == ([] if first is None else [(first, tokens, 0)])
 
 
-def test_messages_are_bounded_and_lose_nothing(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_bounded_and_lose_nothing(
+    streams: OutputStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether many tokens have logprobs or have none; the end comes with the last token."""
     monkeypatch.setattr(streams_module, "MESSAGE_BYTES", 4000)
     plain, rich = (Attempt(request_id=name * 16, number=1) for name in (b"p", b"r"))
@@ -195,7 +197,7 @@ def test_messages_are_bounded_and_lose_nothing(streams: Streams, monkeypatch: py
     assert MESSAGE_BYTES < 32 << 20
 
 
-def test_what_runs_for_a_routers_former_id_is_ended(streams: Streams, clock: Clock) -> None:
+def test_what_runs_for_a_routers_former_id_is_ended(streams: OutputStreams, clock: Clock) -> None:
     """At once, though that id's stream may still be open: its connection is half-open."""
     first, _ = streams.follow(ROUTER)
     streams.emit(word(11))

@@ -185,9 +185,7 @@ class FakeWorker(
         self, request: decode_pb2.FollowRequest, context: Any
     ) -> AsyncIterator[decode_pb2.FollowResponse]:
         if request.incarnation != self.identity.incarnation:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, "the request is for another start of this worker"
-            )
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the request is for another incarnation")
         self.follows_opened += 1
         mine = self._followers[request.router_id] = self.follows_opened
         if self.behaviour.send_metadata:
