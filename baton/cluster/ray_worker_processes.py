@@ -13,7 +13,8 @@ from baton.cluster.placement import Host, free_gpu, gpu_workers, place
 from baton.cluster.ray_calls import CREATE_S, ActorGoneError, answer, aside, find
 from baton.cluster.report import Report
 from baton.cluster.worker_actor import WorkerActor
-from services.common.config import ClusterConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 # Beyond the time a worker may take to drain.
 _STOP_MARGIN_S = 2.0

@@ -14,9 +14,10 @@ from baton.cluster.stderr_forwarding import borrow_stderr
 from baton.cluster.supervision import HomeSilentError
 from baton.cluster.worker_process import WorkerHome
 from baton.errors import BatonError
-from services.common.cluster_secrets import find_secrets, with_secrets
-from services.common.config import ClusterConfig, WorkerConfig
-from services.common.logs import configure_logs, get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.config.secrets import find_secrets, with_secrets
+from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import configure_logs, get_log
 
 SUPERVISOR = "supervisor"
 # Silence of the supervisor after which its worker looks whether there is one any more.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 
 _ROOT = Path("/sys/fs/cgroup")
 # The least that may be given; with it, a process that has used up its share soon has another.

@@ -31,7 +31,8 @@ from baton.engine.model.reference import Decoder, Rows
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.tokenizer_files import TokenizerFiles
-from services.common.config import CPU_SLOTS, EngineConfig, WorkerConfig
+from services.common.config.engine import CPU_SLOTS, EngineConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
 STEP_VARIABLE = "BATON_FAKE_STEP_MS"
@@ -151,7 +152,7 @@ def write_model(folder: Path, context: int = CONTEXT, kv_heads: int = 1, head_di
 def _run_worker() -> int:
     import uvloop
 
-    from services.common.child import run_child
+    from services.common.processes.child_protocol import run_child
     from services.worker.front import engine_handle as engine_launch
     from services.worker.front.process import serve
 

@@ -25,7 +25,7 @@ from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps,
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
@@ -176,7 +176,7 @@ class Churn:
     def _record(self, join: Join, body: TicketBody) -> CommitRecord:
         from baton.v1 import types_pb2
         from baton.v1.transfer_pb2 import CommitRecord
-        from services.common.logprobs import logprobs_message
+        from services.common.engine.logprobs import logprobs_message
 
         settings = {"top_p": 1.0, **SAMPLINGS[self._case.sampling], "seed": join.number & 0xFFFFFFFF}
         return CommitRecord(

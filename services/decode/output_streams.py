@@ -18,8 +18,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import FollowResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
-from services.common.attempt_key import AttemptKey
-from services.common.logprobs import logprobs_message
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.logprobs import logprobs_message
 
 # How long an ended output, or one whose router is disconnected, is kept.
 LINGER_S = 10.0

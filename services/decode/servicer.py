@@ -33,10 +33,10 @@ from baton.v1.engine_pb2 import (
     ReserveCommand,
     SlotEndedCommand,
 )
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
-from services.common.histogram import Histogram
+from services.common.observability.histogram import Histogram
+from services.common.processes.drain import Drain
 from services.decode.output_streams import OutputStreams
 
 Context = grpc.aio.ServicerContext[Any, Any]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 
 LIFETIME_S = 5.0
 MAX_TICKETS = 4096

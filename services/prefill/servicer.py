@@ -12,10 +12,10 @@ from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand,
 from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
-from services.common.attempt_key import AttemptKey
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
+from services.common.processes.drain import Drain
 from services.prefill.early_tickets import EarlyTickets
 
 Context = grpc.aio.ServicerContext[Any, Any]

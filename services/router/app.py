@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
-from services.common.grpc_server import GrpcServer, public_options
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
+from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.admin_http import admin_app
 from services.router.api.grpc_api import SERVICE_NAME, GrpcDoor
@@ -45,7 +45,7 @@ from services.router.workers.prefix_affinity import Prefixes
 from services.router.workers.waiting_queue import WaitingRoom
 
 if TYPE_CHECKING:
-    from services.common.config import RouterConfig
+    from services.common.config.router import RouterConfig
 
 _STOP_GRACE_S = 1.0
 _ADMIN_MESSAGE_BYTES = 64 * 1024

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 
 HARNESS = str(Path(__file__).with_name("with_fakes.py"))
 REPOSITORY = Path(__file__).parents[2]

@@ -30,8 +30,8 @@ def run_up(module: str) -> int:
 
 
 def run_worker(module: str) -> int:
-    from services.common.child import run_child
-    from services.common.config import WorkerConfig
+    from services.common.config.worker import WorkerConfig
+    from services.common.processes.child_protocol import run_child
     from services.worker.front import engine_handle as engine_launch
     from services.worker.front.process import serve
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from baton.v1.worker_pb2 import Audit
-from services.common.config import Role
+from services.common.config.types import Role
 from tests.e2e.cluster import Answer, alive, eventually, leaks
 from tests.e2e.workers import Loose, Worker, loose_workers
 from tests.support.checkpoints import VOCAB_SIZE, make_checkpoint

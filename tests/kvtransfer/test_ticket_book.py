@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
 from baton.v1.types_pb2 import Attempt
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.ticket_table import TOMBSTONE_S, CommitOutcome, TicketTable
 from tests.kvtransfer.peers import FakeClock
 

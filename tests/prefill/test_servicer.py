@@ -13,9 +13,9 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest, PrefillRequest
 from baton.v1.types_pb2 import Attempt
-from services.common.attempt_key import AttemptKey
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.client import EngineClient
+from services.common.processes.drain import Drain
 from services.prefill import early_tickets
 from services.prefill.servicer import PrefillServicer
 

@@ -27,7 +27,7 @@ from baton.v1.types_pb2 import (
     WorkerIdentity,
     WorkerRole,
 )
-from services.common.grpc_server import GrpcServer
+from services.common.rpc.grpc_server import GrpcServer
 from tests.router.behaviour import Behaviour
 from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, prompt_logprobs, with_logprobs
 from tests.router.fake_ticket import Ticketed

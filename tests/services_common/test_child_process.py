@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from services.common import child_process
-from services.common.child_process import Child
+from services.common.processes import child_process
+from services.common.processes.child_process import Child
 
 READY = (sys.executable, "-c", """print('{"ready": {}}', flush=True); input()""")
 

@@ -9,7 +9,8 @@ import pytest
 from pydantic import BaseModel
 
 from baton.errors import BatonError, ErrorKind
-from services.common.cluster_secrets import (
+from services.common.config.cluster import ClusterConfig
+from services.common.config.secrets import (
     VARIABLES,
     Secrets,
     find_secrets,
@@ -18,7 +19,8 @@ from services.common.cluster_secrets import (
     with_secrets,
     without_secrets,
 )
-from services.common.config import ClusterConfig, StateConfig, WorkerConfig
+from services.common.config.state import StateConfig
+from services.common.config.worker import WorkerConfig
 
 URL = "redis://:p4ssw0rd@there:6379/0"
 ALL = Secrets(redis_url=URL, prefix_secret="prefix-secret-0001", cluster_secret="cluster-secret-01")

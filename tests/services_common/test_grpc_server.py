@@ -10,7 +10,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import abort, from_grpc
-from services.common.grpc_server import MAX_MESSAGE_BYTES, GrpcServer, channel_options
+from services.common.rpc.grpc_server import MAX_MESSAGE_BYTES, GrpcServer, channel_options
 
 NAME = "baton.v1.WorkerService"
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from services.common.histogram import (
+from services.common.observability.histogram import (
     EXPORTED_SECONDS,
     EXPORTED_TOKENS,
     SECONDS,

@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.cluster_auth import METADATA_KEY, RpcToken, link_key
-from services.common.grpc_server import GrpcServer, channel_options
-from services.common.internal_rpc import internal_channel
+from services.common.rpc.grpc_server import GrpcServer, channel_options
+from services.common.rpc.internal_rpc import internal_channel
 
 SECRET = "a secret of some length"
 SHAPES = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

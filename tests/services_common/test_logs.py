@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 _PROGRAM = """
-from services.common.logs import configure_logs, get_log
+from services.common.observability.logs import configure_logs, get_log
 log = get_log("part")
 configure_logs("warning", process="p")
 log.info("unseen")
@@ -25,7 +25,7 @@ def test_only_stderr_and_only_from_the_level() -> None:
 
 SPEAKS_TO_NOBODY = """
 import sys
-from services.common.logs import configure_logs, get_log
+from services.common.observability.logs import configure_logs, get_log
 
 configure_logs("info", process="test")
 sys.stdin.read()
@@ -52,7 +52,7 @@ def test_a_reader_that_left_stops_nothing() -> None:
 
 STANDARD_LIBRARY = """
 import logging, threading
-from services.common.logs import configure_logs
+from services.common.observability.logs import configure_logs
 
 configure_logs("info", process="engine", worker="decode-0")
 ours = logging.getLogger("kvtransfer.sender.sender")

@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import BatonError, ErrorKind
-from services.common.histogram import Histogram
-from services.common.metrics import Family, MetricsServer, ScrapedCollector
+from services.common.observability.histogram import Histogram
+from services.common.observability.metrics import Family, MetricsServer, ScrapedCollector
 
 COUNTED = Family("baton_test_things_total", "Things.", ("kind",))
 TOOK = Family("baton_test_took_seconds", "Time.")
@@ -68,7 +68,7 @@ async def test_a_taken_port_is_one_clear_line() -> None:
 
 
 async def test_a_silent_client_does_not_keep_others_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.common.metrics._Handler.timeout", 0.2)
+    monkeypatch.setattr("services.common.observability.metrics._Handler.timeout", 0.2)
     server = MetricsServer()
     address = server.start(registry_of(), "127.0.0.1", 0)
     host, port = address.split(":")

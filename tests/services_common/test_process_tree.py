@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import os, subprocess, time
-from services.common.process_tree import Orphans, adopt_orphans, children
+from services.common.processes.process_tree import Orphans, adopt_orphans, children
 
 adopt_orphans()
 shell = ["sh", "-c", "sleep 0.05 >&2 & echo $!"]  # it ends before what it started

@@ -28,7 +28,7 @@ from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import Announced, Committed, Described, Withdrawn
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.assembly import build_decode
 from services.worker.engine.startup.kv_wire_format import WireBlocks
 from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text

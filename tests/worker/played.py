@@ -12,7 +12,7 @@ from baton.engine.decode.slots import Grant
 from baton.engine.memory.blocks import BlockTables
 from baton.errors import BatonError
 from kvtransfer.receiver.events import ReceiverEvent
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.reservation import SlotKey
 
 if TYPE_CHECKING:

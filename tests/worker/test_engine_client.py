@@ -23,8 +23,8 @@ from baton.v1.engine_pb2 import (
     TicketEndedEvent,
 )
 from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, PrefillResponse, PromptLogprobs
-from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, EngineEnd, FrontEnd
-from services.common.engine_client import EngineClient
+from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, EngineEnd, FrontEnd
+from services.common.engine.client import EngineClient
 
 
 @dataclass

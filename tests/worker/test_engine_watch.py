@@ -13,7 +13,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
-from services.common.drain import Drain
+from services.common.processes.drain import Drain
 from services.worker.front import worker_servicer
 from services.worker.front.engine_watch import hang_of
 from services.worker.front.worker_servicer import WorkerServicer

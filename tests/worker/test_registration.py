@@ -15,7 +15,8 @@ from baton.state.embedded import EmbeddedServer
 from baton.v1.engine_pb2 import PrefixesEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeResponse, Load
-from services.common.config import StateConfig, WorkerConfig
+from services.common.config.state import StateConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.front.registration import Registration
 from services.worker.front.worker_servicer import WorkerServicer
 from tests.state.waiting import until

@@ -10,7 +10,8 @@ from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
 from kvtransfer.device.quantise import EightBit, quantise, restore
 from kvtransfer.protocol.piece_geometry import Geometry
-from services.common.config import KVWire, TransferConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.types import KVWire
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 
 FINGERPRINT = b"f" * 32

@@ -23,9 +23,12 @@ from baton.v1.engine_pb2 import (
 )
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
-from services.common.config import EngineConfig, TransferConfig, Transport, WorkerConfig
-from services.common.engine_channel import EngineEnd
-from services.common.engine_launch import EngineLaunch
+from services.common.config.engine import EngineConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.types import Transport
+from services.common.config.worker import WorkerConfig
+from services.common.engine.channel import EngineEnd
+from services.common.engine.launch import EngineLaunch
 from services.worker.engine.assembly import build_engine
 from services.worker.engine.startup.model_loader import load
 from tests.engine.local_engine import CONFIG

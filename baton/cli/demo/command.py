@@ -16,7 +16,7 @@ from baton.cli.up.command import STOP_MARGIN_S, StopSignals, nothing_left, requi
 from baton.cli.up.local_cluster import Doors, LocalCluster, Programs
 from baton.cli.up.model_folder import DEMO, RANDOM
 from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2_grpc
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
 
 # Where the operator says nothing: ports that are surely free, and a quiet screen.
 DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}

@@ -14,8 +14,8 @@ from typing import Any
 
 from baton.cli.common.messages import say
 from baton.errors import BatonError
-from services.common.child_process import Child, ChildError
-from services.common.config import RouterConfig
+from services.common.config.router import RouterConfig
+from services.common.processes.child_process import Child, ChildError
 
 # Before the second restart in a row, and doubled before each further one, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0

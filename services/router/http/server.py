@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 
 from baton.addresses import join_address
-from services.common.connection_limits import ConnectionLimits
-from services.common.grpc_server import bind_socket
+from services.common.config.connection_limits import ConnectionLimits
+from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard
 from services.router.http.protocol import LimitedProtocol

@@ -20,7 +20,7 @@ from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
 from baton.v1.prefill_pb2 import FirstToken, GiveTicketRequest, HandedOff, PrefillRequest
 from baton.v1.types_pb2 import Attempt
 from services.common.errors import from_grpc
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.workers.token_stream import attach
 from services.router.workers.worker_error import WorkerError, failed_call
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import RequestTrace, Stage, StageTime, Usage
 from baton.v1.types_pb2 import FinishReason
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.lifecycle.attempt import AttemptCalls
 from services.router.lifecycle.journal_entry import JournalEntry
 from services.router.lifecycle.observations import CANCELLED, Ended

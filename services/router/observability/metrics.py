@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
-from services.common.metrics import Family, ScrapedCollector, process_metrics, render
+from services.common.observability.metrics import Family, ScrapedCollector, process_metrics, render
 from services.router.workers.worker_state import state_of
 
 if TYPE_CHECKING:

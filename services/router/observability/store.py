@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from baton.state import Journal, Member
-    from services.common.config import StateConfig
+    from services.common.config.state import StateConfig
 
 # At a stop: for the last entries to be closed, where Redis is there to hear it.
 _CLOSE_S = 0.5

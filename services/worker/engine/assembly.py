@@ -32,9 +32,9 @@ from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.sender import Sender
 from kvtransfer.transports.nccl.endpoint import NcclLinks
 from kvtransfer.transports.registry import connectors_of
-from services.common.config import WorkerConfig
-from services.common.engine_channel import EngineEnd
-from services.common.engine_launch import EngineLaunch, identity_of
+from services.common.config.worker import WorkerConfig
+from services.common.engine.channel import EngineEnd
+from services.common.engine.launch import EngineLaunch, identity_of
 from services.worker.engine.audit import EngineAudit
 from services.worker.engine.commands import Commands
 from services.worker.engine.components import DecodeComponents, PrefillComponents

@@ -13,10 +13,10 @@ from baton.v1.engine_pb2 import (
     FailedEvent,
     HandoffStateEvent,
 )
-from services.common.attempt_key import AttemptKey
-from services.common.config import Role
-from services.common.engine_channel import EngineEnd
-from services.common.logs import get_log
+from services.common.config.types import Role
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.channel import EngineEnd
+from services.common.observability.logs import get_log
 from services.worker.engine.audit import EngineAudit
 from services.worker.engine.components import DecodeComponents, PrefillComponents
 

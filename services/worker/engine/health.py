@@ -11,7 +11,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.errors import BatonError, ErrorKind
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 log = get_log(__name__)
 

@@ -14,7 +14,7 @@ from baton.device.wakeup import Wakeup
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, UnfitEvent
 from kvtransfer.transports.nccl.endpoint import NcclLinks
-from services.common.engine_channel import EngineEnd
+from services.common.engine.channel import EngineEnd
 from services.worker.engine.commands import Commands
 from services.worker.engine.components import DecodeComponents, PrefillComponents
 from services.worker.engine.health import EngineHeartbeat, check_devices

@@ -21,10 +21,10 @@ from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.timer_slack import sharpen_timers
 from baton.v1.engine_pb2 import EngineEvent
-from services.common.config import EngineConfig
-from services.common.engine_channel import ChannelClosedError, EngineEnd
-from services.common.engine_launch import EngineLaunch
-from services.common.logs import configure_logs, get_log
+from services.common.config.engine import EngineConfig
+from services.common.engine.channel import ChannelClosedError, EngineEnd
+from services.common.engine.launch import EngineLaunch
+from services.common.observability.logs import configure_logs, get_log
 from services.worker.engine.assembly import build_engine
 from services.worker.engine.commands import failed_event
 from services.worker.engine.startup.link_setup import check_transport

@@ -14,9 +14,9 @@ from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.layout import SharedRings
 from baton.parent_death import tied
 from baton.v1.types_pb2 import WorkerIdentity
-from services.common.config import WorkerConfig
-from services.common.engine_channel import FrontEnd
-from services.common.engine_launch import EngineLaunch
+from services.common.config.worker import WorkerConfig
+from services.common.engine.channel import FrontEnd
+from services.common.engine.launch import EngineLaunch
 
 ENGINE_PROGRAM: tuple[str, ...] = (sys.executable, "-m", "services.worker.engine.main")
 _STOP_S = 5.0

@@ -13,8 +13,8 @@ from prometheus_client.core import Metric
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
-from services.common.histogram import Histogram
-from services.common.metrics import Family, ScrapedCollector, process_metrics
+from services.common.observability.histogram import Histogram
+from services.common.observability.metrics import Family, ScrapedCollector, process_metrics
 
 if TYPE_CHECKING:
     from services.worker.front.registration import Registration

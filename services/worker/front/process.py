@@ -26,14 +26,14 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from baton.wakeups import batch_wakeups
-from services.common.child import StartAnewError, StopSignal, say_ready
-from services.common.config import WorkerConfig
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
-from services.common.engine_launch import identity_of
-from services.common.grpc_server import GrpcServer
-from services.common.logs import configure_logs, get_log
-from services.common.metrics import MetricsServer
+from services.common.config.worker import WorkerConfig
+from services.common.engine.client import EngineClient
+from services.common.engine.launch import identity_of
+from services.common.observability.logs import configure_logs, get_log
+from services.common.observability.metrics import MetricsServer
+from services.common.processes.child_protocol import StartAnewError, StopSignal, say_ready
+from services.common.processes.drain import Drain
+from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
 from services.worker.front.engine_handle import EngineHandle, start_engine

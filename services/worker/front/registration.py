@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from baton.state import PrefixPublisher
     from baton.v1.engine_pb2 import PrefixesEvent
     from baton.v1.worker_pb2 import DescribeResponse, Load
-    from services.common.config import StateConfig, WorkerConfig
+    from services.common.config.state import StateConfig
+    from services.common.config.worker import WorkerConfig
     from services.worker.front.worker_servicer import WorkerServicer
 
 # How long removing the entry may take at the end.

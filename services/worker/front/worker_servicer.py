@@ -13,9 +13,9 @@ from baton.v1.engine_pb2 import AuditCommand, DescribeCommand, EngineCommand, Re
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load
 from baton.v1.worker_pb2_grpc import WorkerServiceServicer
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
+from services.common.processes.drain import Drain
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -19,7 +19,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineEvent, TicketEndedEvent
 from baton.v1.worker_pb2 import SlotState
 from kvtransfer.receiver.receiver import Receiver
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 from services.worker.engine.decode.ticket_table import TicketEntry, TicketTable

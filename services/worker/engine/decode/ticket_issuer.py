@@ -17,7 +17,7 @@ from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.reservation import Reservation
 from services.worker.engine.decode.reserved_slots import ReservedSlots

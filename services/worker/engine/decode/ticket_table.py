@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import TicketState
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 
 Reserved = TypeVar("Reserved")
 

@@ -17,7 +17,7 @@ from baton.v1.prefill_pb2 import FirstToken, PrefillRequest
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.inbound_transfer import complete
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 from services.worker.engine.decode.reserved_slots import ReservedSlots
 

@@ -27,7 +27,7 @@ from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
-from services.common.attempt_key import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.prefill.handoff import (
     Handoff,
     LocalHandoff,

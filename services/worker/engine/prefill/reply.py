@@ -8,8 +8,8 @@ from baton.engine.rings.logprob_records import Logprobs
 from baton.errors import BatonError
 from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillResponse, PromptLogprobs
-from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE
-from services.common.logprobs import logprobs_message
+from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE
+from services.common.engine.logprobs import logprobs_message
 
 
 class PrefillReply:

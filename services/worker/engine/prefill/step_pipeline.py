@@ -18,7 +18,7 @@ from baton.v1.types_pb2 import FinishReason
 from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
-from services.common.logprobs import logprobs_message
+from services.common.engine.logprobs import logprobs_message
 from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
 
 # How long before the expected end of a step its blocks are announced. The links' device queues wait for that

@@ -9,8 +9,9 @@ from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.device.mover import warm
 from kvtransfer.transports.nccl.endpoint import NcclLinks
 from kvtransfer.transports.registry import NCCL, ways_of
-from services.common.config import TransferConfig, WorkerConfig
-from services.common.logs import get_log
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel, device_of
 
 log = get_log(__name__)

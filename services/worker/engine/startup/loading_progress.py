@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.v1.worker_pb2 import Pool
-from services.common.config import WorkerConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
 

@@ -13,7 +13,7 @@ from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlocks
 from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.errors import BatonError, ErrorKind
-from services.common.config import WorkerConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
 # Tenants whose hashers are cached.

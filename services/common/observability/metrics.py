@@ -17,8 +17,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from baton.addresses import join_address
-from services.common.grpc_server import bind_socket
-from services.common.histogram import Histogram
+from services.common.observability.histogram import Histogram
+from services.common.rpc.grpc_server import bind_socket
 
 _CONNECTION_S = 5.0
 _STOP_POLL_S = 0.1

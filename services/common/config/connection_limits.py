@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.common.strict_model import StrictModel
+from services.common.config.strict_model import StrictModel
 
 
 class ConnectionLimits(StrictModel):

@@ -13,12 +13,12 @@ from grpc_reflection.v1alpha import reflection
 from baton.addresses import join_address
 from baton.cluster_auth import RpcToken
 from baton.errors import BatonError, ErrorKind
-from services.common.internal_rpc import TokenCheck
+from services.common.rpc.internal_rpc import TokenCheck
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.common.connection_limits import ConnectionLimits
+    from services.common.config.connection_limits import ConnectionLimits
 
 # A prompt of a million tokens in a repeated uint32 is under 4 MB; bulk bytes have their own channel.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024

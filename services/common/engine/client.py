@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.prefill_pb2 import PrefillRequest
-from services.common.engine_channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, FrontEnd
+from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, FrontEnd
 
 # First token, handoff, end; logprobs of the prompt come on top.
 _EVENTS_A_PREFILL = 8

@@ -16,8 +16,9 @@ import yaml
 from pydantic import Field, ValidationError
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig, WorkerConfig
-from services.common.strict_model import StrictModel
+from services.common.config.cluster import ClusterConfig
+from services.common.config.strict_model import StrictModel
+from services.common.config.worker import WorkerConfig
 
 
 class Secrets(StrictModel):
