@@ -21,7 +21,7 @@ READY = (sys.executable, "-c", """print('{"ready": {}}', flush=True); input()"""
 def test_no_descriptor_stays(
     loop: Callable[[], asyncio.AbstractEventLoop], killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(child_process, "LAST_OUTPUT_S", 0.05)
 
     async def live_and_end() -> int:
         """How many descriptors are left when a child has ended."""
@@ -44,7 +44,7 @@ def test_no_descriptor_stays(
 async def test_who_stops_waiting_the_moment_a_child_is_ready_has_stopped() -> None:
     """`asyncio.wait_for` of Python 3.11 would lose the cancellation, and a start that a signal ended would
     wait for ever for what comes next."""
-    child = await Child.start("child", (sys.executable, "-c", "input(); input()"), "", informed=True)
+    child = await Child.start("child", (sys.executable, "-c", "input(); input()"), "", keep_stdin=True)
     waiting = asyncio.create_task(child.ready(20))
     await asyncio.sleep(0.05)
     child._stdout.feed_data(b'{"ready": {}}\n')

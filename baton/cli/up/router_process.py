@@ -69,7 +69,7 @@ class KeptRouter:
         """Passes a message on, to later starts of the router too."""
         self._told |= message
         if self._child is not None:
-            self._child.tell(message)
+            self._child.send(message)
 
     async def failure(self) -> Failure:
         """Returns the last error once no more restarts are tried. Only after `ready`."""
@@ -93,9 +93,9 @@ class KeptRouter:
             self._child.kill()
 
     async def _start(self) -> Child:
-        child = await Child.start("router", self._command, self._config.model_dump_json(), informed=True)
+        child = await Child.start("router", self._command, self._config.model_dump_json(), keep_stdin=True)
         if self._told:
-            child.tell(self._told)
+            child.send(self._told)
         return child
 
     async def _keep(self, addresses: Collection[str]) -> Failure:

@@ -1,4 +1,4 @@
-"""Configuration of what a client may cost the router before and beside its request."""
+"""Limits of what clients may use of the router: connections, headers, bodies, unread output."""
 
 from __future__ import annotations
 
@@ -25,30 +25,32 @@ class ConnectionLimits(StrictModel):
     body_timeout_s: float = Field(
         60.0, gt=0, description="longest time from the end of the headers to the end of the body"
     )
-    # Shorter than the pools of usual clients keep a connection (httpx 5 s, aiohttp 15 s, load balancers 60 s)
-    # it must not be: a request sent while the router closes the connection is lost.
-    idle_timeout_s: float = Field(75.0, gt=0, description="a connection without a request is closed")
+    # Must exceed the time for which common clients keep idle connections (httpx 5 s, aiohttp 15 s, load
+    # balancers 60 s): a request that is sent while the router closes the connection is lost.
+    idle_timeout_s: float = Field(75.0, gt=0, description="an idle connection is closed after so long")
     write_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="longest wait for a client that does not read; an answer's stream may wait until the "
+        description="longest wait for a client that does not read; a streamed response may wait until the "
         "request's deadline",
     )
     read_grace_s: float = Field(
-        5.0, ge=0, description="time after its deadline that a client has to read the rest of its answer"
+        5.0, ge=0, description="time after its deadline that a client has to read the rest of its response"
     )
     max_connections: int = Field(
-        4096, ge=8, description="open HTTP connections; fewer where the descriptor limit is low"
+        4096, ge=8, description="open HTTP connections; fewer where the limit of file descriptors is low"
     )
     max_connections_per_address: int | None = Field(
-        None, ge=1, description="of one client address (IPv6: one /64 network); unset: half of all"
+        None,
+        ge=1,
+        description="open HTTP connections of one client address (IPv6: one /64 network); unset: half of all",
     )
     max_grpc_connections: int = Field(
-        1024, ge=8, description="open gRPC connections; fewer where the descriptor limit is low"
+        1024, ge=8, description="open gRPC connections; fewer where the limit of file descriptors is low"
     )
     max_unread_mb: int = Field(
-        256, ge=1, description="memory of output that clients have not read yet, of all requests"
+        256, ge=1, description="memory for output that clients have not read yet, of all requests"
     )
     max_buffered_body_mb: int = Field(
-        256, ge=1, description="memory of request bodies that have not arrived in full, of all connections"
+        256, ge=1, description="memory for request bodies that have not arrived in full, of all connections"
     )

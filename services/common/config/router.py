@@ -13,7 +13,7 @@ from services.common.config.types import DRAIN_S, ClusterSecret, LogLevel
 
 
 class RouterSettings(StrictModel):
-    """What an operator may set of the door."""
+    """The operator's settings of the router."""
 
     host: str = "127.0.0.1"
     http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
@@ -34,33 +34,38 @@ class RouterSettings(StrictModel):
         le=65535,
         description=f"metrics and health; unset: {DEFAULT_HTTP_PORT}, or any free port where grpc_port is 0",
     )
-    max_waiting: int = Field(1024, ge=1, description="requests that may wait for a slot; more are refused")
+    max_waiting: int = Field(1024, ge=1, description="most requests in the queue; more are refused")
     waiting_share: float = Field(
         0.125,
         gt=0,
         le=1,
-        description="part of max_waiting that the choices of one request may take; its others wait for them",
+        description="share of max_waiting that the choices of one request may "
+        "use; further choices are queued after them",
     )
     pool: str | None = Field(
         None,
         pattern="^[0-9a-f]{12}$",
-        description="id of the pool of workers that serves the model (`baton pool list`); unset: the first "
+        description="id of the pool of workers that serves the model (`baton "
+        "pool list`); unset: the first one "
         "that is ready",
     )
-    queue_timeout_s: float = Field(60.0, gt=0, description="the longest wait for a slot")
-    request_timeout_s: float = Field(600.0, gt=0, description="the longest life of a request")
-    prefill_ahead_tokens: int = Field(2048, ge=1, description="queued tokens at which a prefill worker waits")
+    queue_timeout_s: float = Field(60.0, gt=0, description="longest time in the queue")
+    request_timeout_s: float = Field(600.0, gt=0, description="longest duration of a request")
+    prefill_ahead_tokens: int = Field(
+        2048, ge=1, description="queued tokens above which a prefill worker gets no more prompts"
+    )
     max_attempts: int = Field(3, ge=1)
     tokenizer_threads: int = Field(2, ge=1)
     max_body_bytes: int | None = Field(
         None,
         ge=65536,
-        description="largest request, HTTP body or gRPC message; unset: 1 MiB + 16 bytes a token of context",
+        description="largest HTTP body or gRPC message; unset: 1 MiB + 16 bytes for each token of context",
     )
     max_answer_values: int = Field(
         1_048_576,
         ge=1,
-        description="numbers in one answer: outputs x tokens x (1, or 2 + logprobs where they are asked for)",
+        description="most numbers in one response: outputs x tokens x (1, or 2 + "
+        "top logprobs where asked for)",
     )
     allowed_hosts: tuple[str, ...] = Field(
         (),
@@ -72,7 +77,7 @@ class RouterSettings(StrictModel):
     @property
     def admin_ports(self) -> tuple[int, int]:
         """The ports of AdminService and of admin HTTP to bind; 0: any free port."""
-        # Several clusters of one host get free ports; fixed defaults would collide.
+        # With grpc_port 0 several clusters may share a host, and fixed defaults would collide.
         defaults = (DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT) if self.grpc_port else (0, 0)
         given = (self.admin_grpc_port, self.admin_http_port)
         grpc, http = (
@@ -87,14 +92,14 @@ class RouterSettings(StrictModel):
 
 
 class RouterConfig(RouterSettings):
-    """The door, and where it leads."""
+    """Configuration of a router process."""
 
     model: str = Field(description="folder with tokenizer.json and the model's configuration")
     served_model_name: str
-    byte_tokenizer: bool = Field(False, description="a token a byte: no tokenizer.json")
-    workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts, until told more")
+    byte_tokenizer: bool = Field(False, description="each byte is a token; no tokenizer.json")
+    workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts at the start")
     state: StateConfig | None = Field(None, description="unset: neither registry nor journal")
-    prefix_secret: str = Field("", repr=False, description="the workers'; unset: it cannot tell who has what")
+    prefix_secret: str = Field("", repr=False, description="the workers'; unset: no placement by prefix")
     cluster_secret: str = ClusterSecret
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

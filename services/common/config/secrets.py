@@ -1,7 +1,7 @@
-"""The secrets of a cluster, apart from the rest of its configuration.
+"""The secrets of a cluster, separate from the rest of its configuration.
 
 On Ray, configurations are arguments of actors. Ray's control store keeps those in memory, and in a database
-if one is configured, so secrets do not travel there: each machine reads them from a file or its environment.
+if one is configured, so secrets are not among them: each machine reads them from a file or its environment.
 
     public = without_secrets(worker)                            at `baton up`, for Ray
     with_secrets(public, find_secrets(config, os.environ))      where the worker starts
@@ -22,7 +22,7 @@ from services.common.config.worker import WorkerConfig
 
 
 class Secrets(StrictModel):
-    """What a secrets file may hold; empty: not given. Its text form shows none of them."""
+    """The content of a secrets file; empty: not given. Its repr shows none of them."""
 
     redis_url: str = Field("", repr=False)
     prefix_secret: str = Field("", repr=False)
@@ -41,7 +41,7 @@ VARIABLES: Mapping[str, str] = {name: f"BATON_{name.upper()}" for name in Secret
 def secrets_of(worker: WorkerConfig) -> Secrets:
     """The secrets in a worker's configuration."""
     url = worker.state.redis_url if worker.state else ""
-    # One without credentials is no secret, and workers on other machines need it told.
+    # A URL without credentials is no secret, and workers on other machines need it.
     return Secrets(
         redis_url=url if "@" in url or "?" in url else "",
         prefix_secret=worker.prefix_secret,
@@ -50,17 +50,17 @@ def secrets_of(worker: WorkerConfig) -> Secrets:
 
 
 def without_secrets(worker: WorkerConfig) -> WorkerConfig:
-    """The same with its secrets empty."""
+    """The configuration with its secrets empty."""
     return _replace(worker, dict.fromkeys(secrets_of(worker).given, ""))
 
 
 def with_secrets(worker: WorkerConfig, secrets: Secrets) -> WorkerConfig:
-    """What `without_secrets` made of a worker's configuration, with the secrets in their places."""
+    """The configuration that `without_secrets` returned, with its secrets again."""
     return _replace(worker, secrets.given)
 
 
 def find_secrets(config: ClusterConfig, environment: Mapping[str, str]) -> Secrets:
-    """The secrets that `config` names, as this machine has them: `config.secrets_file` over `environment`.
+    """The secrets that `config` names, as found on this machine: `config.secrets_file` before `environment`.
 
     Raises BatonError(INVALID) where one is missing.
     """
@@ -77,7 +77,7 @@ def find_secrets(config: ClusterConfig, environment: Mapping[str, str]) -> Secre
 
 
 def read_secrets(path: Path) -> Secrets:
-    """The secrets in a YAML file. BatonError(INVALID) names what is wrong, and shows no secret."""
+    """The secrets in a YAML file. Raises BatonError(INVALID), whose message shows no secret."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         return Secrets.model_validate(values if values is not None else {})

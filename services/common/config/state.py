@@ -11,23 +11,23 @@ NO_STATE = "none"
 
 
 class StateSettings(StrictModel):
-    """What an operator may set of where soft state is kept."""
+    """The operator's settings of the soft state in Redis."""
 
-    redis_url: str | None = Field(
-        None, repr=False, description="unset: a server of our own, which needs nothing; none: no state"
-    )
+    redis_url: str | None = Field(None, repr=False, description="unset: an embedded server; none: no state")
     namespace: str | None = Field(
         None,
         pattern="^[A-Za-z0-9_-]{1,64}$",
-        description="what shares it is one cluster; unset: this one's alone",
+        description="processes with one namespace form one cluster; unset: a random one",
     )
 
 
 class StateConfig(StrictModel):
-    """Where a process finds the cluster's soft state. Its text form shows no secret."""
+    """Where a process finds the cluster's soft state. Its repr shows no secret."""
 
     redis_url: str = Field(repr=False)
     namespace: str
-    cluster_id: str = Field("", description="goes before the names of its workers in the registry")
-    embedded: bool = Field(False, description="a server of `baton up`'s own")
-    journal_key: str = Field("", repr=False, description="hex; empty: what is written is for nobody else")
+    cluster_id: str = Field("", description="precedes the names of its workers in the registry")
+    embedded: bool = Field(False, description="the server is the embedded one of `baton up`")
+    journal_key: str = Field(
+        "", repr=False, description="hex; empty: a random one, so that no other router can read the journal"
+    )

@@ -25,7 +25,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 DRAIN_S = 20.0  # how long running requests may take to end at a stop
 
 
-# Of a process: what its internal RPCs and links are authenticated with.
+# Authenticates a process's internal RPCs and links.
 ClusterSecret = Field(
-    "", repr=False, description="shared by the cluster's processes; empty only where all listen on loopback"
+    "",
+    repr=False,
+    description="shared by the cluster's processes; empty only where all of them listen on loopback",
 )

@@ -17,13 +17,13 @@ from services.common.config.types import DRAIN_S, LogLevel, Role
 
 
 class UpConfig(StrictModel):
-    """`baton up`: the file an operator writes. `baton.cli` makes the children's configurations of it."""
+    """Configuration of `baton up`, from which `baton.cli` makes those of its children."""
 
     model: str | None = Field(None, description="folder, hub id, demo or random; unset: demo")
     served_model_name: str | None = Field(None, description="unset: the folder's name or the hub id")
     prefill: int | None = Field(None, ge=0, description="prefill workers")
     decode: int | None = Field(None, ge=0, description="decode workers")
-    both: int | None = Field(None, ge=0, description="workers that do both")
+    both: int | None = Field(None, ge=0, description="workers of both roles")
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     router: RouterSettings = RouterSettings()
@@ -33,52 +33,52 @@ class UpConfig(StrictModel):
         None,
         min_length=16,
         repr=False,
-        description="names cached blocks: with it a disk's are found after a restart; unset: derived from "
-        "cluster_secret",
+        description="keys the hashes of cached blocks, which are found on disk after a restart with the same "
+        "secret; unset: derived from cluster_secret",
     )
     worker_metrics_port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="where the first worker has its metrics, each further one has the next port; 0: any free",
+        description="metrics port of the first worker, each further one has the next; 0: any free port",
     )
     cluster_secret: str | None = Field(
         None,
         min_length=MIN_SECRET_LENGTH,
         repr=False,
-        description="authenticates router and workers to each other; unset: drawn. A `baton worker` that is "
-        "to join needs the same",
+        description="authenticates router and workers to each other; unset: random. A `baton worker` that "
+        "joins needs the same",
     )
-    cluster_secret_file: Path | None = Field(None, description="file that holds it, in its place")
+    cluster_secret_file: Path | None = Field(None, description="file with the cluster secret")
     router_restarts: int = Field(
         8,
         ge=0,
-        description="restarts in a row of a router that does not live for a minute; then all is stopped",
+        description="consecutive restarts of a router that runs for less than a minute; then all is stopped",
     )
-    start_timeout_s: float = Field(600.0, gt=0, description="how long one process may take to be ready")
-    drain_s: float = Field(DRAIN_S, ge=0, le=24, description="how long running requests may take to end")
+    start_timeout_s: float = Field(600.0, gt=0, description="longest start of one process")
+    drain_s: float = Field(DRAIN_S, ge=0, le=24, description="longest drain at a stop")
     log_level: LogLevel = "info"
 
     @property
     def role_counts(self) -> dict[Role, int]:
-        """Workers of each role: one prefill and one decode, but once a role is named only the named ones."""
+        """Workers of each role: one prefill and one decode by default, otherwise only those configured."""
         if self.prefill is None and self.decode is None and self.both is None:
             return {"prefill": 1, "decode": 1, "both": 0}
         return {"prefill": self.prefill or 0, "decode": self.decode or 0, "both": self.both or 0}
 
     def engine_of(self, role: Role) -> EngineConfig:
-        """With `gpu_links` as many as a worker of this role will have among those that are asked for."""
+        """The engine configuration of a role, with `gpu_links` for its peers in this cluster."""
         if self.engine.gpu_links is not None:
             return self.engine
         counts = self.role_counts
-        # Unless they go by NCCL, what a sender's GPU copies lies in its blocks until then.
+        # Only NCCL needs staging memory at the sender; otherwise its blocks are copied from where they are.
         sent_to = counts["decode"] if self.transfer.transport == "nccl" else 0
         peers = {"prefill": sent_to, "decode": counts["prefill"], "both": 0}[role]
         links = 0 if self.transfer.through_host else peers
         return self.engine.model_copy(update={"gpu_links": links})
 
     @model_validator(mode="after")
-    def _ports_are_apart(self) -> UpConfig:
+    def _ports_do_not_overlap(self) -> UpConfig:
         counts = self.role_counts
         listening, everyone = counts["decode"], sum(counts.values())
         fixed = (

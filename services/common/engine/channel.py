@@ -1,6 +1,6 @@
-"""How a worker's front and its engine process talk: length-prefixed protobuf over a socket pair.
+"""The channel between a worker's front and its engine process: length-prefixed protobuf over a socket pair.
 
-Commands go one way, events the other. Small and rare by design: the decode loop's tokens pass
+Commands go one way, events the other. Messages are small and rare by design: the decode loop's tokens go
 through the output ring instead.
 """
 
@@ -13,7 +13,7 @@ import struct
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 
-# Bounds a message, and with the prompt's length how many of them a prefill tells.
+# Bounds the size of a message, and with the prompt's length the number of messages of a prefill.
 PROMPT_LOGPROBS_A_MESSAGE = 256
 
 _PREFIX = struct.Struct("<I")
@@ -24,17 +24,17 @@ _SEND_TIMEOUT = struct.pack("@ll", 10, 0)  # a struct timeval
 
 
 class ChannelClosedError(BatonError):
-    """The other process is gone; front and engine die together."""
+    """The other process has ended; front and engine end together."""
 
     def __init__(self) -> None:
         super().__init__(ErrorKind.UNAVAILABLE, "the worker's other process has ended")
 
 
 class EngineEnd:
-    """The engine's end: never waits for a command, and for a slow front no longer than a deadline."""
+    """The engine's end: never blocks to receive, and no longer than a deadline to send to a slow front."""
 
     def __init__(self, sock: socket.socket) -> None:
-        # Not `settimeout`: Python would wait in `recv` too, whatever its flags say.
+        # Not `settimeout`: with it Python waits in `recv` too, despite MSG_DONTWAIT.
         sock.setblocking(True)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_TIMEOUT)
         self._socket = sock
@@ -51,7 +51,8 @@ class EngineEnd:
         return commands
 
     def send(self, event: EngineEvent) -> None:
-        """Raises ChannelClosedError where the front is gone or has not read for the deadline."""
+        """Sends an event. Raises ChannelClosedError where the front is gone or does not read within the
+        deadline."""
         payload = event.SerializeToString()
         try:
             self._socket.sendall(_PREFIX.pack(len(payload)) + payload)
@@ -85,7 +86,7 @@ class EngineEnd:
 
 
 class FrontEnd:
-    """The front's end, in its event loop."""
+    """The front's end; to be used within its event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -96,7 +97,7 @@ class FrontEnd:
         return cls(*await asyncio.open_unix_connection(sock=sock))
 
     async def send(self, command: EngineCommand) -> None:
-        """Raises ChannelClosedError."""
+        """Sends a command. Raises ChannelClosedError."""
         payload = command.SerializeToString()
         try:
             self._writer.write(_PREFIX.pack(len(payload)) + payload)
@@ -105,7 +106,7 @@ class FrontEnd:
             raise ChannelClosedError from error
 
     async def receive(self) -> EngineEvent:
-        """The next event. Raises ChannelClosedError when the engine is gone."""
+        """The next event. Raises ChannelClosedError where the engine is gone."""
         try:
             (length,) = _PREFIX.unpack(await self._reader.readexactly(_PREFIX.size))
             if length > _MAX_MESSAGE:

@@ -1,4 +1,4 @@
-"""What a front tells its engine process on standard input. Torch-free."""
+"""What an engine process reads from standard input at its start. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.common.config.worker import WorkerConfig
 
 
 class EngineLaunch(StrictModel):
-    """Configuration, identity, and the two descriptors that the engine inherits."""
+    """Configuration, identity, and the two file descriptors that the engine inherits."""
 
     worker: WorkerConfig
     incarnation: str  # 32 hex digits, shared by front and engine
@@ -18,7 +18,7 @@ class EngineLaunch(StrictModel):
 
 
 def identity_of(config: WorkerConfig, incarnation: bytes, started_ns: int) -> WorkerIdentity:
-    """Who this start of this worker is; front and engine say the same."""
+    """The identity of this start of a worker, the same in front and engine."""
     return WorkerIdentity(
         name=config.name,
         incarnation=incarnation,

@@ -1,4 +1,4 @@
-"""The engine's logprobs as the wire's."""
+"""Converts the engine's logprobs to messages."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ from baton.v1 import types_pb2
 
 
 def logprobs_message(logprobs: Logprobs) -> types_pb2.Logprobs:
+    """The message for the logprobs of one token."""
     top = [types_pb2.TokenLogprob(token_id=token, logprob=value) for token, value in logprobs.top]
     return types_pb2.Logprobs(logprob=logprobs.logprob, top=top)

@@ -1,11 +1,11 @@
-"""What a child process of `baton up` owes its parent.
+"""The protocol between a child process of `baton up` and its parent, on the child's side.
 
 stdin    its configuration, one JSON document, read to the end
 stdout   one line, `{"ready": {"grpc": "host:port", ...}}`, once a request would be served; or
-         `{"error": {"kind": "invalid", "message": "one clear line"}}` and exit code 2, or 3 from one that has
-         drained by itself and asks to be started anew
-stderr   everything else
-SIGTERM, SIGINT   the first drains and exits 0, the second stops at once
+         `{"error": {"kind": "invalid", "message": "..."}}` and exit code 2, or 3 from a process that has
+         drained and asks to be restarted
+stderr   logs
+SIGTERM, SIGINT   the first drains and exits 0, the second exits at once
 the parent's death   kills it (PR_SET_PDEATHSIG), unless it was started --detached
 """
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 EXIT_REFUSED = 2
-EXIT_ANEW = 3
+EXIT_RESTART = 3
 EXIT_AT_ONCE = 130
 
-# The argument of a process that outlives whoever started it: an operator's own `baton worker`.
+# The argument of a process that outlives its parent: `baton worker` as an operator starts it.
 DETACHED = "--detached"
 
 _LINE_BYTES = 1024 * 1024
@@ -39,38 +39,38 @@ _LINE_BYTES = 1024 * 1024
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
-class StartAnewError(BatonError):
-    """This process is not whole any more. It has drained, and another one should take its place."""
+class RestartNeededError(BatonError):
+    """This process has drained since it is no longer fit to serve, and should be restarted."""
 
     def __init__(self, why: str) -> None:
         super().__init__(ErrorKind.UNAVAILABLE, why)
 
 
 class StopSignal:
-    """The parent's wish that this process ends: `await stop.wait()`, then drain."""
+    """The parent's request to end this process: `await stop.wait()`, then drain."""
 
     def __init__(self) -> None:
-        self._asked = asyncio.Event()
+        self._requested = asyncio.Event()
 
     async def wait(self) -> None:
         """Returns at the first SIGTERM or SIGINT."""
-        await self._asked.wait()
+        await self._requested.wait()
 
-    def ask(self) -> None:
-        """The first call starts the drain; the second ends the process where it stands."""
-        if self._asked.is_set():
+    def request(self) -> None:
+        """Requests the end: the first call starts the drain, the second exits the process at once."""
+        if self._requested.is_set():
             os._exit(EXIT_AT_ONCE)
-        self._asked.set()
+        self._requested.set()
 
     def install(self) -> None:
-        """Takes SIGTERM and SIGINT of this process; call from a running loop."""
+        """Handles SIGTERM and SIGINT of this process; to be called within a running event loop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask)
+            loop.add_signal_handler(number, self.request)
 
 
 def parse_config(model: type[ConfigT], text: str) -> ConfigT:
-    """The configuration in `text`; BatonError(INVALID) naming the first wrong key."""
+    """The configuration in a JSON text. Raises BatonError(INVALID), which names the first invalid key."""
     try:
         return model.model_validate_json(text)
     except ValidationError as error:
@@ -79,15 +79,15 @@ def parse_config(model: type[ConfigT], text: str) -> ConfigT:
         raise BatonError(ErrorKind.INVALID, f"{where}: {first['msg']}") from error
 
 
-def say_ready(addresses: Mapping[str, str]) -> None:
-    """Tells the parent where this process serves; always the first line, where it is not an error."""
-    say({"ready": dict(addresses)})
+def report_ready(addresses: Mapping[str, str]) -> None:
+    """Reports to the parent where this process serves; the first line on stdout unless that is an error."""
+    report({"ready": dict(addresses)})
 
 
-def say_error(error: BatonError) -> None:
-    """Tells the parent why this process refuses to run, in one line."""
+def report_error(error: BatonError) -> None:
+    """Reports to the parent why this process does not run, in one line."""
     message = " ".join(error.message.split())
-    say({"error": {"kind": error.kind.name.lower(), "message": message}})
+    report({"error": {"kind": error.kind.name.lower(), "message": message}})
 
 
 def run_child(
@@ -95,9 +95,9 @@ def run_child(
     main: Callable[[ConfigT, StopSignal], Coroutine[None, None, None]],
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> int:
-    """Reads the configuration, runs `main` until it returns, and gives the exit code.
+    """Reads the configuration, runs `main` until it returns, and returns the exit code.
 
-    A BatonError that `main` raises becomes the error line and code 2, a `StartAnewError` that and code 3.
+    A BatonError from `main` is reported to the parent and becomes exit code 2; a `RestartNeededError` code 3.
     """
     try:
         if DETACHED not in sys.argv:
@@ -106,20 +106,21 @@ def run_child(
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_with_signals(main, config))
     except BatonError as error:
-        say_error(error)
-        return EXIT_ANEW if isinstance(error, StartAnewError) else EXIT_REFUSED
+        report_error(error)
+        return EXIT_RESTART if isinstance(error, RestartNeededError) else EXIT_REFUSED
     return 0
 
 
 def _first_line() -> str:
-    """The configuration. Unbuffered, so that what follows on stdin is left for whoever reads on."""
+    """The configuration. Read unbuffered, so that later lines on stdin are left for
+    `messages_from_parent`."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         return stdin.readline().decode()
 
 
 async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
-    """The JSON objects that the parent writes to stdin after the configuration, one a line, until it
-    closes it; none where stdin is no pipe. BatonError(INTERNAL) for anything else."""
+    """The JSON objects that the parent writes to stdin after the configuration, one a line, until it closes
+    stdin; none where stdin is not a pipe. Raises BatonError(INTERNAL) for a line that is not JSON."""
     if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
         return
     reader = asyncio.StreamReader(limit=_LINE_BYTES)
@@ -129,7 +130,7 @@ async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
         while line := await reader.readline():
             yield json.loads(line)
     except ValueError as error:
-        raise BatonError(ErrorKind.INTERNAL, f"the parent wrote what is no JSON line: {error}") from error
+        raise BatonError(ErrorKind.INTERNAL, f"the parent wrote a line that is not JSON: {error}") from error
     finally:
         transport.close()
 
@@ -142,7 +143,7 @@ async def _with_signals(
     await main(config, stop)
 
 
-def say(document: Mapping[str, Any]) -> None:
-    """Tells the parent one JSON line."""
+def report(document: Mapping[str, Any]) -> None:
+    """Writes one JSON line to the parent."""
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()

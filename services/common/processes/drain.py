@@ -1,4 +1,4 @@
-"""Whether a worker still takes new work."""
+"""Draining: a worker refuses new work until its running work has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _POLL_S = 0.05
 
 
 class Drain:
-    """Once started, new work is refused and `wait` returns when the old has ended or time is up."""
+    """The drain of one worker."""
 
     def __init__(self) -> None:
         self.started = False

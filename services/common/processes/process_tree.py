@@ -1,6 +1,6 @@
-"""What a process leaves behind, and how to leave nothing: orphans come to us, and we kill all below us.
+"""Leaves no processes behind: adopts orphaned descendants, reaps them, and kills every descendant.
 
-Standard library only: the warden of a local Ray starts in milliseconds.
+Standard library only, since the process that guards a local Ray must start in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PAUSE_S = 0.01
+_POLL_S = 0.01
 
 
 def adopt_orphans() -> None:
-    """Has every orphan among this process's descendants become its child, and not init's."""
+    """Makes this process the parent of orphans among its descendants, instead of init. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         code = ctypes.get_errno()
@@ -25,15 +25,15 @@ def adopt_orphans() -> None:
 
 
 class Orphans:
-    """Adopted orphans that have ended: nobody waits for them but us, and until then they stay in the process
-    table. Call `reap` every few seconds."""
+    """Reaps adopted orphans that have ended, which otherwise remain in the process table. To be called every
+    few seconds."""
 
     def __init__(self) -> None:
         self._ended: set[int] = set()
 
     def reap(self) -> None:
-        """Reaps those that had ended when it was last called. A child of our own is not among them by then:
-        whoever started it waits for it, and hears of its end at once."""
+        """Reaps the processes that had ended by the previous call. By then a child that this process started
+        has been reaped by its owner, who is notified at once."""
         ended = {pid for pid in children(os.getpid()) if _has_ended(pid)}
         for pid in ended & self._ended:
             with contextlib.suppress(ChildProcessError):
@@ -42,7 +42,7 @@ class Orphans:
 
 
 def children(pid: int) -> list[int]:
-    """Of all threads of a process; those that wait to be reaped too."""
+    """Process ids of the children of a process, zombies included."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -51,13 +51,14 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of a process, and theirs; those that wait to be reaped too."""
+    """Process ids of all descendants of a process, zombies included."""
     return [below for child in children(pid) for below in (child, *descendants(child))]
 
 
 def kill_descendants(within_s: float) -> list[int]:
-    """Kills and reaps all below this process, which must have adopted its orphans: then none escapes by
-    a session of its own or by forking meanwhile. Those it could not end in time; normally none."""
+    """Kills and reaps all descendants of this process, which must have called `adopt_orphans`: then none
+    escapes by starting a session or by forking. Returns the ids of processes that remain after `within_s`;
+    normally none."""
     deadline = time.monotonic() + within_s
     while left := descendants(os.getpid()):
         for pid in left:
@@ -66,7 +67,7 @@ def kill_descendants(within_s: float) -> list[int]:
         _reap()
         if time.monotonic() > deadline:
             return left
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
     return []
 
 

@@ -1,4 +1,4 @@
-"""One way to make a gRPC server: health, reflection, limits, and a port that is ours alone."""
+"""gRPC servers with health, reflection, limits and an exclusive port; the options of channels to them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
     from services.common.config.connection_limits import ConnectionLimits
 
-# A prompt of a million tokens in a repeated uint32 is under 4 MB; bulk bytes have their own channel.
+# A prompt of a million tokens in a repeated uint32 is under 4 MB; KV blocks go over links of their own.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 
 _LIMITS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
 )
-# A frozen or cut-off worker breaks its connections within the two together. gRPC's own threads answer pings,
-# however busy an event loop is.
+# The connections of a frozen or unreachable worker break within the sum of the two. gRPC's own threads answer
+# pings, however busy the event loop is.
 PING_EVERY_S = 1.0
 PING_ANSWER_S = 1.25
 
 _SERVER_OPTIONS = (
     *_LIMITS,
-    # Two servers would share one port without a word.
+    # With SO_REUSEPORT two servers could bind one port without an error.
     ("grpc.so_reuseport", 0),
-    # Channels made here ping idle connections every second (see channel_options), which is no abuse.
+    # The channels of `channel_options` ping idle connections every second, which must not count as abuse.
     ("grpc.http2.min_ping_interval_without_data_ms", int(PING_EVERY_S * 1000) // 4),
     ("grpc.keepalive_permit_without_calls", 1),
-    # A client that is frozen or cut off ends its streams within 15 s, not within hours.
+    # The streams of a frozen or unreachable client end within 15 s, not within hours.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
@@ -49,10 +49,10 @@ _SERVER_OPTIONS = (
 def public_options(
     limits: ConnectionLimits, max_connections: int, max_message_bytes: int
 ) -> list[tuple[str, int]]:
-    """Server options of a listener that anybody may connect to; they go before those of every server.
+    """Server options of a public listener; they take precedence over the defaults.
 
-    `max_connections`: what the process has descriptors for. A message above `max_message_bytes` ends its call
-    with RESOURCE_EXHAUSTED before it is read.
+    `max_connections`: as many as the process has descriptors for. A message above `max_message_bytes` ends
+    its call with RESOURCE_EXHAUSTED before it is read.
     """
     handshake_ms, idle_ms = int(limits.head_timeout_s * 1000), int(limits.idle_timeout_s * 1000)
     return [
@@ -60,7 +60,7 @@ def public_options(
         # From TCP's handshake to the client's HTTP/2 settings.
         ("grpc.server_handshake_timeout_ms", handshake_ms),
         ("grpc.http2.settings_timeout", handshake_ms),
-        # A connection without a call gives its descriptor back; clients connect again with their next call.
+        # Closes connections without a call; clients reconnect with their next call.
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.max_concurrent_streams", 1_024),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -70,7 +70,7 @@ def public_options(
 
 
 def channel_options() -> list[tuple[str, int]]:
-    """Options of a channel to a server made here: limits, quick reconnects, dead peers noticed."""
+    """Options of a channel to a `GrpcServer`: limits, quick reconnects, detection of dead peers."""
     return [
         *_LIMITS,
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -78,18 +78,18 @@ def channel_options() -> list[tuple[str, int]]:
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.keepalive_time_ms", int(PING_EVERY_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(PING_ANSWER_S * 1000)),
-        # The one that counts for a frozen peer: without it a lost ping is noticed after a minute.
+        # This one applies to a frozen peer: without it a lost ping is noticed after a minute.
         ("grpc.http2.ping_timeout_ms", int(PING_ANSWER_S * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.enable_retries", 0),
-        # Channels of one process would share connections, and with them their failures.
+        # Otherwise the channels of one process share connections, and with them their failures.
         ("grpc.use_local_subchannel_pool", 1),
     ]
 
 
 class GrpcServer:
-    """A grpc.aio server with `grpc.health.v1` and reflection; NOT_SERVING until told otherwise.
+    """A grpc.aio server with `grpc.health.v1` and reflection; NOT_SERVING until `set_serving`.
 
     Register servicers on `.server`, then `start`. `service_names` are the full names of those
     services; health knows each of them and the empty name.
@@ -103,8 +103,8 @@ class GrpcServer:
         options: Sequence[tuple[str, int]] = (),
     ) -> None:
         """`cluster_secret`: calls must carry the token derived from it for this use, or are refused with
-        UNAUTHENTICATED; empty: anybody may call. `options` go before those of every server, such as
-        `public_options`."""
+        UNAUTHENTICATED; empty: no authentication. `options`, such as `public_options`, take precedence over
+        the defaults."""
         checks = [TokenCheck(RpcToken(cluster_secret, use))] if cluster_secret else []
         merged = {**dict(_SERVER_OPTIONS), **dict(options)}
         self.server = grpc.aio.server(options=list(merged.items()), interceptors=checks)
@@ -116,7 +116,7 @@ class GrpcServer:
         )
 
     async def start(self, host: str, port: int) -> str:
-        """Binds and serves; returns `host:port` with the port really bound.
+        """Binds and serves; returns `host:port` with the bound port.
 
         Raises BatonError(INVALID) where the address cannot be bound.
         """
@@ -130,7 +130,7 @@ class GrpcServer:
         return join_address(host, bound)
 
     async def set_serving(self, serving: bool) -> None:
-        """Tells `grpc.health.v1` whether requests would be served."""
+        """Sets the status in `grpc.health.v1`."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         state = status.SERVING if serving else status.NOT_SERVING
         for name in self._names:
@@ -143,9 +143,9 @@ class GrpcServer:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, not yet listening; BatonError(INVALID) with one clear line otherwise."""
+    """A bound TCP socket that does not listen yet. Raises BatonError(INVALID) where it cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Asyncio switches Nagle's algorithm off only where the protocol is named: 40 ms an answer.
+    # Asyncio disables Nagle's algorithm only where the protocol is stated: 40 ms for each answer.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -159,6 +159,6 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def check_port_free(host: str, port: int) -> None:
-    """Says in one clear line what gRPC would bury in its own: the port is in use."""
+    """Raises BatonError(INVALID) where the port is in use; gRPC's own error does not state the reason."""
     if port:
         bind_socket(host, port).close()

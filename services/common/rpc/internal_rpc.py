@@ -1,7 +1,7 @@
-"""Internal RPCs: channels whose calls carry the cluster's token, and the check of it at servers.
+"""Internal RPCs: channels whose calls carry the cluster's token, and its check at servers.
 
-Calls are given the token by the multi-callables themselves rather than by client interceptors, which in
-grpc.aio cost a task for each call. The server's check runs once a call, before its first message is read.
+The token is bound to the multi-callables instead of added by client interceptors, which in grpc.aio cost a
+task for each call. The server checks it once for each call, before it reads the first message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ else:
 
 
 class TokenCheck(_ServerInterceptor):
-    """Ends every call without the cluster's token with UNAUTHENTICATED; health checks are open."""
+    """Rejects calls without the cluster's token with UNAUTHENTICATED; health checks need none."""
 
     def __init__(self, token: RpcToken) -> None:
         self._token = token
@@ -34,7 +34,7 @@ class TokenCheck(_ServerInterceptor):
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:  # noqa: ANN401 (grpc.aio declares what handlers may return nowhere)
+    ) -> Any:  # noqa: ANN401 (grpc.aio does not declare the type of handlers)
         details: Any = handler_call_details
         if self._token.admits(details.method, details.invocation_metadata):
             return await continuation(handler_call_details)
@@ -42,15 +42,15 @@ class TokenCheck(_ServerInterceptor):
 
 
 async def _refuse(messages: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """As a stream handler it answers calls of every shape, and reads no message."""
+    """A stream handler, which answers unary calls as well and reads no message."""
     await abort(context, BatonError(ErrorKind.UNAUTHENTICATED, UNAUTHENTICATED))
 
 
 class TokenChannel:
-    """A `grpc.aio.Channel` for stubs, with the token on each of its calls."""
+    """A `grpc.aio.Channel` for stubs whose calls carry the token."""
 
     def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
-        """Takes the channel over."""
+        """Owns `channel` from now on."""
         self._channel: Any = channel
         self._metadata = RpcToken(secret).metadata
 

@@ -31,7 +31,7 @@ from services.common.engine.client import EngineClient
 from services.common.engine.launch import identity_of
 from services.common.observability.logs import configure_logs, get_log
 from services.common.observability.metrics import MetricsServer
-from services.common.processes.child_protocol import StartAnewError, StopSignal, say_ready
+from services.common.processes.child_protocol import RestartNeededError, StopSignal, report_ready
 from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
@@ -117,8 +117,8 @@ class _Front:
         self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
-        """Serves until `stop`. Raises the BatonError that ended the engine, or `StartAnewError` after a drain
-        because the engine is unfit."""
+        """Serves until `stop`. Raises the BatonError that ended the engine, or `RestartNeededError` after a
+        drain because the engine is unfit."""
         engine = asyncio.create_task(self._engine.run(self._on_event))
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
@@ -139,7 +139,7 @@ class _Front:
                 raise await self._reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
-                raise ousted.result() if ousted.done() else StartAnewError(self._unfit.result())
+                raise ousted.result() if ousted.done() else RestartNeededError(self._unfit.result())
         finally:
             if watching is not None:  # an engine that is stopping writes no heartbeat
                 watching.cancel()
@@ -197,7 +197,7 @@ class _Front:
         address = await server.start(self._config.host, self._config.port)
         await server.set_serving(True)
         addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
-        say_ready({**addresses, "device": ready.device})
+        report_ready({**addresses, "device": ready.device})
         gc.freeze()  # a collection over all loaded objects would delay every stream
         log.info("serving", role=self._config.role, device=ready.device, **addresses)
         if self._registration is not None:
