@@ -230,7 +230,7 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
         "ended": counts.ended,
         "cancels": counts.cancels,
         "most_waiting": counts.most_waiting,
-        "growth_grants": seen.grown,
+        "block_allocations": seen.grown,
         "held_rows": seen.held,
         "scatter": scatter,
         "scattered_mb_s": round(counts.scattered_bytes / took / 1e6, 3),

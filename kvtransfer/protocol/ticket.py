@@ -16,10 +16,10 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 MIN_SECRET_BYTES = 16
 
 
-def held_counts(body: TicketBody) -> tuple[int, ...]:
+def resident_counts(body: TicketBody) -> tuple[int, ...]:
     """How many leading blocks its issuer holds already, by cache group. BatonError(INVALID) where these are
     more than it has."""
-    counts = tuple(body.held_counts) or (0,) * len(body.block_counts)
+    counts = tuple(body.resident_counts) or (0,) * len(body.block_counts)
     if len(counts) != len(body.block_counts) or any(map(int.__gt__, counts, body.block_counts)):
         raise BatonError(
             ErrorKind.INVALID,

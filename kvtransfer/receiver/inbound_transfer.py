@@ -16,27 +16,27 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import Commit, Piece, Record
 from kvtransfer.protocol.piece_geometry import Geometry
-from kvtransfer.protocol.ticket import TicketSigner, held_counts
+from kvtransfer.protocol.ticket import TicketSigner, resident_counts
 
 if TYPE_CHECKING:
     from kvtransfer.receiver.link import ReceivingLink
 
 
 class Incoming:
-    """Counts every piece of every expected block, once each: of each cache group, blocks `held_counts` to
+    """Counts every piece of every expected block, once each: of each cache group, blocks `resident_counts` to
     `block_counts`."""
 
     def __init__(
-        self, transfer_id: int, block_counts: Sequence[int], held_counts: Sequence[int], groups: int
+        self, transfer_id: int, block_counts: Sequence[int], resident_counts: Sequence[int], groups: int
     ) -> None:
-        if not len(block_counts) == len(held_counts) == groups:
+        if not len(block_counts) == len(resident_counts) == groups:
             raise ValueError(
-                f"{len(block_counts)} and {len(held_counts)} block counts for {groups} cache groups"
+                f"{len(block_counts)} and {len(resident_counts)} block counts for {groups} cache groups"
             )
         self.transfer_id = transfer_id
         self.block_counts = tuple(block_counts)
-        self.held_counts = tuple(held_counts)
-        self.sent_counts = tuple(map(int.__sub__, block_counts, held_counts))
+        self.resident_counts = tuple(resident_counts)
+        self.sent_counts = tuple(map(int.__sub__, block_counts, resident_counts))
         self.link: ReceivingLink | None = None
         self.paid: Paid | None = None  # once its ticket is here and right: before that nothing is taken
         self.arrived = False
@@ -63,19 +63,19 @@ class Incoming:
 
     def compare(self, sent: Sequence[int], body: TicketBody) -> None:
         """BatonError(INTERNAL) unless the sender's count and its ticket are what is expected."""
-        counts = (tuple(sent), tuple(body.block_counts), held_counts(body))
-        if counts != (self.sent_counts, self.block_counts, self.held_counts):
+        counts = (tuple(sent), tuple(body.block_counts), resident_counts(body))
+        if counts != (self.sent_counts, self.block_counts, self.resident_counts):
             raise BatonError(
                 ErrorKind.INTERNAL,
                 f"block counts differ: {list(sent)} sent, {list(body.block_counts)} in the ticket, "
-                f"{list(self.block_counts)} expected, {list(self.held_counts)} of them held",
+                f"{list(self.block_counts)} expected, {list(self.resident_counts)} of them held",
             )
 
     def expects(self, piece: Piece) -> bool:
         """Whether this piece is one of the expected blocks'."""
         return (
             self._cut.is_piece(piece.group, piece.offset, piece.length)
-            and self.held_counts[piece.group] <= piece.ordinal
+            and self.resident_counts[piece.group] <= piece.ordinal
             and piece.ordinal + self.blocks_of(piece) <= self.block_counts[piece.group]
         )
 
@@ -102,7 +102,7 @@ class Incoming:
 
     def _first_flag(self, piece: Piece) -> int:
         """Of the piece's block."""
-        expected = piece.ordinal - self.held_counts[piece.group]
+        expected = piece.ordinal - self.resident_counts[piece.group]
         return expected * self._cut.pieces_per_block(piece.group)
 
     @property

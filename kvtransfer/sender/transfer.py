@@ -23,7 +23,7 @@ from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import MAX_COMMIT_BYTES, WithdrawReason
 from kvtransfer.protocol.piece_geometry import Geometry
-from kvtransfer.protocol.ticket import held_counts
+from kvtransfer.protocol.ticket import resident_counts
 
 
 class BlockSource(Protocol):
@@ -110,7 +110,7 @@ class Transfer:
         self._withdrawn = withdrawn
         self._wake = wake
         # Leading blocks that the receiver has already, by cache group: they are not pushed.
-        self.held_counts = held_counts(body)
+        self.resident_counts = resident_counts(body)
         self._queue: deque[_Pushed] = deque()
         self._pushed: list[set[int]] = [set() for _ in block_bytes]
 
@@ -140,7 +140,9 @@ class Transfer:
         ordinals = range(first, first + len(blocks))
         which = f"blocks {first} to {ordinals.stop - 1} of group {group}"
         here = 0 <= group < len(self._pushed)
-        if not (here and self.held_counts[group] <= first <= ordinals.stop <= self.body.block_counts[group]):
+        if not (
+            here and self.resident_counts[group] <= first <= ordinals.stop <= self.body.block_counts[group]
+        ):
             raise ValueError(f"the ticket wants no {which}")
         if not self._pushed[group].isdisjoint(ordinals):
             raise ValueError(f"some of {which} were pushed before")

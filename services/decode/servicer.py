@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_NAMES
+from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.engine.rings.output_ring import RingReader
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import (
@@ -203,8 +203,8 @@ class DecodeServicer(DecodeServiceServicer):
 def _check_ids(request: ReserveRequest) -> None:
     if len(request.attempt.request_id) != ID_BYTES or len(request.router_id) != ID_BYTES:
         raise BatonError(ErrorKind.INVALID, f"request_id and router_id must have {ID_BYTES} bytes")
-    names = request.block_names
-    if len(names) > MAX_RESERVE_NAMES or any(len(name) != HASH_BYTES for name in names):
+    names = request.block_hashes
+    if len(names) > MAX_RESERVE_HASHES or any(len(name) != HASH_BYTES for name in names):
         raise BatonError(
-            ErrorKind.INVALID, f"block_names are at most {MAX_RESERVE_NAMES} of {HASH_BYTES} bytes"
+            ErrorKind.INVALID, f"block_hashes are at most {MAX_RESERVE_HASHES} of {HASH_BYTES} bytes"
         )

@@ -168,7 +168,7 @@ class Adversary:
             trial.number, trial.counts = body.transfer_id, (body.block_counts[0], body.block_counts[1])
         if trial.fault in AT_ONCE:
             trial.struck()
-        left_out = trial.transfer.held_counts
+        left_out = trial.transfer.resident_counts
         trial.unpushed = [(group, n) for group in (0, 1) for n in range(left_out[group], trial.counts[group])]
         dice.shuffle(trial.unpushed)
         self._trials[trial.number] = trial
@@ -187,7 +187,7 @@ class Adversary:
         match trial.fault:
             case Fault.WRONG_HELD:
                 group, most = (0, trial.counts[0]) if trial.counts[0] else (1, trial.counts[1])
-                body.held_counts[group] = (trial.held[group] + self._dice.randint(1, most)) % (most + 1)
+                body.resident_counts[group] = (trial.held[group] + self._dice.randint(1, most)) % (most + 1)
             case Fault.FORGED_TICKET:
                 ticket.signature = self._dice.randbytes(32)
             case Fault.STOLEN_TICKET:
@@ -218,7 +218,7 @@ class Adversary:
             transfer_address=self._address,
             transfer_id=number,
             block_counts=trial.counts,
-            held_counts=trial.held,
+            resident_counts=trial.held,
             token_count=1,
             fingerprint=FINGERPRINT,
         )

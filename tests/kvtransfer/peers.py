@@ -133,7 +133,7 @@ class Peers:
             transfer_address=self.address,
             transfer_id=transfer_id,
             block_counts=list(counts),
-            held_counts=list(held),
+            resident_counts=list(held),
             token_count=1,
             fingerprint=FINGERPRINT,
         )

@@ -153,7 +153,7 @@ class ReceivingEnd:
             issuer=identity("receiver"),
             transfer_id=transfer,
             block_counts=counts,
-            held_counts=held or [],
+            resident_counts=held or [],
         )
 
     def record(

@@ -40,7 +40,7 @@ class Outgoing:
         self.whole: list[int] = []
         self.withdrawn: list[tuple[Transfer, WithdrawReason]] = []
         self.wakes = 0
-        body = TicketBody(transfer_id=7, attempt=ATTEMPT, block_counts=counts, held_counts=held)
+        body = TicketBody(transfer_id=7, attempt=ATTEMPT, block_counts=counts, resident_counts=held)
         self.transfer = Transfer(
             TICKET, body, BLOCK_BYTES, self, self.whole.append, self._withdraw, self._wake
         )  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.types_pb2 import Attempt
-from kvtransfer.protocol.ticket import MIN_SECRET_BYTES, TicketSigner, held_counts
+from kvtransfer.protocol.ticket import MIN_SECRET_BYTES, TicketSigner, resident_counts
 
 BODY = TicketBody(attempt=Attempt(request_id=b"r" * 16, number=2), transfer_id=77, block_counts=[3, 1])
 
@@ -63,13 +63,13 @@ def test_the_signature_is_hmac_sha256_of_the_deterministic_body() -> None:
 
 @pytest.mark.parametrize(("blocks", "held"), [([3, 1], [3, 1]), ([3, 1], [0, 1]), ([3, 1], []), ([], [])])
 def test_held_counts_have_one_count_a_cache_group(blocks: list[int], held: list[int]) -> None:
-    counts = held_counts(TicketBody(block_counts=blocks, held_counts=held))
+    counts = resident_counts(TicketBody(block_counts=blocks, resident_counts=held))
     assert counts == tuple(held or [0] * len(blocks))
 
 
 @pytest.mark.parametrize("held", [[4, 1], [3, 2], [3], [3, 1, 0]])
 def test_more_held_blocks_than_the_ticket_has_are_refused(held: list[int]) -> None:
     with pytest.raises(BatonError) as refused:
-        held_counts(TicketBody(block_counts=[3, 1], held_counts=held))
+        resident_counts(TicketBody(block_counts=[3, 1], resident_counts=held))
     assert refused.value.kind is ErrorKind.INVALID
     assert str(refused.value) == f"a ticket for [3, 1] blocks says that {held} of them are held"

@@ -295,7 +295,7 @@ class FakeWorker(
     def _advance(self, ticket: Ticketed) -> None:
         if self.behaviour.moves > 0 and len(ticket.emitted) >= self.behaviour.move_at:
             self.behaviour.moves -= 1
-            self._end(ticket, FinishReason.FINISH_REASON_MOVED)
+            self._end(ticket, FinishReason.FINISH_REASON_PREEMPTED)
             return
         ticket.ids.append(next_token(ticket.ids))
         ending = ending_of(ticket.emitted, ticket.max_tokens, ticket.stop_ids)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.block_hash import MAX_RESERVE_NAMES
+from baton.block_hash import MAX_RESERVE_HASHES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import (
     AttachRequest,
@@ -51,7 +51,7 @@ async def test_before_its_calls(scene: Scene) -> None:
 
 
 async def test_what_decode_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_NAMES + 3))
+    names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_HASHES + 3))
     scene = Scene(monkeypatch, names)
     # Of a prompt ahead of its ticket the first token may be there already.
     scene.sequence.accept_first(3, NEXT)
@@ -66,7 +66,7 @@ async def test_what_decode_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         first_number=2,
         max_tokens=8,
         ttl_ms=60_000,
-        block_names=names[:MAX_RESERVE_NAMES],
+        block_hashes=names[:MAX_RESERVE_HASHES],
     )
     assert call.timeout == attempt_calls.RESERVE_S
     assert scene.pair.decode.sequences == {REQUEST_ID: scene.sequence}

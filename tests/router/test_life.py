@@ -138,7 +138,7 @@ async def test_what_is_asked_of_the_waiting_room(router: ScriptedRouter) -> None
             ("prefill-0", router.prefixes.prompt),
         ]
         (reserve,) = pair.decode_peer.calls["Reserve"]
-        assert list(reserve.request.block_names) == list(NAMES)
+        assert list(reserve.request.block_hashes) == list(NAMES)
         assert router.room.over == []
         await router.promise(pair)
         assert router.room.over == [PLACE]

@@ -46,7 +46,7 @@ async def test_a_worker_that_prefills_for_itself_is_told_no_names(router: Script
     async with router.running(request_of()):
         router.room.claims.put_nowait(Claim(both, both, tokens=3, promised=11))
         reserve = await peer.call("Reserve")
-        assert list(reserve.request.block_names) == []
+        assert list(reserve.request.block_hashes) == []
         assert router.prefixes.told == [("both-0", router.prefixes.prompt)]
 
 
@@ -67,7 +67,7 @@ async def test_a_worker_without_room_costs_no_attempt(router: ScriptedRouter) ->
             await router.place(other)
             (reserve,) = other.decode_peer.calls["Reserve"]
             assert reserve.request.attempt == Attempt(request_id=REQUEST_ID, number=1)
-            assert list(reserve.request.block_names) == list(NAMES)
+            assert list(reserve.request.block_hashes) == list(NAMES)
     line = ended(logged)
     assert (line["outcome"], line["stage"], line["queue_ms"]) == ("cancelled", "reserved", 5.0)
     assert not router.observations.failed_attempts
@@ -105,7 +105,7 @@ async def test_a_prompt_that_went_ahead_in_vain_costs_its_number(router: Scripte
         await router.place(other)
         (reserve,) = other.decode_peer.calls["Reserve"]
         assert reserve.request.attempt.number == 2
-        assert list(reserve.request.block_names) == list(NAMES), "that was no failure"
+        assert list(reserve.request.block_hashes) == list(NAMES), "that was no failure"
     assert router.journal.marked == [(REQUEST_ID, 2)]
     assert not router.observations.failed_attempts
 

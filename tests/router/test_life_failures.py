@@ -65,7 +65,7 @@ async def test_the_next_attempt_goes_on_where_the_last_one_stood(router: Scripte
             (reserve,) = other.decode_peer.calls["Reserve"]
             assert reserve.request.attempt == Attempt(request_id=REQUEST_ID, number=2)
             assert (reserve.request.first_number, reserve.request.token_count) == (2, 5)
-            assert list(reserve.request.block_names) == [], "the two may not agree what a name stands for"
+            assert list(reserve.request.block_hashes) == [], "the two may not agree what a name stands for"
             await router.promise(other)
             again = await other.prefill_peer.call("Prefill")
             assert list(again.request.token_ids[3:]) == [97, 98]

@@ -234,11 +234,11 @@ async def test_decode_is_told_the_names_of_a_prompts_full_blocks(
         first, second = (here.worker(name).reserves for name in ("decode-0", "decode-1"))
         told = first if len(first) > len(second) else second
         assert len(told) >= 3, "who has been sent a prompt gets what goes on with it"
-        asked = {tuple(one.block_names) for one in (*first, *second)}
+        asked = {tuple(one.block_hashes) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
-        monkeypatch.setattr("services.router.lifecycle.attempt.MAX_RESERVE_NAMES", 2)
+        monkeypatch.setattr("services.router.lifecycle.attempt.MAX_RESERVE_HASHES", 2)
         await here.generate(ids_request(prompts[0]))
-        assert list(told[-1].block_names) == names_of(prompts[0])[:2]
+        assert list(told[-1].block_hashes) == names_of(prompts[0])[:2]
         await here.quiet()
 
 
@@ -249,7 +249,7 @@ async def test_an_attempt_after_a_failed_one_is_told_no_names(site: SiteMaker) -
         here.worker("prefill-0").behaviour.break_code = grpc.StatusCode.FAILED_PRECONDITION
         answer = await here.generate(ids_request(list(range(48))))
         assert answer[-1].trace.attempts == 2
-        names = [list(one.block_names) for one in here.worker("decode-0").reserves]
+        names = [list(one.block_hashes) for one in here.worker("decode-0").reserves]
         assert names == [names_of(list(range(48))), []]
         await here.quiet()
 
@@ -261,4 +261,4 @@ async def test_who_finds_for_itself_what_it_has_is_told_nothing(
     async with site(**workers, prefix_secret=SECRET if workers else "") as here:
         await here.generate(ids_request(list(range(48))))
         told = [one for worker in here.cluster.workers.values() for one in worker.reserves]
-        assert [list(one.block_names) for one in told] == [[]]
+        assert [list(one.block_hashes) for one in told] == [[]]

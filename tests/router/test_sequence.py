@@ -19,7 +19,7 @@ PROMPT = (1, 2, 3, 4, 5)
 RUNS = FinishReason.FINISH_REASON_UNSPECIFIED
 STOP = FinishReason.FINISH_REASON_STOP
 LENGTH = FinishReason.FINISH_REASON_LENGTH
-MOVED = FinishReason.FINISH_REASON_MOVED
+MOVED = FinishReason.FINISH_REASON_PREEMPTED
 CANCELLED = FinishReason.FINISH_REASON_CANCELLED
 # A sequence's public state as an attempt begins.
 FRESH: dict[str, Any] = {

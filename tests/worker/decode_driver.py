@@ -117,7 +117,7 @@ class Driver:
         ttl_ms = 20_000
         request = ReserveRequest(
             attempt=attempt, token_count=len(text.tokens), max_tokens=most, ttl_ms=ttl_ms,
-            block_names=told, tenant=text.tenant,
+            block_hashes=told, tenant=text.tenant,
         )  # fmt: skip
         try:
             reserved = self.decode.issuer.reserve(request)
@@ -128,8 +128,8 @@ class Driver:
             return
         body = TicketBody.FromString(reserved.ticket.body)
         groups = len(self.pools.pools)
-        assert list(body.held_counts) == ([expected] * groups if expected else [])
-        assert body.held_name == (told[expected - 1] if expected else b"")
+        assert list(body.resident_counts) == ([expected] * groups if expected else [])
+        assert body.resident_hash == (told[expected - 1] if expected else b"")
         unsent = [(group, n) for group in range(groups) for n in range(expected, body.block_counts[group])]
         assert reserved.kv_bytes == len(unsent) * BLOCK_BYTES
         self.draw.shuffle(unsent)

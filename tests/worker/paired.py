@@ -36,7 +36,7 @@ class Asked:
     @property
     def held(self) -> int:
         """Blocks that decode said it has."""
-        counts = TicketBody.FromString(self.reserved.ticket.body).held_counts
+        counts = TicketBody.FromString(self.reserved.ticket.body).resident_counts
         return counts[0] if counts else 0
 
 
@@ -71,7 +71,7 @@ class Pair:
         """Decode's promise; with the prompt's own names, unless there are others."""
         name = next(self._numbers).to_bytes(2, "little")
         command = reserve(name=name, tokens=len(prompt), most=most)
-        command.request.block_names[:] = self.names(prompt, tenant) if names is None else names
+        command.request.block_hashes[:] = self.names(prompt, tenant) if names is None else names
         command.request.tenant = tenant
         event = self.target.ask(reserve=command)
         assert event.HasField("reserved"), event

@@ -51,7 +51,7 @@ def test_turns_of_a_chat_ship_what_is_new(pair: Pair, truth: Turned) -> None:
         pair.assert_free()
     sent, audit = pair.source.engine._prefill.sender.counters.bytes_shipped, pair.audit()
     assert (sent, audit.bytes_received) == (shipped, shipped)
-    assert (audit.blocks_held, audit.bytes_held) == (held, held * pair.block_bytes)
+    assert (audit.blocks_unsent, audit.bytes_unsent) == (held, held * pair.block_bytes)
     assert audit.prefixes.device_hits == held > 20
 
 
@@ -197,9 +197,9 @@ def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
     asked = pair.reserve(prompt)
     assert asked.held == 3
     body = TicketBody.FromString(asked.reserved.ticket.body)
-    body.held_counts[0], body.held_name = claimed, pair.names(prompt)[claimed - 1]
+    body.resident_counts[0], body.resident_hash = claimed, pair.names(prompt)[claimed - 1]
     if claimed == 3:
-        body.token_count, body.held_name = 21, b"x" * 16
+        body.token_count, body.resident_hash = 21, b"x" * 16
     forged = body.SerializeToString(deterministic=True)
     asked.reserved.ticket.CopyFrom(Ticket(body=forged, signature=asked.reserved.ticket.signature))
     pair.begin(asked)
@@ -215,7 +215,7 @@ def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
 def test_a_claim_that_the_prompt_does_not_fill_is_refused(pair: Pair, claimed: list[int]) -> None:
     asked = pair.reserve(words(21))
     body = TicketBody.FromString(asked.reserved.ticket.body)
-    body.held_counts[:] = claimed
+    body.resident_counts[:] = claimed
     asked.reserved.ticket.body = body.SerializeToString()
     pair.begin(asked)
     pair.play(lambda: "failed" in pair.source.of(asked.number))
@@ -234,7 +234,7 @@ def test_what_is_idle_makes_room(tmp_path: Path, truth: Turned) -> None:
                 pair.assert_free()
     audit = pair.audit()
     assert audit.prefixes.evicted_blocks > 60
-    assert audit.blocks_held > 60
+    assert audit.blocks_unsent > 60
     pair.close()
 
 
@@ -250,7 +250,8 @@ def test_sequences_that_share_blocks_are_set_aside_and_given_back(
     assert [one.held for one in asked] == [4, 4]
     pair.play(lambda: all(map(pair.ended, asked)))
     audit = pair.audit()
-    assert (audit.sequences_moved > 0, audit.sequences_paused > 0) == (not host_kv_mb, bool(host_kv_mb))
+    assert (audit.sequences_preempted > 0) == (not host_kv_mb)
+    assert (audit.sequences_swapped_out > 0) == bool(host_kv_mb)
     for one in asked:
         tokens, wanted = pair.tokens(one), ask(truth, one.prompt, most=60)[0]
         assert tokens == wanted[: len(tokens)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from baton.block_hash import MAX_RESERVE_NAMES
+from baton.block_hash import MAX_RESERVE_HASHES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
 from baton.v1.prefill_pb2 import FirstToken, GiveTicketRequest, HandedOff, PrefillRequest
@@ -58,10 +58,10 @@ class AttemptCalls:
         sequence: Sequence,
         claim: Claim,
         cancels: Cancels,
-        block_names: Names = (),
+        block_hashes: Names = (),
     ) -> None:
-        """`block_names`: of the prompt's first full blocks, as decode names them."""
-        self._block_names = block_names[:MAX_RESERVE_NAMES]
+        """`block_hashes`: of the prompt's first full blocks, as decode names them."""
+        self._block_names = block_hashes[:MAX_RESERVE_HASHES]
         self._request = request
         self._sequence = sequence
         self._claim = claim
@@ -94,7 +94,7 @@ class AttemptCalls:
             first_number=self._first_number,
             max_tokens=self._request.max_tokens,
             ttl_ms=int(self._remaining_s() * 1000),
-            block_names=self._block_names,
+            block_hashes=self._block_names,
         )
         decode.sequences[self._request.id] = self._sequence
         call = decode.peer.decode.Reserve(request, timeout=RESERVE_S)

@@ -289,7 +289,7 @@ class Life:
         self._note_handoff(calls)
         if self._sequence.ended_by_decode:
             calls.finish()
-        if ending == FinishReason.FINISH_REASON_MOVED:
+        if ending == FinishReason.FINISH_REASON_PREEMPTED:
             self._count_move()
         elif ending == FinishReason.FINISH_REASON_CANCELLED:
             raise calls.prefill_error or BatonError(ErrorKind.UNAVAILABLE, "decode dropped the sequence")

@@ -102,8 +102,8 @@ class TicketIssuer:
             block_counts=self._model.pools.counts_for(request.token_count),
             token_count=request.token_count,
             fingerprint=self._model.fingerprint,
-            held_counts=[resident] * len(grant.blocks) if resident else (),
-            held_name=hashes[resident - 1] if resident else b"",
+            resident_counts=[resident] * len(grant.blocks) if resident else (),
+            resident_hash=hashes[resident - 1] if resident else b"",
         )
         reservation = Reservation(
             attempt=request.attempt,
@@ -117,7 +117,7 @@ class TicketIssuer:
         )
         entry = self._reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
         if self._receiver is not None:
-            self._receiver.expect(body.transfer_id, list(body.block_counts), list(body.held_counts))
+            self._receiver.expect(body.transfer_id, list(body.block_counts), list(body.resident_counts))
         return entry
 
     def _new_transfer_id(self) -> int:
@@ -133,7 +133,7 @@ class TicketIssuer:
         if self._prefix_cache is None or self._receiver is None:
             return ()
         full = request.token_count // self._model.layout.groups[0].block_tokens
-        return tuple(request.block_names[:full])
+        return tuple(request.block_hashes[:full])
 
     def _end_of(self, request: ReserveRequest) -> int:
         prompt_length = request.token_count - request.first_number

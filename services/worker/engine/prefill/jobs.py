@@ -238,7 +238,7 @@ class PrefillJobs:
         job.handoff = handoff
         self._by_handoff[handoff] = job
         if isinstance(handoff, Transfer):
-            job.pushed[:] = handoff.held_counts
+            job.pushed[:] = handoff.resident_counts
 
     def _handed_off(self, job: PrefillJob, transport: str, bytes_shipped: int, at_ns: int) -> None:
         self.end(job)

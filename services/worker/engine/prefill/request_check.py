@@ -60,21 +60,21 @@ class RequestCheck:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for another attempt")
         if body.fingerprint != self._model.fingerprint:
             raise BatonError(ErrorKind.CONFLICT, "the ticket's worker has another model or cache layout")
-        if any(body.held_counts):
+        if any(body.resident_counts):
             self._check_resident(body, sequence)
         return body
 
     def _check_resident(self, body: TicketBody, sequence: Sequence) -> None:
         """Raises BatonError(CONFLICT) where the blocks that decode has already are not the beginning of this
         prompt. Decode checks again at the commit, and alone where the secrets differ."""
-        groups, resident = self._model.layout.groups, body.held_counts[0]
+        groups, resident = self._model.layout.groups, body.resident_counts[0]
         full = sequence.length // groups[0].block_tokens
-        if list(body.held_counts) != [resident] * len(groups) or resident > full:
+        if list(body.resident_counts) != [resident] * len(groups) or resident > full:
             raise BatonError(
                 ErrorKind.CONFLICT, "the ticket claims more resident blocks than the prompt has full ones"
             )
         comparable = self._shared_prefix_secret and self._prefix_cache is not None
-        if comparable and sequence.hashes[resident - 1] != body.held_name:
+        if comparable and sequence.hashes[resident - 1] != body.resident_hash:
             raise BatonError(ErrorKind.CONFLICT, "the resident blocks at decode are not of these tokens")
 
 
