@@ -17,7 +17,7 @@ from baton.v1.engine_pb2 import AuditCommand, GiveTicketCommand, ReservedEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt
 from baton.v1.worker_pb2 import Audit
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 BLOCK = 4
 SECRET = "theirs"

@@ -21,7 +21,7 @@ from baton.v1.engine_pb2 import (
 )
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
 from services.worker.engine.decode.ticket_table import RUNNING_GRACE_S
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 
 def test_a_request_goes_its_whole_way_and_leaves_nothing(turned: Turned) -> None:

@@ -13,7 +13,7 @@ from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 TURNS = 3
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.turned import Turned
+from tests.worker.engine.stepped_engine import Turned
 
 
 @pytest.fixture

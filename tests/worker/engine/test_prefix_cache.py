@@ -13,7 +13,7 @@ from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.v1.engine_pb2 import AuditCommand
 from baton.v1.worker_pb2 import PrefixAudit
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 BLOCK = 4
 

@@ -21,10 +21,10 @@ from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
-from tests.worker.paired import Pair
-from tests.worker.test_prefill_ahead import LateLane
-from tests.worker.test_prefix_cache import ask
-from tests.worker.turned import Turned
+from tests.worker.engine.engine_pair import Pair
+from tests.worker.engine.prefill.test_step_pipeline import LateLane
+from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.test_prefix_cache import ask
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.decode_driver import Driver
+from tests.worker.engine.decode.decode_driver import Driver
 
 HOSTS = (0, 40)
 

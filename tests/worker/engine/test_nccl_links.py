@@ -22,10 +22,10 @@ from services.worker.engine.startup.link_setup import check_transport, nccl_link
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.nccl_transport import WatchedLinks
-from tests.worker.paired import Pair
-from tests.worker.test_device_links import words
-from tests.worker.test_prefix_cache import ask
-from tests.worker.turned import Turned
+from tests.worker.engine.engine_pair import Pair
+from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.test_device_links import words
+from tests.worker.engine.test_prefix_cache import ask
 
 
 @pytest.fixture

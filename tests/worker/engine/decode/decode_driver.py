@@ -31,7 +31,15 @@ from kvtransfer.receiver.events import Announced, Committed, Described, Withdraw
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.assembly import build_decode
 from services.worker.engine.startup.kv_wire_format import WireBlocks
-from tests.worker.played import BLOCK, BLOCK_BYTES, VOCAB, PlayedLink, PlayedSteps, Slot, Text
+from tests.worker.engine.decode.simulated_decode import (
+    BLOCK,
+    BLOCK_BYTES,
+    VOCAB,
+    PlayedLink,
+    PlayedSteps,
+    Slot,
+    Text,
+)
 
 SLOTS = 6
 TENANTS = ("", "a", "b")

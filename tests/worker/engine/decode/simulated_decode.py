@@ -16,7 +16,7 @@ from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.reservation import SlotKey
 
 if TYPE_CHECKING:
-    from tests.worker.decode_driver import Driver
+    from tests.worker.engine.decode.decode_driver import Driver
 
 BLOCK = 3
 VOCAB = 50

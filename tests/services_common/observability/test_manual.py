@@ -8,7 +8,7 @@ from pathlib import Path
 from services.router.observability import metrics as router_metrics
 from services.worker.front import metrics as worker_metrics
 
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+MANUAL = Path(__file__).parents[3] / "docs" / "operations.md"
 
 
 def test_the_manual_has_a_row_for_each_metric() -> None:

@@ -12,7 +12,7 @@ from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, LogitBias, Logprobs, Sampling
 from services.common.engine.logprobs import logprobs_message
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 PROMPT = 9
 MOST = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton.v1.engine_pb2 import AuditCommand
 from baton.v1.worker_pb2 import Audit
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 CHUNK = 8
 TOKENS = 60

@@ -14,7 +14,7 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand, GiveTicketCommand
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt, FinishReason
-from tests.worker.turned import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import Turned, prefill, reserve
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
 LONG = 21  # three chunks

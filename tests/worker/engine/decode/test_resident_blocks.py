@@ -14,9 +14,9 @@ from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import CancelCommand
-from tests.worker.paired import BLOCK, Asked, Pair
-from tests.worker.test_prefix_cache import ask
-from tests.worker.turned import Turned
+from tests.worker.engine.engine_pair import BLOCK, Asked, Pair
+from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.test_prefix_cache import ask
 
 
 @pytest.fixture
