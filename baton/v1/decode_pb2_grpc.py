@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """Generates, and does nothing else.
+    """Generates tokens for prefilled sequences.
     """
 
     def __init__(self, channel):
@@ -63,41 +63,41 @@ class DecodeServiceStub:
 
 
 class DecodeServiceServicer:
-    """Generates, and does nothing else.
+    """Generates tokens for prefilled sequences.
     """
 
     def Reserve(self, request, context):
-        """Promises a slot and its blocks. Idempotent for one attempt.
+        """Reserves a slot and blocks. Idempotent for one attempt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """At most one message a step with what has come since this router's watermarks, of bounded size: what one
-        message has no room for follows in the next. Opening it again replaces the earlier stream of that router.
-        An empty message is a heartbeat; nothing is silent for longer than half a second.
+        """Streams the output of this router's sequences beyond its watermarks, at most one message of bounded size for
+        each step; the rest follows in the next. Opening it again replaces the router's earlier stream. An empty
+        message is a heartbeat, sent after half a second without output.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Attach(self, request, context):
-        """Gives a sequence to another router, which gets it from next_number on.
+        """Moves a sequence to another router, which receives it from next_number on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Idempotent; leaves a tombstone that refuses a late Reserve or commit.
+        """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetHandoff(self, request, context):
-        """How far an attempt's handoff came, for a router whose prefill stream broke.
+        """The state of an attempt's handoff, for a router whose prefill stream broke.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -140,7 +140,7 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """Generates, and does nothing else.
+    """Generates tokens for prefilled sequences.
     """
 
     @staticmethod

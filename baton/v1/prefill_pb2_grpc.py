@@ -52,15 +52,15 @@ class PrefillServiceServicer:
     """
 
     def Prefill(self, request, context):
-        """One call a request, so that deadline and cancel travel by themselves. Ends OK only after
-        decode acknowledged the commit, or when the first token ended the request.
+        """One call for each attempt, so that gRPC carries its deadline and cancellation. Ends with OK once decode has
+        acknowledged the commit, or where the first token ends the output.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GiveTicket(self, request, context):
-        """The ticket of a Prefill that began without one. It may overtake that call.
+        """Passes the ticket of a Prefill that began without one. It may overtake that call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class TransferServiceStub:
     """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/protocol/frames.py has their format).
+    (kvtransfer/frames.py has their format).
     """
 
     def __init__(self, channel):
@@ -50,7 +50,7 @@ class TransferServiceStub:
 
 class TransferServiceServicer:
     """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/protocol/frames.py has their format).
+    (kvtransfer/frames.py has their format).
     """
 
     def GetChallenge(self, request, context):
@@ -91,7 +91,7 @@ def add_TransferServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TransferService:
     """The control side of a link. The bytes travel beside it, on a raw method of the same server
-    (kvtransfer/protocol/frames.py has their format).
+    (kvtransfer/frames.py has their format).
     """
 
     @staticmethod

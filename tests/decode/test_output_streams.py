@@ -45,7 +45,7 @@ def streams(clock: Clock) -> OutputStreams:
     return made
 
 
-def test_a_message_holds_everything_since_the_last(streams: OutputStreams) -> None:
+def test_a_message_has_all_output_since_the_last(streams: OutputStreams) -> None:
     assert streams.collect(ROUTER, 0) is None
     streams.emit(word(11))
     assert outputs(streams.collect(ROUTER, 1)) == [(4, [11], 0)]
@@ -58,7 +58,7 @@ def test_a_message_holds_everything_since_the_last(streams: OutputStreams) -> No
     assert streams.live == 0
 
 
-def test_logprobs_stand_beside_their_tokens_and_are_told_again(streams: OutputStreams) -> None:
+def test_logprobs_accompany_their_tokens_and_are_sent_again(streams: OutputStreams) -> None:
     streams.emit(word(11)._replace(logprobs=Logprobs(-0.25, ((11, -0.25),))))
 
     def told(first: int) -> list[tuple[float, list[tuple[int, float]]]]:
@@ -84,7 +84,7 @@ def test_a_cancel_carries_no_token(streams: OutputStreams) -> None:
     assert outputs(streams.collect(ROUTER, 1)) == [(4, [11], FinishReason.FINISH_REASON_CANCELLED)]
 
 
-def test_a_router_that_comes_back_is_told_again(streams: OutputStreams, clock: Clock) -> None:
+def test_a_router_that_reconnects_receives_output_again(streams: OutputStreams, clock: Clock) -> None:
     streams.emit(word(11))
     first, _ = streams.follow(ROUTER)
     streams.collect(ROUTER, 1)
@@ -115,9 +115,7 @@ def test_attach_moves_a_stream_from_a_number_on(streams: OutputStreams) -> None:
     assert unknown.value.kind is ErrorKind.NOT_FOUND
 
 
-def test_a_lost_router_costs_its_tickets_first_and_its_sequences_later(
-    streams: OutputStreams, clock: Clock
-) -> None:
+def test_reservations_of_a_lost_router_end_before_its_sequences(streams: OutputStreams, clock: Clock) -> None:
     active = Attempt(request_id=b"a" * 16, number=1)
     streams.reserve(active, ROUTER, first_number=0, slot=4, generation=1)
     streams.emit(word(1, slot=4, generation=1))
@@ -132,7 +130,7 @@ def test_a_lost_router_costs_its_tickets_first_and_its_sequences_later(
     assert streams.sweep() == [active]
 
 
-def test_what_has_ended_is_dropped_in_the_end(streams: OutputStreams, clock: Clock) -> None:
+def test_ended_streams_are_dropped_later(streams: OutputStreams, clock: Clock) -> None:
     streams.emit(word(1, Finish.STOP))
     clock.now += LINGER_S + 0.1
     streams.sweep()
@@ -141,12 +139,12 @@ def test_what_has_ended_is_dropped_in_the_end(streams: OutputStreams, clock: Clo
         streams.attach(ATTEMPT, OTHER, next_number=4)
 
 
-def test_a_word_of_an_unknown_slot_is_an_error(streams: OutputStreams) -> None:
+def test_a_record_of_an_unknown_slot_is_an_error(streams: OutputStreams) -> None:
     with pytest.raises(RuntimeError, match="slot 3"):
         streams.emit(word(1, generation=8))
 
 
-def test_a_router_goes_on_where_each_of_its_sequences_stands(streams: OutputStreams) -> None:
+def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams) -> None:
     other, gone = (Attempt(request_id=name * 16, number=1) for name in (b"a", b"g"))
     streams.reserve(other, ROUTER, first_number=0, slot=4, generation=1)
     for token in (11, 12, 13):
@@ -197,7 +195,7 @@ def test_messages_are_bounded_and_lose_nothing(
     assert MESSAGE_BYTES < 32 << 20
 
 
-def test_what_runs_for_a_routers_former_id_is_ended(streams: OutputStreams, clock: Clock) -> None:
+def test_sequences_of_a_discarded_router_id_are_cancelled(streams: OutputStreams, clock: Clock) -> None:
     """At once, though that id's stream may still be open: its connection is half-open."""
     first, _ = streams.follow(ROUTER)
     streams.emit(word(11))

@@ -61,7 +61,7 @@ def prompt() -> PrefillRequest:
     return PrefillRequest(attempt=ATTEMPT, token_ids=[1, 2], ticket_follows=True)
 
 
-async def test_a_ticket_behind_its_prompt_goes_to_the_engine() -> None:
+async def test_a_ticket_after_its_prompt_is_sent_to_the_engine() -> None:
     prefill, engine, context = made()
     call = asyncio.create_task(prefill.Prefill(prompt(), context))
     await asyncio.sleep(0)
@@ -73,7 +73,7 @@ async def test_a_ticket_behind_its_prompt_goes_to_the_engine() -> None:
     await call
 
 
-async def test_a_ticket_ahead_of_its_prompt_goes_with_it() -> None:
+async def test_a_ticket_before_its_prompt_is_sent_with_it() -> None:
     prefill, engine, context = made()
     await prefill.GiveTicket(GIVEN, context)
     assert not engine.commands
@@ -84,7 +84,7 @@ async def test_a_ticket_ahead_of_its_prompt_goes_with_it() -> None:
     assert not command.prefill.request.ticket_follows
 
 
-async def test_a_ticket_ahead_of_nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early_tickets, "LIFETIME_S", 0.01)
     prefill, engine, context = made()
     await prefill.GiveTicket(GIVEN, context)
@@ -126,7 +126,7 @@ async def test_tickets_of_unknown_attempts_are_bounded_in_size_and_number() -> N
     assert await refusal(prefill, given(0), context) is None, "a repeated call takes no more room"
 
 
-def test_early_tickets_give_their_room_back() -> None:
+def test_early_tickets_free_their_space() -> None:
     now = [0.0]
     early = early_tickets.EarlyTickets(lambda: now[0])
     for number in range(3):
@@ -141,7 +141,7 @@ def test_early_tickets_give_their_room_back() -> None:
     assert (len(early), early.bytes) == (0, 0)
 
 
-async def test_one_call_an_attempt() -> None:
+async def test_a_second_call_of_an_attempt_is_refused() -> None:
     prefill, engine, context = made()
     call = asyncio.create_task(prefill.Prefill(prompt(), context))
     await asyncio.sleep(0)

@@ -26,7 +26,7 @@ def told(error: BatonError) -> grpc.aio.AioRpcError:
 
 @pytest.mark.parametrize("kind", ErrorKind)
 @pytest.mark.parametrize("tokens_sent", [True, False])
-def test_the_exact_kind_comes_back(kind: ErrorKind, tokens_sent: bool) -> None:
+def test_the_exact_kind_is_restored(kind: ErrorKind, tokens_sent: bool) -> None:
     error = BatonError(kind, "why", tokens_sent=tokens_sent)
     back = from_grpc(told(error), "decode-0")
     assert (back.kind, back.message) == (kind, "decode-0: why")
@@ -36,7 +36,7 @@ def test_the_exact_kind_comes_back(kind: ErrorKind, tokens_sent: bool) -> None:
     assert type(whole) is BatonError
 
 
-def test_a_field_comes_back() -> None:
+def test_a_field_is_restored() -> None:
     status = to_status(FieldError("no", param="top_p", code="odd"))
     error = from_status(status.code, status.details, status.trailing_metadata)
     assert isinstance(error, FieldError)
@@ -74,7 +74,7 @@ def test_a_long_message_fits_the_metadata() -> None:
         (grpc.StatusCode.FAILED_PRECONDITION, ErrorKind.CONFLICT),
     ],
 )
-def test_a_strangers_status(code: grpc.StatusCode, kind: ErrorKind) -> None:
+def test_a_status_of_another_server(code: grpc.StatusCode, kind: ErrorKind) -> None:
     assert from_grpc(rpc_error(code, ""), "x").kind is kind
     assert from_grpc(rpc_error(code, "", (DETAILS_KEY, b"\xff\xff nonsense")), "x").kind is kind
     other = status_pb2.Status(code=code.value[0])

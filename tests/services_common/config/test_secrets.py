@@ -48,7 +48,7 @@ def secret_fields(model: BaseModel) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def test_no_secret_stays_and_all_come_back() -> None:
+def test_secrets_are_removed_and_restored() -> None:
     told = without_secrets(worker())
     # The journal's key is the router's alone: no worker is ever given it.
     marked = [name for name, _ in secret_fields(worker()) if name != "journal_key"]
@@ -75,7 +75,7 @@ def config(
     return ClusterConfig(cluster_id="c", workers=(worker(),), secrets_file=file, secret_names=names)
 
 
-def test_where_a_machine_finds_them(tmp_path: Path) -> None:
+def test_secrets_are_found_in_file_or_environment(tmp_path: Path) -> None:
     environment = {VARIABLES[name]: value for name, value in ALL.given.items()}
     assert find_secrets(config(), environment) == ALL
     file = tmp_path / "secrets"
@@ -101,7 +101,7 @@ def refusal(file: Path | None) -> str:
     return raised.value.message
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_missing_secret_is_named(tmp_path: Path) -> None:
     where = "is not set where the worker is to run, and"
     assert refusal(None) == f"BATON_REDIS_URL {where} no secrets_file is named"
     assert (
@@ -121,7 +121,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         ("s3cret: [\n", "is not valid YAML"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_without_its_secrets(text: str, problem: str, tmp_path: Path) -> None:
+def test_an_invalid_file_is_refused_without_showing_secrets(text: str, problem: str, tmp_path: Path) -> None:
     file = tmp_path / "secrets"
     file.write_text(text)
     message = refusal(file)
@@ -129,10 +129,10 @@ def test_a_file_that_is_wrong_is_refused_without_its_secrets(text: str, problem:
     assert "s3cret" not in message
 
 
-def test_an_empty_file_has_none(tmp_path: Path) -> None:
+def test_an_empty_file_has_no_secrets(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert read_secrets(tmp_path / "empty") == Secrets()
 
 
-def test_no_text_form_shows_them() -> None:
+def test_no_repr_shows_secrets() -> None:
     assert repr(ALL) == "Secrets()"

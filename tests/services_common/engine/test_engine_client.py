@@ -106,7 +106,7 @@ async def test_a_refusal_is_raised_and_delivers_no_answer(pair: Pair) -> None:
     assert answers == []
 
 
-async def test_a_silent_engine_costs_a_deadline(pair: Pair) -> None:
+async def test_a_silent_engine_ends_a_call_at_its_deadline(pair: Pair) -> None:
     with pytest.raises(BatonError) as late:
         await pair.client.call(reserve(), timeout_s=0.05)
     assert late.value.kind is ErrorKind.DEADLINE
@@ -148,7 +148,7 @@ async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) ->
     assert len([event async for event in events]) == 39
 
 
-async def test_a_dead_engine_fails_all_who_wait_and_all_who_come(pair: Pair) -> None:
+async def test_a_dead_engine_fails_pending_and_later_calls(pair: Pair) -> None:
     call = asyncio.create_task(pair.client.call(reserve()))
     events = pair.client.stream(EngineCommand(prefill=PrefillCommand()))
     stream: asyncio.Future[EngineEvent] = asyncio.ensure_future(anext(events))
@@ -164,7 +164,7 @@ async def test_a_dead_engine_fails_all_who_wait_and_all_who_come(pair: Pair) -> 
         await pair.client.call(reserve())
 
 
-async def test_the_engines_last_word_is_its_reason(pair: Pair) -> None:
+async def test_the_engines_last_event_is_the_reason_of_its_end(pair: Pair) -> None:
     failed = FailedEvent(kind=ErrorKind.INVALID.value, message="no such file")  # type: ignore[arg-type]
     pair.engine.send(EngineEvent(failed=failed))
     assert (await pair.run).message == "no such file"

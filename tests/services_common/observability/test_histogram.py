@@ -46,11 +46,11 @@ def test_quantiles_are_right_to_a_bucket(share: float) -> None:
     assert quantile(histogram.bounds, histogram.counts, share) == pytest.approx(exact, rel=0.08)
 
 
-def test_nothing_observed() -> None:
+def test_quantile_without_observations() -> None:
     assert quantile(SECONDS, Histogram().counts, 0.99) == 0
 
 
-def test_more_than_the_last_bound() -> None:
+def test_values_above_the_last_bound() -> None:
     histogram = tokens_histogram()
     histogram.observe(1e12)
     assert quantile(histogram.bounds, histogram.counts, 0.5) == TOKENS[-1]

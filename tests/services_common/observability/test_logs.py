@@ -35,7 +35,7 @@ print("lives", flush=True)
 """
 
 
-def test_a_reader_that_left_stops_nothing() -> None:
+def test_a_closed_stderr_does_not_fail_logging() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", SPEAKS_TO_NOBODY],
         stdin=subprocess.PIPE,

@@ -37,7 +37,7 @@ async def scrape(address: str) -> httpx.Response:
         return await client.get(f"http://{address}/metrics")
 
 
-async def test_it_answers_and_gives_its_port_back() -> None:
+async def test_it_serves_metrics_and_frees_its_port() -> None:
     server = MetricsServer()
     address = server.start(registry_of(), "127.0.0.1", 0)
     families = {
@@ -58,7 +58,7 @@ async def test_it_answers_and_gives_its_port_back() -> None:
     await again.stop()
 
 
-async def test_a_taken_port_is_one_clear_line() -> None:
+async def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -67,7 +67,7 @@ async def test_a_taken_port_is_one_clear_line() -> None:
     assert failed.value.kind is ErrorKind.INVALID
 
 
-async def test_a_silent_client_does_not_keep_others_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_client_blocks_others_only_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.common.observability.metrics._Handler.timeout", 0.2)
     server = MetricsServer()
     address = server.start(registry_of(), "127.0.0.1", 0)
@@ -78,5 +78,5 @@ async def test_a_silent_client_does_not_keep_others_out_for_ever(monkeypatch: py
     await server.stop()
 
 
-async def test_stopping_what_never_started() -> None:
+async def test_stop_without_start() -> None:
     await MetricsServer().stop()

@@ -18,7 +18,7 @@ READY = (sys.executable, "-c", """print('{"ready": {}}', flush=True); input()"""
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("killed", [False, True])
-def test_no_descriptor_stays(
+def test_no_descriptor_is_leaked(
     loop: Callable[[], asyncio.AbstractEventLoop], killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_process, "LAST_OUTPUT_S", 0.05)
@@ -41,7 +41,7 @@ def test_no_descriptor_stays(
         runner.run(run())
 
 
-async def test_who_stops_waiting_the_moment_a_child_is_ready_has_stopped() -> None:
+async def test_a_wait_cancelled_as_the_child_becomes_ready_is_cancelled() -> None:
     """`asyncio.wait_for` of Python 3.11 would lose the cancellation, and a start that a signal ended would
     wait for ever for what comes next."""
     child = await Child.start("child", (sys.executable, "-c", "input(); input()"), "", keep_stdin=True)

@@ -28,5 +28,5 @@ assert living.wait() == -9
 """
 
 
-def test_orphans_are_reaped_and_our_own_children_are_not() -> None:
+def test_orphans_are_reaped_and_own_children_are_not() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=20)

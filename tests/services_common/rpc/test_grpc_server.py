@@ -33,7 +33,7 @@ def server() -> GrpcServer:
     return made
 
 
-async def test_health_follows() -> None:
+async def test_health_follows_set_serving() -> None:
     made = server()
     address = await made.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(address) as channel:

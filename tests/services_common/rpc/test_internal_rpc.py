@@ -66,7 +66,7 @@ async def test_a_call_needs_the_token(address: str, shape: str) -> None:
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_the_secret_itself_and_what_is_no_token_are_refused(address: str) -> None:
+async def test_the_secret_itself_and_invalid_tokens_are_refused(address: str) -> None:
     wrong = (SECRET, "", RpcToken(SECRET).metadata[0][1][:-1], link_key(SECRET).hex())
     async with grpc.aio.insecure_channel(address) as channel:
         for value in wrong:
@@ -75,7 +75,7 @@ async def test_the_secret_itself_and_what_is_no_token_are_refused(address: str) 
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_health_is_anybodys_to_ask_but_not_to_watch(address: str) -> None:
+async def test_health_check_needs_no_token_but_watch_does(address: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         await health.Check(health_pb2.HealthCheckRequest(), timeout=5)
@@ -85,7 +85,7 @@ async def test_health_is_anybodys_to_ask_but_not_to_watch(address: str) -> None:
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_the_token_shows_nothing_of_the_secret() -> None:
+def test_the_token_does_not_reveal_the_secret() -> None:
     token = RpcToken(SECRET).metadata[0][1]
     assert SECRET not in token
     assert link_key(SECRET).hex() != token

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.stepped_engine import SteppedEngine
 
 
 @pytest.fixture
-def turned(tmp_path: Path) -> Iterator[Turned]:
-    made = Turned(tmp_path)
+def stepped(tmp_path: Path) -> Iterator[SteppedEngine]:
+    made = SteppedEngine(tmp_path)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Turned]:
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteppedEngine]:
     """The same model in one engine, without a cache."""
-    made = Turned(tmp_path_factory.mktemp("truth"), prefix_cache=False)
+    made = SteppedEngine(tmp_path_factory.mktemp("truth"), prefix_cache=False)
     yield made
     made.close()

@@ -17,7 +17,7 @@ from baton.v1.engine_pb2 import AuditCommand, GiveTicketCommand, ReservedEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt
 from baton.v1.worker_pb2 import Audit
-from tests.worker.engine.stepped_engine import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
 SECRET = "theirs"
@@ -25,7 +25,7 @@ _WAIT_S = 20.0
 
 
 @dataclass(eq=False)
-class Asked:
+class PairRequest:
     """One request on its way; `number` is prefill's command."""
 
     prompt: list[int]
@@ -34,7 +34,7 @@ class Asked:
     number: int = 0
 
     @property
-    def held(self) -> int:
+    def resident(self) -> int:
         """Blocks that decode said it has."""
         counts = TicketBody.FromString(self.reserved.ticket.body).resident_counts
         return counts[0] if counts else 0
@@ -44,9 +44,9 @@ class Pair:
     """`source` computes prompts, `target` generates; both know the secret that names blocks."""
 
     def __init__(self, folder: Path, *, source: dict[str, Any] | None = None, **target: Any) -> None:
-        self.source = Turned(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
-        self.target = Turned(folder, "decode", prefix_secret=SECRET, **target)
-        self.meanwhile: Callable[[], None] = lambda: None  # what else goes on, once a turn
+        self.source = SteppedEngine(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
+        self.target = SteppedEngine(folder, "decode", prefix_secret=SECRET, **target)
+        self.each_turn: Callable[[], None] = lambda: None  # what else goes on, once a turn
         self._numbers = itertools.count(1)
         self._model = self.target.model
 
@@ -54,7 +54,7 @@ class Pair:
     def block_bytes(self) -> int:
         return sum(group.block_bytes for group in self._model.layout.groups)
 
-    def names(self, tokens: Sequence[int], tenant: str = "") -> tuple[bytes, ...]:
+    def hashes(self, tokens: Sequence[int], tenant: str = "") -> tuple[bytes, ...]:
         """As a router makes them."""
         model = self._model
         return BlockHasher.of_cache(
@@ -67,70 +67,78 @@ class Pair:
 
     def reserve(
         self, prompt: list[int], most: int = 4, tenant: str = "", names: Sequence[bytes] | None = None
-    ) -> Asked:
+    ) -> PairRequest:
         """Decode's promise; with the prompt's own names, unless there are others."""
         name = next(self._numbers).to_bytes(2, "little")
         command = reserve(name=name, tokens=len(prompt), most=most)
-        command.request.block_hashes[:] = self.names(prompt, tenant) if names is None else names
+        command.request.block_hashes[:] = self.hashes(prompt, tenant) if names is None else names
         command.request.tenant = tenant
         event = self.target.ask(reserve=command)
         assert event.HasField("reserved"), event
-        return Asked(prompt, command.request.attempt, event.reserved)
+        return PairRequest(prompt, command.request.attempt, event.reserved)
 
-    def begin(self, asked: Asked, most: int = 4, tenant: str = "", *, follows_in: int | None = None) -> Asked:
+    def begin(
+        self, request: PairRequest, most: int = 4, tenant: str = "", *, follows_in: int | None = None
+    ) -> PairRequest:
         """Prefill gets prompt and ticket; `follows_in`: turns that it is ahead of its ticket."""
         ahead = follows_in is not None
         command = prefill(
-            None if ahead else asked.reserved.ticket, tokens=1, most=most, ticket_follows=ahead, tenant=tenant
+            None if ahead else request.reserved.ticket,
+            tokens=1,
+            most=most,
+            ticket_follows=ahead,
+            tenant=tenant,
         )
-        command.request.attempt.CopyFrom(asked.attempt)
-        command.request.token_ids[:] = asked.prompt
-        command.request.prompt_length = len(asked.prompt)
-        asked.number = self.source.send(prefill=command)
+        command.request.attempt.CopyFrom(request.attempt)
+        command.request.token_ids[:] = request.prompt
+        command.request.prompt_length = len(request.prompt)
+        request.number = self.source.send(prefill=command)
         if follows_in is not None:
             self.source.turn(follows_in)
-            ticket = GiveTicketRequest(attempt=asked.attempt, ticket=asked.reserved.ticket)
+            ticket = GiveTicketRequest(attempt=request.attempt, ticket=request.reserved.ticket)
             self.source.send(give_ticket=GiveTicketCommand(request=ticket))
-        return asked
+        return request
 
-    def say(self, prompt: list[int], most: int = 4, tenant: str = "", **how: Any) -> tuple[list[int], Asked]:
+    def generate(
+        self, prompt: list[int], most: int = 4, tenant: str = "", **how: Any
+    ) -> tuple[list[int], PairRequest]:
         """A whole request: its tokens."""
-        asked = self.begin(self.reserve(prompt, most, tenant), most, tenant, **how)
-        self.play(lambda: self.ended(asked))
-        return self.tokens(asked), asked
+        request = self.begin(self.reserve(prompt, most, tenant), most, tenant, **how)
+        self.run_until(lambda: self.ended(request))
+        return self.tokens(request), request
 
-    def play(self, until: Callable[[], bool]) -> None:
+    def run_until(self, until: Callable[[], bool]) -> None:
         """Turns both until then; links have threads of their own."""
         deadline = time.monotonic() + _WAIT_S
         while not until():
             assert time.monotonic() < deadline, self.source.events[-3:]
             busy = [self.source.play(), self.target.play()]
-            self.meanwhile()
+            self.each_turn()
             if not any(busy):
                 time.sleep(0.0005)
 
-    def ended(self, asked: Asked) -> bool:
+    def ended(self, request: PairRequest) -> bool:
         """Prefill's call and decode's slot."""
         live = self.target.engine._decode.tickets.find_transfer(
-            TicketBody.FromString(asked.reserved.ticket.body).transfer_id
+            TicketBody.FromString(request.reserved.ticket.body).transfer_id
         )
-        return self.source.of(asked.number)[-1:] in (["prefill_ended"], ["failed"]) and live is None
+        return self.source.of(request.number)[-1:] in (["prefill_ended"], ["failed"]) and live is None
 
-    def tokens(self, asked: Asked) -> list[int]:
+    def tokens(self, request: PairRequest) -> list[int]:
         """What decode's slot emitted."""
-        key = (asked.reserved.slot, asked.reserved.generation)
+        key = (request.reserved.slot, request.reserved.generation)
         return [r.token for r in self.target.records if r.has_token and (r.slot, r.generation) == key]
 
-    def finish(self, asked: Asked) -> Finish:
-        key = (asked.reserved.slot, asked.reserved.generation)
+    def finish(self, request: PairRequest) -> Finish:
+        key = (request.reserved.slot, request.reserved.generation)
         return next(
             r.finish
             for r in self.target.records
             if r.finish is not Finish.NONE and (r.slot, r.generation) == key
         )
 
-    def failure(self, asked: Asked) -> tuple[ErrorKind, str]:
-        return self.source.failure(asked.number)
+    def failure(self, request: PairRequest) -> tuple[ErrorKind, str]:
+        return self.source.failure(request.number)
 
     def audit(self) -> Audit:
         """Decode's."""

@@ -36,7 +36,7 @@ from tests.engine.local_engine import CONFIG
 SLOTS = 2
 
 
-class Turned:
+class SteppedEngine:
     """The engine, the front's end of its socket, and the reader of its ring."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Turned:
         ours.setblocking(False)
         self._front = ours
         rings = SharedRings(SLOTS)
-        memory = SharedMemory.create("turned", rings.size)
+        memory = SharedMemory.create("stepped", rings.size)
         self.ring, self.heartbeat = rings.reader(memory), rings.heartbeat(memory)
         launch = EngineLaunch(worker=config, incarnation="ab" * 16, started_ns=1, channel_fd=0, memory_fd=0)
         self.model = load(str(folder), config.engine)

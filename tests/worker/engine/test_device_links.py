@@ -23,7 +23,7 @@ from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.worker.engine.engine_pair import Pair
 from tests.worker.engine.prefill.test_step_pipeline import LateLane
-from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask
 
 
@@ -47,10 +47,10 @@ def pump(monkeypatch: pytest.MonkeyPatch, devices: list[FakeDevice]) -> Pump:
 
 
 @pytest.fixture
-def pair(tmp_path: Path, truth: Turned, pump: Pump) -> Iterator[Pair]:
+def pair(tmp_path: Path, truth: SteppedEngine, pump: Pump) -> Iterator[Pair]:
     """`truth` was made before: its blocks are the host's."""
     made = Pair(tmp_path)
-    made.meanwhile = pump.some
+    made.each_turn = pump.some
     yield made
     made.close()
 
@@ -60,10 +60,10 @@ def words(count: int, seed: int) -> list[int]:
     return [draw.randrange(3, 97) for _ in range(count)]
 
 
-def test_prompts_of_every_length(pair: Pair, truth: Turned, pump: Pump) -> None:
+def test_prompts_of_every_length(pair: Pair, truth: SteppedEngine, pump: Pump) -> None:
     for length in (1, 3, 4, 5, 9, 16, 23, 30):
         prompt = words(length, seed=length)
-        assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+        assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
     (link,) = pair.source.engine._prefill.sender.links
     assert link.transport == "ipc"
@@ -72,11 +72,11 @@ def test_prompts_of_every_length(pair: Pair, truth: Turned, pump: Pump) -> None:
     assert pair.audit().bytes_received == sent > 0
 
 
-def test_the_commit_is_on_its_way_before_the_first_token_is_told(
+def test_the_commit_is_sent_before_the_first_token(
     pair: Pair, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = pair.source.engine._prefill.jobs
-    pair.say(words(9, 1))  # a link is there
+    pair.generate(words(9, 1))  # a link is there
     states: list[TransferState] = []
     first_token = PrefillReply.first_token
 
@@ -87,11 +87,11 @@ def test_the_commit_is_on_its_way_before_the_first_token_is_told(
         first_token(reply, first)
 
     monkeypatch.setattr(PrefillReply, "first_token", look)
-    pair.say(words(9, 2))
+    pair.generate(words(9, 2))
     assert states == [TransferState.COMMITTING]
-    pair.say(words(9, 3), most=1)  # its first token is its last: the ticket goes back
+    pair.generate(words(9, 3), most=1)  # its first token is its last: the ticket goes back
     assert states[1:] == [TransferState.SENDING]
-    pair.play(lambda: pump.idle() and not pair.source.engine._prefill.sender.restless)
+    pair.run_until(lambda: pump.idle() and not pair.source.engine._prefill.sender.restless)
     pair.assert_free()
 
 
@@ -99,42 +99,44 @@ def test_a_link_takes_the_memory_that_is_planned_for_one(
     pair: Pair, pump: Pump, devices: list[FakeDevice]
 ) -> None:
     """A sender takes none: its blocks are read where they are."""
-    pair.say(words(9, 1))
+    pair.generate(words(9, 1))
     for end, device, links in zip((pair.source, pair.target), devices, (0, 1), strict=True):
         planned = link_bytes(EngineConfig(gpu_links=links), end.model.layout)
         assert sum(memory.size for memory in device.allocated) == planned
 
 
-def test_cancelled_at_any_moment_its_blocks_are_anothers_at_once(
-    pair: Pair, truth: Turned, pump: Pump
+def test_blocks_of_a_cancelled_request_are_reused_at_once(
+    pair: Pair, truth: SteppedEngine, pump: Pump
 ) -> None:
     dice = random.Random(4)
     for seed in range(12):
-        asked = pair.begin(pair.reserve(words(30, seed), names=()))
+        request = pair.begin(pair.reserve(words(30, seed), names=()))
         for _ in range(dice.randint(1, 9)):
             pair.source.play()
             pair.target.play()
         if dice.random() < 0.5:
-            pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+            pair.target.ask(cancel=CancelCommand(attempt=request.attempt))
         else:
-            pair.source.ask(cancel=CancelCommand(attempt=asked.attempt))
-            pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+            pair.source.ask(cancel=CancelCommand(attempt=request.attempt))
+            pair.target.ask(cancel=CancelCommand(attempt=request.attempt))
         prompt = words(30, 100 + seed)
-        assert pair.say(prompt)[0] == ask(truth, prompt)[0]
-        pair.play(lambda asked=asked: pair.ended(asked))  # type: ignore[misc]
-        pair.play(lambda: pump.idle() and not pair.source.engine._prefill.sender.pinned_blocks)
-        pair.play(lambda: not any(link.live_transfers for link in pair.target.engine._decode.receiver.links))  # type: ignore[union-attr]
+        assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
+        pair.run_until(lambda request=request: pair.ended(request))  # type: ignore[misc]
+        pair.run_until(lambda: pump.idle() and not pair.source.engine._prefill.sender.pinned_blocks)
+        pair.run_until(
+            lambda: not any(link.live_transfers for link in pair.target.engine._decode.receiver.links)
+        )  # type: ignore[union-attr]
         pair.assert_free()
 
 
-def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
+def test_completed_blocks_are_sent_before_the_next_step_begins(
     tmp_path: Path, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
     pair = Pair(tmp_path)
-    pair.meanwhile = pump.some
+    pair.each_turn = pump.some
     side = pair.source.engine._prefill
-    pair.say(words(4, 1))  # a link is there
+    pair.generate(words(4, 1))  # a link is there
     shipped: list[int] = []
     take, begin = side.loop.ended, side.loop.begin
     ended: list[int] = []
@@ -152,19 +154,19 @@ def test_what_a_step_has_finished_is_on_its_way_before_the_next_begins(
     monkeypatch.setattr(side.loop, "ended", count_ended)
     monkeypatch.setattr(side.loop, "begin", look)
     before = side.sender.counters.bytes_shipped
-    asked = pair.begin(pair.reserve(words(16, 2)))
-    pair.play(lambda: pair.ended(asked))
+    request = pair.begin(pair.reserve(words(16, 2)))
+    pair.run_until(lambda: pair.ended(request))
     pair.close()
     assert shipped[0] >= 2 * pair.block_bytes, "of the first chunk's eight tokens"
 
 
-def test_a_handoff_that_ends_while_its_commit_is_said_has_told_all(
-    pair: Pair, truth: Turned, pump: Pump, monkeypatch: pytest.MonkeyPatch
+def test_a_handoff_that_is_acknowledged_at_once_sends_all_replies_in_order(
+    pair: Pair, truth: SteppedEngine, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its blocks were there before: decode answers as soon as it hears of it."""
     sender, prefixes = pair.source.engine._prefill.sender, pair.source.engine._prefix_cache
     assert prefixes is not None
-    pair.say(words(9, 1))  # a link is there
+    pair.generate(words(9, 1))  # a link is there
     poll = sender.poll
 
     def commits() -> bool:
@@ -184,9 +186,9 @@ def test_a_handoff_that_ends_while_its_commit_is_said_has_told_all(
     monkeypatch.setattr(sender, "poll", patient)
     told = len(firsts(pair))
     prompt = words(16, seed=5)
-    assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+    assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
     assert len(firsts(pair)) == told + 1
-    assert prefixes._held(pair.names(prompt)) == 4
+    assert prefixes._held(pair.hashes(prompt)) == 4
 
 
 def firsts(pair: Pair) -> list[int]:

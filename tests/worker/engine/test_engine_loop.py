@@ -21,156 +21,156 @@ from baton.v1.engine_pb2 import (
 )
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
 from services.worker.engine.decode.ticket_table import RUNNING_GRACE_S
-from tests.worker.engine.stepped_engine import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 
-def test_a_request_goes_its_whole_way_and_leaves_nothing(turned: Turned) -> None:
-    reserved = turned.ask(reserve=reserve()).reserved
-    number = turned.send(prefill=prefill(reserved.ticket))
-    turned.run_out()
-    assert turned.of(number) == ["prefill", "prefill", "prefill_ended"]
-    assert [r.finish for r in turned.records] == [Finish.NONE] * 3 + [Finish.LENGTH]
-    assert {(r.slot, r.generation) for r in turned.records} == {(reserved.slot, reserved.generation)}
-    first = next(e for e in turned.events if e.id == number).prefill.first_token
-    assert (first.number, first.token_id) == (0, turned.records[0].token)
-    turned.assert_free()
+def test_a_request_completes_and_frees_everything(stepped: SteppedEngine) -> None:
+    reserved = stepped.ask(reserve=reserve()).reserved
+    number = stepped.send(prefill=prefill(reserved.ticket))
+    stepped.run_out()
+    assert stepped.of(number) == ["prefill", "prefill", "prefill_ended"]
+    assert [r.finish for r in stepped.records] == [Finish.NONE] * 3 + [Finish.LENGTH]
+    assert {(r.slot, r.generation) for r in stepped.records} == {(reserved.slot, reserved.generation)}
+    first = next(e for e in stepped.events if e.id == number).prefill.first_token
+    assert (first.number, first.token_id) == (0, stepped.records[0].token)
+    stepped.assert_free()
 
 
-def test_reserving_twice_is_one_promise_and_a_higher_attempt_evicts_it(turned: Turned) -> None:
-    first = turned.ask(reserve=reserve()).reserved
-    assert turned.ask(reserve=reserve()).reserved == first
-    second = turned.ask(reserve=reserve(2)).reserved
+def test_reserving_is_idempotent_and_a_higher_attempt_supersedes(stepped: SteppedEngine) -> None:
+    first = stepped.ask(reserve=reserve()).reserved
+    assert stepped.ask(reserve=reserve()).reserved == first
+    second = stepped.ask(reserve=reserve(2)).reserved
     assert second.ticket != first.ticket
-    assert [e.ticket_ended.slot for e in turned.events if e.HasField("ticket_ended")] == [first.slot]
-    late = turned.send(reserve=reserve(1))
-    turned.turn()
-    assert turned.failure(late)[0] is ErrorKind.CONFLICT
-    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=2)))
-    turned.assert_free()
+    assert [e.ticket_ended.slot for e in stepped.events if e.HasField("ticket_ended")] == [first.slot]
+    late = stepped.send(reserve=reserve(1))
+    stepped.turn()
+    assert stepped.failure(late)[0] is ErrorKind.CONFLICT
+    stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=2)))
+    stepped.assert_free()
 
 
-def test_a_cancel_leaves_a_tombstone_for_a_late_reserve_and_a_late_commit(turned: Turned) -> None:
+def test_a_cancel_leaves_a_tombstone_for_a_late_reserve_and_a_late_commit(stepped: SteppedEngine) -> None:
     attempt = Attempt(request_id=b"a" * 16, number=1)
-    ticket = turned.ask(reserve=reserve()).reserved.ticket
-    turned.ask(cancel=CancelCommand(attempt=attempt))
-    turned.assert_free()
-    late = [turned.send(reserve=reserve()), turned.send(prefill=prefill(ticket))]
-    turned.turn()
-    assert [turned.failure(number)[0] for number in late] == [ErrorKind.CONFLICT] * 2
-    state = turned.ask(handoff_state=HandoffStateCommand(attempt=attempt)).handoff_state.state
+    ticket = stepped.ask(reserve=reserve()).reserved.ticket
+    stepped.ask(cancel=CancelCommand(attempt=attempt))
+    stepped.assert_free()
+    late = [stepped.send(reserve=reserve()), stepped.send(prefill=prefill(ticket))]
+    stepped.turn()
+    assert [stepped.failure(number)[0] for number in late] == [ErrorKind.CONFLICT] * 2
+    state = stepped.ask(handoff_state=HandoffStateCommand(attempt=attempt)).handoff_state.state
     assert state == TicketState.TICKET_STATE_ENDED
-    turned.assert_free()
+    stepped.assert_free()
 
 
-def test_a_cancel_between_two_chunks_stops_the_prefill(turned: Turned) -> None:
-    ticket = turned.ask(reserve=reserve(tokens=60)).reserved.ticket
-    number = turned.send(prefill=prefill(ticket, tokens=60))
-    turned.turn(2)
-    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
-    assert turned.failure(number)[0] is ErrorKind.CONFLICT
-    turned.assert_free()
-    assert turned.ask(audit=AuditCommand()).audit.prompt_tokens_run < 60
+def test_a_cancel_between_two_chunks_stops_the_prefill(stepped: SteppedEngine) -> None:
+    ticket = stepped.ask(reserve=reserve(tokens=60)).reserved.ticket
+    number = stepped.send(prefill=prefill(ticket, tokens=60))
+    stepped.turn(2)
+    stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
+    assert stepped.failure(number)[0] is ErrorKind.CONFLICT
+    stepped.assert_free()
+    assert stepped.ask(audit=AuditCommand()).audit.prompt_tokens_run < 60
 
 
 def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
-    turned = Turned(tmp_path)
-    turned.ask(reserve=reserve(ttl=0))
-    turned.turn()
-    turned.assert_free()
-    assert any(e.HasField("ticket_ended") for e in turned.events)
-    turned.close()
+    stepped = SteppedEngine(tmp_path)
+    stepped.ask(reserve=reserve(ttl=0))
+    stepped.turn()
+    stepped.assert_free()
+    assert any(e.HasField("ticket_ended") for e in stepped.events)
+    stepped.close()
 
 
-def test_a_sequence_that_runs_ends_at_its_deadline(turned: Turned) -> None:
+def test_a_running_sequence_ends_at_its_deadline(stepped: SteppedEngine) -> None:
     """Though no router cancels it."""
-    ticket = turned.ask(reserve=reserve(ttl=100, most=80)).reserved.ticket
-    turned.send(prefill=prefill(ticket, most=80))
-    while len(turned.records) < 3:
-        turned.play()
+    ticket = stepped.ask(reserve=reserve(ttl=100, most=80)).reserved.ticket
+    stepped.send(prefill=prefill(ticket, most=80))
+    while len(stepped.records) < 3:
+        stepped.play()
     time.sleep(0.1 + RUNNING_GRACE_S)
-    turned.run_out()
-    assert [record.finish for record in turned.records[:3]] == [Finish.NONE] * 3
-    assert turned.records[-1].finish is Finish.CANCELLED
-    assert len(turned.records) < 80
-    turned.assert_free()
+    stepped.run_out()
+    assert [record.finish for record in stepped.records[:3]] == [Finish.NONE] * 3
+    assert stepped.records[-1].finish is Finish.CANCELLED
+    assert len(stepped.records) < 80
+    stepped.assert_free()
 
 
-def test_a_device_that_hangs_ends_the_engine(turned: Turned, monkeypatch: pytest.MonkeyPatch) -> None:
-    for loop in (turned.engine._decode.loop, turned.engine._prefill.loop):
+def test_a_device_that_hangs_ends_the_engine(stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for loop in (stepped.engine._decode.loop, stepped.engine._prefill.loop):
         with monkeypatch.context() as patch:
             patch.setattr(type(loop), "device_hung", lambda loop: True)
             with pytest.raises(BatonError, match="the device makes no progress") as hung:
-                turned.turn()
+                stepped.turn()
             assert hung.value.kind is ErrorKind.UNAVAILABLE
-    turned.turn()
+    stepped.turn()
 
 
 def test_the_heartbeat_moves_with_every_turn_and_within_a_step(
-    turned: Turned, monkeypatch: pytest.MonkeyPatch
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beats = [turned.heartbeat.read().turns]
-    turned.turn()
-    beats.append(turned.heartbeat.read().turns)
-    turned.send(prefill=prefill(turned.ask(reserve=reserve()).reserved.ticket))
+    beats = [stepped.heartbeat.read().turns]
+    stepped.turn()
+    beats.append(stepped.heartbeat.read().turns)
+    stepped.send(prefill=prefill(stepped.ask(reserve=reserve()).reserved.ticket))
     expected: list[float] = []
-    between = turned.engine._between_layers
+    between = stepped.engine._between_layers
 
     def watched() -> None:
         between()
-        beat = turned.heartbeat.read()
+        beat = stepped.heartbeat.read()
         beats.append(beat.turns)
         expected.append(beat.expected_step_s)
 
-    monkeypatch.setattr(turned.engine, "_between_layers", watched)
-    turned.run_out()
+    monkeypatch.setattr(stepped.engine, "_between_layers", watched)
+    stepped.run_out()
     assert beats == sorted(set(beats))
     assert len(beats) > 2
     assert expected[0] == UNKNOWN_STEP_S, "a step that was never timed"
     assert 0 < expected[-1] < UNKNOWN_STEP_S
-    assert turned.heartbeat.read().expected_step_s == 0
+    assert stepped.heartbeat.read().expected_step_s == 0
 
 
-def test_a_full_worker_refuses_for_now_and_the_impossible_for_ever(turned: Turned) -> None:
+def test_a_full_worker_is_overloaded_and_an_impossible_request_invalid(stepped: SteppedEngine) -> None:
     for name in (b"a", b"b"):
-        turned.ask(reserve=reserve(name=name))
-    full = turned.send(reserve=reserve(name=b"c"))
-    longest, too_long, huge = (turned.send(reserve=reserve(name=b"d", tokens=n)) for n in (125, 126, 510))
+        stepped.ask(reserve=reserve(name=name))
+    full = stepped.send(reserve=reserve(name=b"c"))
+    longest, too_long, huge = (stepped.send(reserve=reserve(name=b"d", tokens=n)) for n in (125, 126, 510))
     with structlog.testing.capture_logs() as logged:
-        turned.turn()
+        stepped.turn()
     # A router repeats what it was refused for want of room many times a second.
     assert [line["log_level"] for line in logged if line["event"] == "command_refused"] == [
         "debug", "debug", "warning", "warning",
     ]  # fmt: skip
-    assert turned.failure(full)[0] is ErrorKind.OVERLOADED
-    assert turned.failure(longest)[0] is ErrorKind.OVERLOADED  # 128 tokens of KV: all 32 blocks
-    assert turned.failure(too_long)[0] is ErrorKind.INVALID
-    assert turned.failure(huge)[0] is ErrorKind.INVALID
+    assert stepped.failure(full)[0] is ErrorKind.OVERLOADED
+    assert stepped.failure(longest)[0] is ErrorKind.OVERLOADED  # 128 tokens of KV: all 32 blocks
+    assert stepped.failure(too_long)[0] is ErrorKind.INVALID
+    assert stepped.failure(huge)[0] is ErrorKind.INVALID
 
 
-def test_a_first_token_that_ends_the_request_releases_the_ticket(turned: Turned) -> None:
-    ticket = turned.ask(reserve=reserve()).reserved.ticket
-    probe = turned.send(prefill=prefill(ticket))
-    turned.run_out()
-    token = next(e for e in turned.events if e.id == probe).prefill.first_token.token_id
-    again = turned.ask(reserve=reserve(name=b"b")).reserved.ticket
+def test_a_first_token_that_ends_the_request_releases_the_ticket(stepped: SteppedEngine) -> None:
+    ticket = stepped.ask(reserve=reserve()).reserved.ticket
+    probe = stepped.send(prefill=prefill(ticket))
+    stepped.run_out()
+    token = next(e for e in stepped.events if e.id == probe).prefill.first_token.token_id
+    again = stepped.ask(reserve=reserve(name=b"b")).reserved.ticket
     limits = Limits(stop_token_ids=[token])
-    number = turned.send(prefill=prefill(again, name=b"b", limits=limits))
-    turned.run_out()
-    assert turned.of(number) == ["prefill", "prefill_ended"]
-    event = next(e for e in turned.events if e.id == number)
+    number = stepped.send(prefill=prefill(again, name=b"b", limits=limits))
+    stepped.run_out()
+    assert stepped.of(number) == ["prefill", "prefill_ended"]
+    event = next(e for e in stepped.events if e.id == number)
     assert event.prefill.first_token.finish_reason == FinishReason.FINISH_REASON_STOP
-    turned.assert_free()
+    stepped.assert_free()
 
 
-def test_a_ticket_is_spent_once(turned: Turned) -> None:
-    ticket = turned.ask(reserve=reserve(most=20)).reserved.ticket
-    turned.send(prefill=prefill(ticket, most=20))
-    turned.turn(4)  # active by now
-    again = turned.send(prefill=prefill(ticket, most=20))
-    turned.run_out()
-    assert turned.failure(again)[0] is ErrorKind.CONFLICT
-    assert len(turned.records) == 20
-    turned.assert_free()
+def test_a_ticket_is_spent_once(stepped: SteppedEngine) -> None:
+    ticket = stepped.ask(reserve=reserve(most=20)).reserved.ticket
+    stepped.send(prefill=prefill(ticket, most=20))
+    stepped.turn(4)  # active by now
+    again = stepped.send(prefill=prefill(ticket, most=20))
+    stepped.run_out()
+    assert stepped.failure(again)[0] is ErrorKind.CONFLICT
+    assert len(stepped.records) == 20
+    stepped.assert_free()
 
 
 @pytest.mark.parametrize(
@@ -190,63 +190,63 @@ def test_a_ticket_is_spent_once(turned: Turned) -> None:
     ],
     ids=lambda value: str(value).replace("\n", " "),
 )
-def test_a_bad_prefill_is_refused_and_the_engine_lives_on(
-    turned: Turned, fields: dict[str, Any], kind: ErrorKind
+def test_an_invalid_prefill_is_refused_and_the_engine_continues(
+    stepped: SteppedEngine, fields: dict[str, Any], kind: ErrorKind
 ) -> None:
-    ticket = turned.ask(reserve=reserve()).reserved.ticket
-    number = turned.send(prefill=prefill(ticket, **fields))
-    turned.run_out()
-    assert turned.failure(number)[0] is kind
-    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
-    turned.assert_free()
-    good = turned.ask(reserve=reserve(name=b"z")).reserved.ticket
-    turned.send(prefill=prefill(good, name=b"z"))
-    turned.run_out()
-    assert len(turned.records) == 4
+    ticket = stepped.ask(reserve=reserve()).reserved.ticket
+    number = stepped.send(prefill=prefill(ticket, **fields))
+    stepped.run_out()
+    assert stepped.failure(number)[0] is kind
+    stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
+    stepped.assert_free()
+    good = stepped.ask(reserve=reserve(name=b"z")).reserved.ticket
+    stepped.send(prefill=prefill(good, name=b"z"))
+    stepped.run_out()
+    assert len(stepped.records) == 4
 
 
-def test_a_ticket_whose_blocks_do_not_fit_the_prompt_is_refused(turned: Turned) -> None:
-    ticket = turned.ask(reserve=reserve()).reserved.ticket
+def test_a_ticket_whose_blocks_do_not_fit_the_prompt_is_refused(stepped: SteppedEngine) -> None:
+    ticket = stepped.ask(reserve=reserve()).reserved.ticket
     body = TicketBody.FromString(ticket.body)
     body.block_counts[0] -= 1
-    number = turned.send(prefill=prefill(Ticket(body=body.SerializeToString(), signature=ticket.signature)))
-    turned.turn()
-    assert turned.failure(number)[0] in (ErrorKind.CONFLICT, ErrorKind.FORBIDDEN)
+    number = stepped.send(prefill=prefill(Ticket(body=body.SerializeToString(), signature=ticket.signature)))
+    stepped.turn()
+    assert stepped.failure(number)[0] in (ErrorKind.CONFLICT, ErrorKind.FORBIDDEN)
 
 
-def test_an_unknown_slot_that_ended_is_counted(turned: Turned) -> None:
-    turned.send(slot_ended=SlotEndedCommand(slot=1, generation=77))
-    turned.turn()
-    assert turned.ask(audit=AuditCommand()).audit.dropped_unknown == 1
-    turned.assert_free()
+def test_an_unknown_slot_that_ended_is_counted(stepped: SteppedEngine) -> None:
+    stepped.send(slot_ended=SlotEndedCommand(slot=1, generation=77))
+    stepped.turn()
+    assert stepped.ask(audit=AuditCommand()).audit.dropped_unknown == 1
+    stepped.assert_free()
 
 
 def test_a_reservation_does_not_wait_for_the_end_of_a_step(
-    turned: Turned, monkeypatch: pytest.MonkeyPatch
+    stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is asked between two layers is answered there, but for what came behind another command."""
-    ticket = turned.ask(reserve=reserve()).reserved.ticket
-    turned.send(prefill=prefill(ticket))
-    loop = turned.engine._decode.loop
+    ticket = stepped.ask(reserve=reserve()).reserved.ticket
+    stepped.send(prefill=prefill(ticket))
+    loop = stepped.engine._decode.loop
     while not loop.has_work:
-        turned.engine.turn()
-    between = turned.engine._between_layers
+        stepped.engine.turn()
+    between = stepped.engine._between_layers
     asked: list[int] = []
 
     def ask_once() -> None:
         if not asked:
-            asked.append(turned.send(reserve=reserve(name=b"b")))
-            asked.append(turned.send(audit=AuditCommand()))
-            asked.append(turned.send(reserve=reserve(name=b"c")))
-            steps = turned.ring.steps
+            asked.append(stepped.send(reserve=reserve(name=b"b")))
+            asked.append(stepped.send(audit=AuditCommand()))
+            asked.append(stepped.send(reserve=reserve(name=b"c")))
+            steps = stepped.ring.steps
             between()
-            turned._read()
-            assert turned.ring.steps == steps
-            assert [turned.of(number) for number in asked] == [["reserved"], [], []]
+            stepped._read()
+            assert stepped.ring.steps == steps
+            assert [stepped.of(number) for number in asked] == [["reserved"], [], []]
 
-    monkeypatch.setattr(turned.engine, "_between_layers", ask_once)
-    turned.run_out()
-    assert [turned.of(number) for number in asked] == [["reserved"], ["audit"], ["failed"]]
-    assert turned.failure(asked[2])[0] is ErrorKind.OVERLOADED
-    turned.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"b" * 16, number=1)))
-    turned.assert_free()
+    monkeypatch.setattr(stepped.engine, "_between_layers", ask_once)
+    stepped.run_out()
+    assert [stepped.of(number) for number in asked] == [["reserved"], ["audit"], ["failed"]]
+    assert stepped.failure(asked[2])[0] is ErrorKind.OVERLOADED
+    stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"b" * 16, number=1)))
+    stepped.assert_free()

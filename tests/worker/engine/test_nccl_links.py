@@ -23,13 +23,13 @@ from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.fake_device import FakeDevice, Pump
 from tests.kvtransfer.nccl_transport import WatchedLinks
 from tests.worker.engine.engine_pair import Pair
-from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_device_links import words
 from tests.worker.engine.test_prefix_cache import ask
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch, truth: Turned) -> list[WatchedLinks]:
+def made(monkeypatch: pytest.MonkeyPatch, truth: SteppedEngine) -> list[WatchedLinks]:
     """What every engine from here on has, in the order of their starts; each has a played device. `truth` was
     made before: its blocks are the host's."""
     made: list[WatchedLinks] = []
@@ -68,15 +68,17 @@ def transports(pair: Pair) -> list[str]:
     return [link.transport for link in pair.source.engine._prefill.sender.links]
 
 
-def unfit(engine: Turned) -> list[str]:
+def unfit(engine: SteppedEngine) -> list[str]:
     return [event.unfit.reason for event in engine.events if event.HasField("unfit")]
 
 
-def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made: list[WatchedLinks]) -> None:
+def test_prompts_are_sent_over_nccl_where_configured(
+    tmp_path: Path, truth: SteppedEngine, made: list[WatchedLinks]
+) -> None:
     pair = pair_over(tmp_path, "nccl")
     for length in (1, 5, 16, 30):
         prompt = words(length, seed=length)
-        assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+        assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
     assert transports(pair) == ["nccl"]
     assert sum(len(links.lines) for links in made) == 2
@@ -86,24 +88,24 @@ def test_prompts_go_by_nccl_where_it_is_told(tmp_path: Path, truth: Turned, made
 
 
 @pytest.mark.parametrize("end", ["source", "target"])
-def test_an_engine_whose_nccl_hangs_says_so_once_and_goes_on(
-    ways: Pair, truth: Turned, made: list[WatchedLinks], end: str
+def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
+    ways: Pair, truth: SteppedEngine, made: list[WatchedLinks], end: str
 ) -> None:
     """Its link's line is aborted, and the abort does not return; what comes then goes the next way."""
-    assert ways.say(words(9, 1))[0] == ask(truth, words(9, 1))[0]
+    assert ways.generate(words(9, 1))[0] == ask(truth, words(9, 1))[0]
     assert transports(ways) == ["nccl"]
     engine, links = getattr(ways, end), made[0 if end == "source" else 1]
     links.double.hangs.set()
     links.lines[0].abort("played")
     # Whoever asks before the sender knows loses an attempt.
-    ways.play(lambda: bool(unfit(engine)) and not transports(ways))
+    ways.run_until(lambda: bool(unfit(engine)) and not transports(ways))
     for seed in (2, 3):
-        assert ways.say(words(16, seed))[0] == ask(truth, words(16, seed))[0]
+        assert ways.generate(words(16, seed))[0] == ask(truth, words(16, seed))[0]
     assert transports(ways) == ["grpc"]
     time.sleep(0.15)
     engine.turn(3)
     assert unfit(engine) == ["NCCL did not end a link in time"]
-    ways.play(lambda: not any(link.live_transfers for link in ways.source.engine._prefill.sender.links))
+    ways.run_until(lambda: not any(link.live_transfers for link in ways.source.engine._prefill.sender.links))
     ways.assert_free()
 
 
@@ -138,7 +140,7 @@ def test_nccl_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert error.value.kind is ErrorKind.INVALID
 
 
-def test_only_who_is_told_nccl_cannot_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_is_required_only_where_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nccl_links(None, "auto") is None
     assert nccl_links(None, "ipc") is None
     with pytest.raises(BatonError, match="cannot be moved"):

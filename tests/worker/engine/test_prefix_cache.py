@@ -13,7 +13,7 @@ from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.v1.engine_pb2 import AuditCommand
 from baton.v1.worker_pb2 import PrefixAudit
-from tests.worker.engine.stepped_engine import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
 
@@ -21,47 +21,47 @@ BLOCK = 4
 NUMBERS = itertools.count(1)
 
 
-def ask(turned: Turned, prompt: list[int], most: int = 4) -> tuple[list[int], int]:
+def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[int], int]:
     """The tokens of a request, and how many of its prompt's were found."""
     name = next(NUMBERS).to_bytes(2, "little")
-    ticket = turned.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
+    ticket = stepped.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
     command = prefill(ticket, name=name, tokens=len(prompt), most=most)
     command.request.token_ids[:] = prompt
-    number = turned.send(prefill=command)
-    turned.records.clear()
+    number = stepped.send(prefill=command)
+    stepped.records.clear()
     deadline = time.monotonic() + 10
-    while "prefill_ended" not in turned.of(number):  # what a disk has is worth a little wait
-        turned.run_out()
+    while "prefill_ended" not in stepped.of(number):  # what a disk has is worth a little wait
+        stepped.run_out()
         assert time.monotonic() < deadline
-    turned.run_out()
-    first = next(e for e in turned.events if e.id == number and e.prefill.HasField("first_token"))
-    return [r.token for r in turned.records if r.has_token], first.prefill.first_token.cached_tokens
+    stepped.run_out()
+    first = next(e for e in stepped.events if e.id == number and e.prefill.HasField("first_token"))
+    return [r.token for r in stepped.records if r.has_token], first.prefill.first_token.cached_tokens
 
 
-def audit(turned: Turned) -> PrefixAudit:
-    return turned.ask(audit=AuditCommand()).audit.prefixes
+def audit(stepped: SteppedEngine) -> PrefixAudit:
+    return stepped.ask(audit=AuditCommand()).audit.prefixes
 
 
 @pytest.mark.parametrize("chunk", [3, 8, 64])
-def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: Turned, chunk: int) -> None:
-    turned = Turned(tmp_path, chunk_tokens=chunk)
+def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: SteppedEngine, chunk: int) -> None:
+    stepped = SteppedEngine(tmp_path, chunk_tokens=chunk)
     prompt = [(7 * i) % 60 + 3 for i in range(40)]
     for shared in range(1, 22):
         tokens = prompt[:shared] + [(11 * i + shared) % 60 + 3 for i in range(5)]
         wanted, none = ask(truth, tokens)
         assert none == 0
-        first, _ = ask(turned, tokens)
-        again, cached = ask(turned, tokens)
+        first, _ = ask(stepped, tokens)
+        again, cached = ask(stepped, tokens)
         assert first == again == wanted
         assert cached == (len(tokens) - 1) // BLOCK * BLOCK
-        turned.assert_free()
-    turned.close()
+        stepped.assert_free()
+    stepped.close()
 
 
-def turn_until_told(turned: Turned) -> None:
+def turn_until_told(stepped: SteppedEngine) -> None:
     """Lets the disk finish what it has been given."""
     for _ in range(200):
-        turned.turn()
+        stepped.turn()
         time.sleep(0.001)
 
 
@@ -73,13 +73,13 @@ def conversation(length: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("chunk", [3, 64])
 @pytest.mark.parametrize("disk", [False, True])
 def test_evicted_blocks_come_back_from_the_tiers_behind(
-    tmp_path: Path, truth: Turned, chunk: int, disk: bool
+    tmp_path: Path, truth: SteppedEngine, chunk: int, disk: bool
 ) -> None:
     """32 blocks on the device and five prompts of ten: each evicts what came before."""
     block_bytes = truth.ask(audit=AuditCommand()).audit.block_bytes[0]
     folder = str(tmp_path / "disk") if disk else None
-    turned = Turned(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
-    store = turned.engine._prefix_cache._store  # type: ignore[union-attr]
+    stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
+    store = stepped.engine._prefix_cache._store  # type: ignore[union-attr]
     assert isinstance(store, HostPrefixes)
     if disk:  # hardly more than a prompt needs: what comes behind pushes it on to the disk
         store._host = HostBlocks(store._host._cache, 12 * block_bytes)
@@ -88,12 +88,12 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
     for _ in range(3):
         for prompt in prompts:
             wanted, _ = ask(truth, prompt)
-            assert ask(turned, prompt)[0] == wanted
-            turned.assert_free()
+            assert ask(stepped, prompt)[0] == wanted
+            stepped.assert_free()
             if disk:
-                turn_until_told(turned)
-    told = audit(turned)
+                turn_until_told(stepped)
+    told = audit(stepped)
     assert told.evicted_blocks > 0
     assert (told.disk_hits if disk else told.host_hits) > 0
     assert told.disk_corrupt == 0
-    turned.close()
+    stepped.close()

@@ -22,7 +22,7 @@ def bias(count: int, value: float = 1.0) -> list[LogitBias]:
     return [LogitBias(token_id=token, bias=value) for token in range(count)]
 
 
-def test_everything_is_taken_over() -> None:
+def test_all_sampling_parameters_are_converted() -> None:
     message = types_pb2.Sampling(
         temperature=0.5,
         top_k=3,
@@ -76,7 +76,7 @@ def test_unset_is_off() -> None:
     ],
     ids=lambda value: str(value).replace("\n", " ")[:40],
 )
-def test_bad_sampling_is_refused_by_name(fields: dict[str, Any], names: str) -> None:
+def test_invalid_sampling_is_refused_with_its_name(fields: dict[str, Any], names: str) -> None:
     message = types_pb2.Sampling(top_p=1)
     for name, value in fields.items():
         if name == "logit_bias":
@@ -88,7 +88,7 @@ def test_bad_sampling_is_refused_by_name(fields: dict[str, Any], names: str) -> 
     assert refused.value.kind is ErrorKind.INVALID
 
 
-def test_a_worker_without_logprobs_says_so() -> None:
+def test_a_worker_with_logprobs_disabled_refuses_them() -> None:
     with pytest.raises(BatonError, match="no logprobs"):
         sampling_of(types_pb2.Sampling(top_p=1, logprobs=0), VOCAB, 0)
 
@@ -98,7 +98,7 @@ def first_told(*token_ids: int) -> types_pb2.Logprobs:
     return types_pb2.Logprobs(logprob=-3, top=top)
 
 
-def test_a_commit_tells_the_first_tokens_logprobs() -> None:
+def test_a_commit_has_the_first_tokens_logprobs() -> None:
     asked = SamplingParams(logprobs=2)
     record = CommitRecord(first_logprobs=first_told(999, 4))
     assert first_logprobs_of(record, asked, VOCAB) == Logprobs(-3.0, ((999, 0.0), (4, -0.5)))
@@ -115,7 +115,7 @@ def test_a_commit_tells_the_first_tokens_logprobs() -> None:
         (first_told(VOCAB), 2),
     ],
 )
-def test_a_commit_that_does_not_tell_what_is_due_is_refused(
+def test_a_commit_without_the_requested_logprobs_is_refused(
     told: types_pb2.Logprobs | None, asked: int | None
 ) -> None:
     with pytest.raises(BatonError, match="logprob") as refused:
@@ -132,7 +132,7 @@ def test_a_commit_that_does_not_tell_what_is_due_is_refused(
         (types_pb2.Limits(max_tokens=3, stop_token_ids=[VOCAB]), "stop"),
     ],
 )
-def test_bad_limits_are_refused_by_name(limits: types_pb2.Limits, names: str) -> None:
+def test_invalid_limits_are_refused_with_their_names(limits: types_pb2.Limits, names: str) -> None:
     with pytest.raises(BatonError, match=names) as refused:
         limits_of(limits, VOCAB)
     assert refused.value.kind is ErrorKind.INVALID

@@ -43,14 +43,14 @@ def test_only_the_last_second_counts() -> None:
     assert loop.clock.recent().tokens == 0
 
 
-def test_an_idle_turn_is_no_step() -> None:
+def test_a_turn_without_work_does_not_count() -> None:
     loop = Loop()
     loop.step(5, 0, did=False)
     assert loop.clock.recent().steps == 0
     assert loop.clock.busy_ns == 0
 
 
-def test_it_remembers_a_second_and_no_more() -> None:
+def test_only_the_steps_of_a_second_are_stored() -> None:
     loop = Loop()
     for _ in range(5000):
         loop.step(1, 1)
@@ -90,7 +90,7 @@ class Queue:
         self.now += round(ms * 1e6)
 
 
-def test_a_queued_step_takes_until_it_has_ended_and_not_as_long_as_enqueuing_it() -> None:
+def test_an_enqueued_step_is_timed_until_it_ends() -> None:
     loop = Queue(9.0)
     for _ in range(1000):
         loop.turn(1.0)
@@ -102,7 +102,7 @@ def test_a_queued_step_takes_until_it_has_ended_and_not_as_long_as_enqueuing_it(
     assert loop.clock.busy_ns == pytest.approx(1000e6, rel=0.02)
 
 
-def test_what_ends_between_two_looks_shares_the_time() -> None:
+def test_steps_that_end_between_two_polls_share_the_time() -> None:
     loop = Queue(0.7)
     for _ in range(600):
         loop.turn(0.0)
@@ -112,7 +112,7 @@ def test_what_ends_between_two_looks_shares_the_time() -> None:
     assert recent.steps == pytest.approx(980, abs=20)
 
 
-def test_a_queue_that_was_empty_is_not_counted_as_busy() -> None:
+def test_time_without_enqueued_steps_is_not_busy_time() -> None:
     loop = Queue(5.0)
     for _ in range(20):
         loop.turn(0.5, wanted=False)
@@ -124,7 +124,7 @@ def test_a_queue_that_was_empty_is_not_counted_as_busy() -> None:
     assert loop.clock.recent().p99_ms < 6.5
 
 
-def test_a_step_enqueued_before_the_clock_began_is_not_its_own() -> None:
+def test_steps_enqueued_before_the_clock_do_not_count() -> None:
     counts = iter((7, 7, 8, 8))
     now = iter(range(0, 100_000_000, 1_000_000))
     clock = StepClock(lambda: 0, lambda: next(now), ended=lambda: next(counts))

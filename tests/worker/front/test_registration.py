@@ -55,7 +55,7 @@ def enter(worker: Registration, served: Served) -> None:
     worker.enter("a-model", cast(WorkerServicer, served), {"grpc": "h:1", "transfer": "", "metrics": "h:2"})
 
 
-async def test_from_its_first_word_to_its_last(server: EmbeddedServer) -> None:
+async def test_an_entry_from_registration_to_removal(server: EmbeddedServer) -> None:
     reader = await State.open(server.url, namespace="ours")
     worker, served = registration(server.url), Served()
     assert not worker.registered
@@ -85,7 +85,7 @@ async def test_from_its_first_word_to_its_last(server: EmbeddedServer) -> None:
     await reader.close()
 
 
-async def test_what_it_caches_is_in_the_index_for_as_long_as_it_lives(server: EmbeddedServer) -> None:
+async def test_cached_blocks_are_in_the_index_until_the_worker_ends(server: EmbeddedServer) -> None:
     reader = await State.open(server.url, namespace="ours")
     worker, served = registration(server.url), Served()
     enter(worker, served)
@@ -111,7 +111,7 @@ async def test_what_it_caches_is_in_the_index_for_as_long_as_it_lives(server: Em
     await reader.close()
 
 
-async def test_a_ghost_learns_that_it_is_one(server: EmbeddedServer) -> None:
+async def test_a_replaced_worker_is_excluded(server: EmbeddedServer) -> None:
     old, new = registration(server.url, restarts=2), registration(server.url)
     enter(old, Served())
     await until(lambda: old.registered)
@@ -135,7 +135,7 @@ async def test_a_refused_password_ends_a_first_start_and_no_later_one(server: Em
         await worker.leave()
 
 
-async def test_an_absent_redis_holds_up_neither_start_nor_end() -> None:
+async def test_an_unavailable_redis_delays_neither_start_nor_end() -> None:
     worker = registration("redis://127.0.0.1:1")
     enter(worker, Served())
     with pytest.raises(TimeoutError):

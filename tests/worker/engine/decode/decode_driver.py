@@ -35,8 +35,8 @@ from tests.worker.engine.decode.simulated_decode import (
     BLOCK,
     BLOCK_BYTES,
     VOCAB,
-    PlayedLink,
-    PlayedSteps,
+    SimulatedLink,
+    SimulatedSteps,
     Slot,
     Text,
 )
@@ -73,7 +73,7 @@ class Driver:
             for tenant in TENANTS
         }
         self.prefixes = PrefixCache(self.pools, self._hashers.__getitem__)
-        self.loop, self.link, self.slots = PlayedSteps(self), PlayedLink(), SlotPool(SLOTS)
+        self.loop, self.link, self.slots = SimulatedSteps(self), SimulatedLink(), SlotPool(SLOTS)
         model = SimpleNamespace(
             pools=self.pools, layout=layout, cache=self.cache, fingerprint=b"f", max_context_tokens=120,
             max_logprobs=0, config=SimpleNamespace(vocab_size=VOCAB),

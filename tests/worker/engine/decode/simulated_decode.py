@@ -58,7 +58,7 @@ class Slot:
     active: bool = False
 
 
-class PlayedSteps:
+class SimulatedSteps:
     """`DecodeLoop` of the driver: entries are heard of by a step, not before."""
 
     def __init__(self, driver: Driver) -> None:
@@ -70,7 +70,7 @@ class PlayedSteps:
         self.slots: dict[SlotKey, Slot] = {}
 
     @property
-    def ring(self) -> PlayedSteps:
+    def ring(self) -> SimulatedSteps:
         return self
 
     @property
@@ -152,7 +152,7 @@ class PlayedSteps:
         self._driver.reports.append(slot)
 
 
-class PlayedLink:
+class SimulatedLink:
     """`Receiver` of the driver: what is expected, and what it has to tell."""
 
     def __init__(self) -> None:

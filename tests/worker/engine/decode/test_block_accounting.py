@@ -13,14 +13,14 @@ HOSTS = (0, 40)
 
 @pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_random_requests_agree_with_the_model(groups: int, host: int) -> None:
+def test_random_requests_agree_with_the_reference(groups: int, host: int) -> None:
     drive(groups, host, requests=300)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_ten_thousand_random_requests_agree_with_the_model(groups: int, host: int) -> None:
+def test_ten_thousand_random_requests_agree_with_the_reference(groups: int, host: int) -> None:
     drive(groups, host, requests=10_000)
 
 
@@ -47,7 +47,9 @@ def drive(groups: int, host: int, requests: int) -> None:
     host=st.integers(0, 60),
     steps=st.integers(1, 150),
 )
-def test_any_worker_agrees_with_the_model(seed: int, groups: int, blocks: int, host: int, steps: int) -> None:
+def test_any_pool_sizes_agree_with_the_reference(
+    seed: int, groups: int, blocks: int, host: int, steps: int
+) -> None:
     driver = Driver(seed, groups=groups, blocks=blocks, host=host)
     for _ in range(steps):
         driver.step()

@@ -95,7 +95,7 @@ class Case:
             self.loop.steps += 1
 
 
-def test_blocks_come_before_they_are_needed_and_no_sooner() -> None:
+def test_blocks_are_allocated_shortly_before_they_are_needed() -> None:
     case = Case(blocks=100)
     key = case.admit(0, tokens=PROMPT + 40, end=PROMPT + 200)
     case.run(30)
@@ -108,14 +108,14 @@ def test_blocks_come_before_they_are_needed_and_no_sooner() -> None:
     assert not case.loop.preempted
 
 
-def test_a_sequence_that_has_all_its_blocks_is_left_alone() -> None:
+def test_a_sequence_with_all_its_blocks_gets_no_more() -> None:
     case = Case(blocks=100)
     case.admit(0, tokens=PROMPT + 29, end=PROMPT + 30)
     case.run(50)
     assert not case.loop.grown
 
 
-def test_who_has_the_most_left_to_do_is_moved_and_nobody_else() -> None:
+def test_the_sequence_with_the_most_output_left_is_preempted() -> None:
     case = Case(blocks=6)
     near = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
     far = case.admit(1, tokens=PROMPT + 12, end=PROMPT + 300)
@@ -132,7 +132,7 @@ def test_who_has_the_most_left_to_do_is_moved_and_nobody_else() -> None:
     assert not case.allocation.waiting
 
 
-def test_what_others_have_too_does_not_come_back_with_who_leaves() -> None:
+def test_shared_blocks_of_an_ending_sequence_do_not_count_as_freed() -> None:
     case = Case(blocks=4)
     near = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
     far = case.admit(1, tokens=PROMPT + 12, end=PROMPT + 60)
@@ -150,7 +150,7 @@ def test_what_others_have_too_does_not_come_back_with_who_leaves() -> None:
     assert case.loop.grown == [(near, PROMPT + 39)]
 
 
-def test_one_alone_is_moved_where_promises_hold_the_rest() -> None:
+def test_a_single_sequence_is_preempted_where_reservations_have_the_rest() -> None:
     case = Case(blocks=4)
     case.pools.allocate(2 * BLOCK)
     key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 40)
@@ -158,7 +158,7 @@ def test_one_alone_is_moved_where_promises_hold_the_rest() -> None:
     assert case.loop.preempted == [key]
 
 
-def test_a_slot_that_has_ended_or_leaves_gets_nothing() -> None:
+def test_an_ended_or_ending_sequence_gets_no_blocks() -> None:
     case = Case(blocks=100)
     ended = case.admit(0, tokens=PROMPT + 20, end=PROMPT + 200)
     leaves = case.admit(1, tokens=PROMPT + 20, end=PROMPT + 200)
@@ -169,7 +169,7 @@ def test_a_slot_that_has_ended_or_leaves_gets_nothing() -> None:
     assert not case.allocation.waiting
 
 
-def test_what_nine_of_ten_had() -> None:
+def test_the_ninetieth_percentile_of_recent_outputs() -> None:
     lengths = OutputLengths()
     for tokens in range(31):
         lengths.add(tokens)
@@ -181,7 +181,7 @@ def test_what_nine_of_ten_had() -> None:
     assert lengths.most == 5, "of late"
 
 
-def test_only_what_ended_by_itself_tells_how_long_requests_are() -> None:
+def test_only_sequences_that_ended_by_themselves_count_for_output_lengths() -> None:
     case = Case(blocks=1000)
     for number in range(40):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
@@ -211,7 +211,7 @@ class Paused(Case):
         return self.reservations[key].blocks[0]
 
 
-def test_a_slot_is_set_aside_and_comes_back_with_its_bytes() -> None:
+def test_a_sequence_is_swapped_out_and_in_with_its_bytes() -> None:
     case = Paused()
     before = case.table(case.far)
     assert (case.loop.held, case.loop.preempted, case.allocation.swapped_out) == ([case.far], [], 1)
@@ -237,7 +237,7 @@ def test_a_slot_is_set_aside_and_comes_back_with_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("heard", [0, 1])
-def test_a_slot_that_ends_while_it_is_set_aside_leaves_nothing(heard: int) -> None:
+def test_a_sequence_that_ends_while_it_is_swapped_out_frees_everything(heard: int) -> None:
     case = Paused()
     case.loop.heard = heard
     case.allocation.step()
@@ -251,7 +251,7 @@ def test_a_slot_that_ends_while_it_is_set_aside_leaves_nothing(heard: int) -> No
     assert not case.allocation.waiting
 
 
-def test_what_ended_before_it_was_held_says_nothing_of_lengths() -> None:
+def test_a_sequence_that_ended_before_it_was_stalled_does_not_count_for_output_lengths() -> None:
     """Its last word was on the way already; where its blocks are gone, so is how far it came."""
     case = Case(blocks=1000)
     for number in range(31):
@@ -269,12 +269,12 @@ def test_what_ended_before_it_was_held_says_nothing_of_lengths() -> None:
     assert case.allocation.output_lengths.most == 10
 
 
-def test_where_the_host_has_no_room_it_is_moved() -> None:
+def test_a_sequence_is_preempted_where_host_memory_is_full() -> None:
     case = Paused(host_blocks=1)
     assert (case.loop.held, case.loop.preempted) == ([], [case.far])
 
 
-def test_steps_in_which_a_slot_is_held_are_not_counted_for_it() -> None:
+def test_steps_in_which_a_slot_is_stalled_do_not_count() -> None:
     """Each time its blocks end it waits 50 steps for more, and 3 more until the steps apply the entry."""
     case = Case(blocks=100, loop=LateSteps())
     key = case.admit(0, tokens=PROMPT + 12, end=PROMPT + 1000)
@@ -295,7 +295,7 @@ def test_steps_in_which_a_slot_is_held_are_not_counted_for_it() -> None:
         position += 7
 
 
-def test_a_length_that_is_known_is_not_estimated() -> None:
+def test_a_known_output_length_is_not_estimated() -> None:
     """Between a slot's last word and the moment when its end is read steps go on."""
     case = Case(blocks=1000)
     for number in range(32):

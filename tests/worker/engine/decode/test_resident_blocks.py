@@ -14,8 +14,8 @@ from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket, TicketBody
 from baton.v1.engine_pb2 import CancelCommand
-from tests.worker.engine.engine_pair import BLOCK, Asked, Pair
-from tests.worker.engine.stepped_engine import Turned
+from tests.worker.engine.engine_pair import BLOCK, Pair, PairRequest
+from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask
 
 
@@ -31,21 +31,21 @@ def words(count: int, seed: int = 1) -> list[int]:
     return [draw.randrange(3, 97) for _ in range(count)]
 
 
-def to_send(pair: Pair, asked: Asked) -> int:
+def to_send(pair: Pair, request: PairRequest) -> int:
     """Bytes of the prompt's blocks that are not held."""
-    return (-(-len(asked.prompt) // BLOCK) - asked.held) * pair.block_bytes
+    return (-(-len(request.prompt) // BLOCK) - request.resident) * pair.block_bytes
 
 
-def test_turns_of_a_chat_ship_what_is_new(pair: Pair, truth: Turned) -> None:
+def test_turns_of_a_chat_send_only_new_blocks(pair: Pair, truth: SteppedEngine) -> None:
     said: list[int] = []
     shipped = held = written = 0
     for turn in range(8):
         said = said + words(3 + 2 * turn % 7, seed=turn)
-        tokens, asked = pair.say(said, most=6)
+        tokens, request = pair.generate(said, most=6)
         assert tokens == ask(truth, said, most=6)[0]
-        assert asked.held == written // BLOCK
-        assert asked.reserved.kv_bytes == to_send(pair, asked)
-        shipped, held = shipped + asked.reserved.kv_bytes, held + asked.held
+        assert request.resident == written // BLOCK
+        assert request.reserved.kv_bytes == to_send(pair, request)
+        shipped, held = shipped + request.reserved.kv_bytes, held + request.resident
         written = len(said) + len(tokens) - 1  # the last token has no KV
         said = said + tokens
         pair.assert_free()
@@ -55,86 +55,86 @@ def test_turns_of_a_chat_ship_what_is_new(pair: Pair, truth: Turned) -> None:
     assert audit.prefixes.device_hits == held > 20
 
 
-def test_around_every_boundary_whatever_is_held_the_tokens_are_the_same(pair: Pair, truth: Turned) -> None:
+def test_tokens_are_the_same_whatever_is_resident(pair: Pair, truth: SteppedEngine) -> None:
     """A prompt, the same again, and one that goes on: the block that decode will write is never shared."""
     for length in range(1, 4 * BLOCK + 2):
         prompt = words(length, seed=length)
         wanted = ask(truth, prompt)[0]
         for again in range(2):
-            tokens, asked = pair.say(prompt)
+            tokens, request = pair.generate(prompt)
             assert tokens == wanted
-            assert asked.held == again * (length // BLOCK)
-            assert asked.reserved.kv_bytes == to_send(pair, asked)
+            assert request.resident == again * (length // BLOCK)
+            assert request.reserved.kv_bytes == to_send(pair, request)
         longer = prompt + words(3, seed=90)
-        tokens, asked = pair.say(longer)
-        assert (tokens, asked.held) == (ask(truth, longer)[0], length // BLOCK)
+        tokens, request = pair.generate(longer)
+        assert (tokens, request.resident) == (ask(truth, longer)[0], length // BLOCK)
         pair.assert_free()
 
 
-def test_a_ticket_that_follows_says_what_is_held(tmp_path: Path, truth: Turned) -> None:
+def test_a_late_ticket_states_the_resident_blocks(tmp_path: Path, truth: SteppedEngine) -> None:
     """Prefill computes all of it, in three turns, and is ahead of its ticket by any number of them."""
     pair = Pair(tmp_path, source={"prefix_cache": False})
     prompt = words(21)
-    pair.say(prompt)
+    pair.generate(prompt)
     for turns in (0, 1, 2, 4):
         before = pair.source.engine._prefill.sender.counters.bytes_shipped
-        tokens, asked = pair.say(prompt, follows_in=turns)
-        assert (tokens, asked.held) == (ask(truth, prompt)[0], 5)
+        tokens, request = pair.generate(prompt, follows_in=turns)
+        assert (tokens, request.resident) == (ask(truth, prompt)[0], 5)
         assert pair.source.engine._prefill.sender.counters.bytes_shipped - before == pair.block_bytes
         pair.assert_free()
     pair.close()
 
 
-def test_a_first_token_that_ends_the_request_gives_held_blocks_back(pair: Pair) -> None:
+def test_a_first_token_that_ends_the_request_frees_resident_blocks(pair: Pair) -> None:
     prompt = words(12)
-    pair.say(prompt)
-    _, asked = pair.say(prompt, most=1)
-    assert asked.held == 3
+    pair.generate(prompt)
+    _, request = pair.generate(prompt, most=1)
+    assert request.resident == 3
     pair.assert_free()
-    assert pair.say(prompt)[1].held == 3
+    assert pair.generate(prompt)[1].resident == 3
 
 
-def test_who_begins_while_another_runs_shares_its_blocks(pair: Pair, truth: Turned) -> None:
+def test_a_request_shares_the_blocks_of_a_running_one(pair: Pair, truth: SteppedEngine) -> None:
     """The first is cancelled meanwhile; the second reads on what the first brought."""
     prompt = words(22)
     first = pair.begin(pair.reserve(prompt, 60), 60)
-    pair.play(lambda: len(pair.tokens(first)) > 3)
+    pair.run_until(lambda: len(pair.tokens(first)) > 3)
     second = pair.begin(pair.reserve(prompt, 30), 30)
-    assert second.held == 5
-    pair.play(lambda: len(pair.tokens(second)) > 3)
+    assert second.resident == 5
+    pair.run_until(lambda: len(pair.tokens(second)) > 3)
     pair.target.ask(cancel=CancelCommand(attempt=first.attempt))
-    pair.play(lambda: pair.ended(first) and pair.ended(second))
+    pair.run_until(lambda: pair.ended(first) and pair.ended(second))
     assert pair.tokens(second) == ask(truth, prompt, most=30)[0]
     done = pair.tokens(first)
     assert len(done) < 30
     pair.assert_free()
-    tokens, third = pair.say(prompt + done, most=5)
-    assert third.held == len(prompt + done) // BLOCK, "the second has written all of it"
+    tokens, third = pair.generate(prompt + done, most=5)
+    assert third.resident == len(prompt + done) // BLOCK, "the second has written all of it"
     assert tokens == ask(truth, prompt + done, most=5)[0]
 
 
-def test_a_ticket_that_ends_gives_held_blocks_back(pair: Pair, truth: Turned) -> None:
+def test_a_ticket_that_ends_frees_resident_blocks(pair: Pair, truth: SteppedEngine) -> None:
     prompt = words(16)
-    pair.say(prompt)
-    asked = pair.reserve(prompt)
-    assert asked.held == 4
-    pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+    pair.generate(prompt)
+    request = pair.reserve(prompt)
+    assert request.resident == 4
+    pair.target.ask(cancel=CancelCommand(attempt=request.attempt))
     pair.target.assert_free()
-    pair.begin(asked)  # too late
-    pair.play(lambda: pair.ended(asked))
-    assert pair.failure(asked)[0] in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT)
-    assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+    pair.begin(request)  # too late
+    pair.run_until(lambda: pair.ended(request))
+    assert pair.failure(request)[0] in (ErrorKind.UNAVAILABLE, ErrorKind.CONFLICT)
+    assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
     pair.assert_free()
 
 
-def test_tenants_share_nothing(pair: Pair, truth: Turned) -> None:
+def test_tenants_share_nothing(pair: Pair, truth: SteppedEngine) -> None:
     prompt = words(21)
-    assert pair.say(prompt, tenant="a")[1].held == 0
+    assert pair.generate(prompt, tenant="a")[1].resident == 0
     for tenant in ("b", ""):
-        tokens, asked = pair.say(prompt, tenant=tenant)
-        assert (tokens, asked.held) == (ask(truth, prompt)[0], 0)
+        tokens, request = pair.generate(prompt, tenant=tenant)
+        assert (tokens, request.resident) == (ask(truth, prompt)[0], 0)
     for tenant in ("a", "b"):
-        assert pair.say(prompt, tenant=tenant)[1].held == 5
+        assert pair.generate(prompt, tenant=tenant)[1].resident == 5
     pair.assert_free()
 
 
@@ -142,40 +142,40 @@ NAMELESS = [{"prefix_cache": False}, {"prefix_secret": ""}]
 
 
 @pytest.mark.parametrize("source", NAMELESS, ids=["no cache", "a secret of its own"])
-def test_prefill_that_cannot_compare_names_believes_the_ticket(
-    tmp_path: Path, truth: Turned, source: dict[str, Any]
+def test_prefill_that_cannot_compare_hashes_trusts_the_ticket(
+    tmp_path: Path, truth: SteppedEngine, source: dict[str, Any]
 ) -> None:
     pair = Pair(tmp_path, source=source)
     prompt = words(21)
     for held in (0, 5):
-        tokens, asked = pair.say(prompt)
-        assert (tokens, asked.held) == (ask(truth, prompt)[0], held)
+        tokens, request = pair.generate(prompt)
+        assert (tokens, request.resident) == (ask(truth, prompt)[0], held)
     pair.assert_free()
     pair.close()
 
 
 @pytest.mark.parametrize("source", [{}, *NAMELESS], ids=["prefill names", "no cache", "a secret of its own"])
 @pytest.mark.parametrize("whose", ["", "b"], ids=["another prompt's", "another tenant's"])
-def test_names_that_are_not_the_prompts_fail_the_attempt(
-    tmp_path: Path, truth: Turned, source: dict[str, Any], whose: str
+def test_hashes_of_another_prompt_fail_the_attempt(
+    tmp_path: Path, truth: SteppedEngine, source: dict[str, Any], whose: str
 ) -> None:
     """A router that is wrong, or lies. Decode asks for itself, should prefill not be able to."""
     pair = Pair(tmp_path, source=source)
     prompt, other = words(18, seed=1), words(18, seed=2 if not whose else 1)
-    pair.say(other, tenant=whose)
+    pair.generate(other, tenant=whose)
     before = held_bytes(pair)
-    asked = pair.reserve(prompt, names=pair.names(other, whose))
-    assert asked.held == 4
-    pair.begin(asked)
-    pair.play(lambda: "failed" in pair.source.of(asked.number))
-    kind, message = pair.failure(asked)
+    request = pair.reserve(prompt, names=pair.hashes(other, whose))
+    assert request.resident == 4
+    pair.begin(request)
+    pair.run_until(lambda: "failed" in pair.source.of(request.number))
+    kind, message = pair.failure(request)
     assert kind is ErrorKind.CONFLICT
     assert "not of these tokens" in message
-    pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))  # as its router does
-    assert pair.tokens(asked) == []
+    pair.target.ask(cancel=CancelCommand(attempt=request.attempt))  # as its router does
+    assert pair.tokens(request) == []
     assert held_bytes(pair) == before
     for tokens, tenant in ((prompt, ""), (other, whose)):
-        assert pair.say(tokens, tenant=tenant)[0] == ask(truth, tokens)[0]
+        assert pair.generate(tokens, tenant=tenant)[0] == ask(truth, tokens)[0]
     pair.assert_free()
     pair.close()
 
@@ -193,44 +193,44 @@ def held_bytes(pair: Pair) -> dict[bytes, bytes]:
 def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
     """Somebody on the way writes into the ticket that more is held, or less, and even the right name."""
     prompt = words(21)
-    pair.say(prompt[:13])
-    asked = pair.reserve(prompt)
-    assert asked.held == 3
-    body = TicketBody.FromString(asked.reserved.ticket.body)
-    body.resident_counts[0], body.resident_hash = claimed, pair.names(prompt)[claimed - 1]
+    pair.generate(prompt[:13])
+    request = pair.reserve(prompt)
+    assert request.resident == 3
+    body = TicketBody.FromString(request.reserved.ticket.body)
+    body.resident_counts[0], body.resident_hash = claimed, pair.hashes(prompt)[claimed - 1]
     if claimed == 3:
         body.token_count, body.resident_hash = 21, b"x" * 16
     forged = body.SerializeToString(deterministic=True)
-    asked.reserved.ticket.CopyFrom(Ticket(body=forged, signature=asked.reserved.ticket.signature))
-    pair.begin(asked)
-    pair.play(lambda: pair.ended(asked) or "failed" in pair.source.of(asked.number))
+    request.reserved.ticket.CopyFrom(Ticket(body=forged, signature=request.reserved.ticket.signature))
+    pair.begin(request)
+    pair.run_until(lambda: pair.ended(request) or "failed" in pair.source.of(request.number))
     refused = {1: ErrorKind.FORBIDDEN, 3: ErrorKind.CONFLICT, 5: ErrorKind.FORBIDDEN}
-    assert pair.failure(asked)[0] is refused[claimed]
-    assert pair.tokens(asked) == []
-    pair.target.ask(cancel=CancelCommand(attempt=asked.attempt))
+    assert pair.failure(request)[0] is refused[claimed]
+    assert pair.tokens(request) == []
+    pair.target.ask(cancel=CancelCommand(attempt=request.attempt))
     pair.assert_free()
 
 
 @pytest.mark.parametrize("claimed", [[6], [2, 2]], ids=str)
 def test_a_claim_that_the_prompt_does_not_fill_is_refused(pair: Pair, claimed: list[int]) -> None:
-    asked = pair.reserve(words(21))
-    body = TicketBody.FromString(asked.reserved.ticket.body)
+    request = pair.reserve(words(21))
+    body = TicketBody.FromString(request.reserved.ticket.body)
     body.resident_counts[:] = claimed
-    asked.reserved.ticket.body = body.SerializeToString()
-    pair.begin(asked)
-    pair.play(lambda: "failed" in pair.source.of(asked.number))
-    assert pair.failure(asked)[0] is ErrorKind.CONFLICT
+    request.reserved.ticket.body = body.SerializeToString()
+    pair.begin(request)
+    pair.run_until(lambda: "failed" in pair.source.of(request.number))
+    assert pair.failure(request)[0] is ErrorKind.CONFLICT
     pair.source.assert_free()
 
 
-def test_what_is_idle_makes_room(tmp_path: Path, truth: Turned) -> None:
+def test_idle_cached_blocks_are_evicted(tmp_path: Path, truth: SteppedEngine) -> None:
     """32 blocks and five chats of a dozen: what was used longest ago goes, and nobody sees it."""
     pair = Pair(tmp_path)
     prompts = [words(40 + seed, seed=seed) for seed in range(5)]
     for _ in range(2):
         for prompt in prompts:
             for _ in range(2):
-                assert pair.say(prompt)[0] == ask(truth, prompt)[0]
+                assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
                 pair.assert_free()
     audit = pair.audit()
     assert audit.prefixes.evicted_blocks > 60
@@ -239,27 +239,27 @@ def test_what_is_idle_makes_room(tmp_path: Path, truth: Turned) -> None:
 
 
 @pytest.mark.parametrize("host_kv_mb", [0, 1], ids=["moved", "paused"])
-def test_sequences_that_share_blocks_are_set_aside_and_given_back(
-    tmp_path: Path, truth: Turned, host_kv_mb: int
+def test_sequences_that_share_blocks_are_swapped_out_or_preempted(
+    tmp_path: Path, truth: SteppedEngine, host_kv_mb: int
 ) -> None:
     pair = Pair(tmp_path, kv_blocks=25, reserve_output_tokens=4, host_kv_mb=host_kv_mb)
     begin = words(16)
-    pair.say(begin)
+    pair.generate(begin)
     prompts = [begin + words(4, seed=9), begin + words(4, seed=8)]
-    asked = [pair.begin(pair.reserve(prompt, 60), 60) for prompt in prompts]
-    assert [one.held for one in asked] == [4, 4]
-    pair.play(lambda: all(map(pair.ended, asked)))
+    request = [pair.begin(pair.reserve(prompt, 60), 60) for prompt in prompts]
+    assert [one.resident for one in request] == [4, 4]
+    pair.run_until(lambda: all(map(pair.ended, request)))
     audit = pair.audit()
     assert (audit.sequences_preempted > 0) == (not host_kv_mb)
     assert (audit.sequences_swapped_out > 0) == bool(host_kv_mb)
-    for one in asked:
+    for one in request:
         tokens, wanted = pair.tokens(one), ask(truth, one.prompt, most=60)[0]
         assert tokens == wanted[: len(tokens)]
         assert pair.finish(one) is (Finish.LENGTH if len(tokens) == 60 else Finish.MOVED)
     pair.assert_free()
     # Wherever they were, what they left under their names is right.
-    for one in asked:
+    for one in request:
         longer = one.prompt + pair.tokens(one)[:10]
-        assert pair.say(longer, most=12)[0] == ask(truth, longer, most=12)[0]
+        assert pair.generate(longer, most=12)[0] == ask(truth, longer, most=12)[0]
     pair.assert_free()
     pair.close()

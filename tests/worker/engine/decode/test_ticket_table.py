@@ -267,7 +267,7 @@ def test_a_lower_attempt_is_superseded_and_an_ended_one_refused() -> None:
     )
 
 
-def test_a_tombstone_ends_after_its_time_and_is_forgotten_whole() -> None:
+def test_a_tombstone_expires_completely() -> None:
     clock = FakeClock()
     book = reserved(clock)
     book.end(9)
@@ -280,7 +280,7 @@ def test_a_tombstone_ends_after_its_time_and_is_forgotten_whole() -> None:
     assert book.state(KEY) == RESERVED
 
 
-def test_forgetting_one_attempt_keeps_what_is_known_of_the_others() -> None:
+def test_forgetting_one_attempt_keeps_the_others() -> None:
     clock = FakeClock()
     book: TicketTable[None] = TicketTable(clock=clock)
     book.cancel(AttemptKey(b"r", 1))
@@ -311,7 +311,7 @@ def test_a_cancel_ends_a_live_ticket() -> None:
     assert (entry.reservation, book.live, book.tombstones) == ("blocks", 0, 1)
 
 
-def test_a_sequence_that_runs_expires_a_moment_after_its_deadline() -> None:
+def test_a_running_sequence_expires_shortly_after_its_deadline() -> None:
     clock = FakeClock()
     book: TicketTable[str] = TicketTable(clock=clock)
     book.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
@@ -323,7 +323,7 @@ def test_a_sequence_that_runs_expires_a_moment_after_its_deadline() -> None:
     assert [entry.key for entry in book.expired()] == [AttemptKey(b"r", 1)]
 
 
-def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
+def test_tombstones_are_bounded_and_the_oldest_is_dropped_first() -> None:
     book: TicketTable[None] = TicketTable(clock=FakeClock(), max_tombstones=3)
     for number in range(5):
         book.cancel(AttemptKey(bytes([number]), 1))
@@ -332,7 +332,7 @@ def test_tombstones_are_bounded_and_the_oldest_goes_first() -> None:
     assert book.state(AttemptKey(bytes([2]), 1)) == ENDED
 
 
-def test_a_reserved_ticket_commits_without_a_byte_when_the_blocks_only_change_owner() -> None:
+def test_a_reserved_ticket_commits_without_a_byte() -> None:
     book: TicketTable[str] = TicketTable(clock=FakeClock())
     book.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
     assert book.commit(9) is CommitOutcome.ACCEPTED

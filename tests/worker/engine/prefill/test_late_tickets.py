@@ -14,7 +14,7 @@ from baton.v1.decode_pb2 import Ticket
 from baton.v1.engine_pb2 import CancelCommand, GiveTicketCommand
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt, FinishReason
-from tests.worker.engine.stepped_engine import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 ATTEMPT = Attempt(request_id=b"a" * 16, number=1)
 LONG = 21  # three chunks
@@ -22,20 +22,20 @@ REST_S, PATIENCE_S = 0.3, 10.0
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[Turned]:
-    made = Turned(tmp_path, "prefill")
+def source(tmp_path: Path) -> Iterator[SteppedEngine]:
+    made = SteppedEngine(tmp_path, "prefill")
     yield made
     made.close()
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[Turned]:
-    made = Turned(tmp_path, "decode")
+def target(tmp_path: Path) -> Iterator[SteppedEngine]:
+    made = SteppedEngine(tmp_path, "decode")
     yield made
     made.close()
 
 
-def play(*engines: Turned) -> None:
+def play(*engines: SteppedEngine) -> None:
     """Turns them until all have rested for a while, and no transfer is under way: links have threads of their
     own."""
     deadline = time.monotonic() + PATIENCE_S
@@ -52,7 +52,7 @@ def give(ticket: Ticket, number: int = 1) -> GiveTicketCommand:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5], ids=lambda turns: f"after {turns} turns")
-def test_a_ticket_may_come_at_any_time(source: Turned, target: Turned, turns: int) -> None:
+def test_a_ticket_may_arrive_at_any_time(source: SteppedEngine, target: SteppedEngine, turns: int) -> None:
     number = source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     source.turn(turns)
     ticket = target.ask(reserve=reserve(tokens=LONG)).reserved.ticket
@@ -68,7 +68,9 @@ def test_a_ticket_may_come_at_any_time(source: Turned, target: Turned, turns: in
     target.assert_free()
 
 
-def test_tokens_do_not_depend_on_when_it_comes(source: Turned, target: Turned) -> None:
+def test_tokens_do_not_depend_on_when_the_ticket_arrives(
+    source: SteppedEngine, target: SteppedEngine
+) -> None:
     outputs = []
     for attempt, turns in enumerate((0, 6), 1):
         ask = prefill(None, tokens=LONG, attempt=Attempt(number=attempt), ticket_follows=True)
@@ -84,7 +86,9 @@ def test_tokens_do_not_depend_on_when_it_comes(source: Turned, target: Turned) -
     assert len(outputs[0]) == 4
 
 
-def test_a_first_token_that_ends_the_request_gives_a_late_ticket_back(source: Turned, target: Turned) -> None:
+def test_a_late_ticket_is_withdrawn_where_the_first_token_ended_the_request(
+    source: SteppedEngine, target: SteppedEngine
+) -> None:
     number = source.send(prefill=prefill(None, most=1, ticket_follows=True))
     play(source)
     assert source.of(number) == ["prefill"]  # it waits: nobody else would give the slot back
@@ -98,7 +102,9 @@ def test_a_first_token_that_ends_the_request_gives_a_late_ticket_back(source: Tu
 
 
 @pytest.mark.parametrize("turns", [0, 6])
-def test_a_cancel_while_it_waits_leaves_nothing(source: Turned, target: Turned, turns: int) -> None:
+def test_a_cancel_while_the_ticket_is_awaited_frees_everything(
+    source: SteppedEngine, target: SteppedEngine, turns: int
+) -> None:
     number = source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     source.turn(turns)
     source.ask(cancel=CancelCommand(attempt=ATTEMPT, prefill_only=True))
@@ -109,7 +115,7 @@ def test_a_cancel_while_it_waits_leaves_nothing(source: Turned, target: Turned, 
     assert source.failure(late)[0] is ErrorKind.NOT_FOUND
 
 
-def test_a_ticket_is_given_once(source: Turned, target: Turned) -> None:
+def test_a_second_ticket_is_refused(source: SteppedEngine, target: SteppedEngine) -> None:
     source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     ticket = target.ask(reserve=reserve(tokens=LONG)).reserved.ticket
     source.ask(give_ticket=give(ticket))
@@ -121,7 +127,7 @@ def test_a_ticket_is_given_once(source: Turned, target: Turned) -> None:
     source.assert_free()
 
 
-def test_another_attempts_ticket_fails_the_prefill(source: Turned, target: Turned) -> None:
+def test_another_attempts_ticket_fails_the_prefill(source: SteppedEngine, target: SteppedEngine) -> None:
     number = source.send(prefill=prefill(None, tokens=LONG, ticket_follows=True))
     wrong = target.ask(reserve=reserve(tokens=LONG, name=b"b")).reserved.ticket
     given = source.send(give_ticket=give(wrong))
@@ -131,7 +137,7 @@ def test_another_attempts_ticket_fails_the_prefill(source: Turned, target: Turne
     source.assert_free()
 
 
-def test_a_ticket_that_is_here_does_not_follow(source: Turned, target: Turned) -> None:
+def test_a_ticket_and_ticket_follows_exclude_each_other(source: SteppedEngine, target: SteppedEngine) -> None:
     ticket = target.ask(reserve=reserve()).reserved.ticket
     number = source.send(prefill=prefill(ticket, ticket_follows=True))
     source.turn()
@@ -139,8 +145,8 @@ def test_a_ticket_that_is_here_does_not_follow(source: Turned, target: Turned) -
     source.assert_free()
 
 
-def test_a_transfer_that_its_receiver_does_not_expect_may_be_tried_again(
-    source: Turned, target: Turned
+def test_a_transfer_that_its_receiver_does_not_expect_is_retryable(
+    source: SteppedEngine, target: SteppedEngine
 ) -> None:
     """The receiver's NOT_FOUND is about the transfer: the client's request is as good as before."""
     ticket = target.ask(reserve=reserve(tokens=LONG)).reserved.ticket

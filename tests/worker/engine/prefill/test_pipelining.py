@@ -7,22 +7,22 @@ from pathlib import Path
 
 from baton.v1.engine_pb2 import AuditCommand
 from baton.v1.worker_pb2 import Audit
-from tests.worker.engine.stepped_engine import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 CHUNK = 8
 TOKENS = 60
 
 
-def audit(turned: Turned) -> Audit:
-    return turned.ask(audit=AuditCommand()).audit
+def audit(stepped: SteppedEngine) -> Audit:
+    return stepped.ask(audit=AuditCommand()).audit
 
 
 def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
     """Chunk after chunk: what the first n made is in decode's blocks before the next is begun."""
     (tmp_path / "p").mkdir()
     (tmp_path / "d").mkdir()
-    giving = Turned(tmp_path / "p", "prefill", chunk_tokens=CHUNK)
-    taking = Turned(tmp_path / "d", "decode")
+    giving = SteppedEngine(tmp_path / "p", "prefill", chunk_tokens=CHUNK)
+    taking = SteppedEngine(tmp_path / "d", "decode")
     reserved = taking.ask(reserve=reserve(tokens=TOKENS)).reserved
     giving.send(prefill=prefill(reserved.ticket, tokens=TOKENS))
     giving.turn()  # the first chunk, and the link is being opened
@@ -45,11 +45,11 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
     while not audit(taking).handoffs_committed:
         assert time.monotonic() < deadline
         giving.turn()
-    for turned in (giving, taking):
-        turned.close()
+    for stepped in (giving, taking):
+        stepped.close()
 
 
-def _received(turned: Turned) -> int:
-    receiver = turned.engine._decode.receiver
+def _received(stepped: SteppedEngine) -> int:
+    receiver = stepped.engine._decode.receiver
     assert receiver is not None
     return sum(receiver.counters.blocks_received)

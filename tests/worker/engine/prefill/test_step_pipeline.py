@@ -13,7 +13,7 @@ from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.types_pb2 import Attempt
 from tests.engine.prompt_passes import SMALL_RULE, SMALL_TUNING
-from tests.worker.engine.stepped_engine import Turned, prefill, reserve
+from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 TURNS = 3
 
@@ -44,42 +44,42 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
 
 
-def rest(turned: Turned) -> None:
+def rest(stepped: SteppedEngine) -> None:
     """Turns until nothing happens and no step is under way."""
-    loop = turned.engine._prefill.loop
+    loop = stepped.engine._prefill.loop
     for _ in range(2000):
-        if not turned.play() and not loop.under_way:
+        if not stepped.play() and not loop.under_way:
             return
     raise AssertionError("the engine does not come to rest")
 
 
-def start(turned: Turned, name: bytes, tokens: int) -> int:
-    reserved = turned.ask(reserve=reserve(name=name, tokens=tokens)).reserved
-    return turned.send(prefill=prefill(reserved.ticket, name=name, tokens=tokens))
+def start(stepped: SteppedEngine, name: bytes, tokens: int) -> int:
+    reserved = stepped.ask(reserve=reserve(name=name, tokens=tokens)).reserved
+    return stepped.send(prefill=prefill(reserved.ticket, name=name, tokens=tokens))
 
 
-def outputs(turned: Turned) -> tuple[list[int], list[int]]:
+def outputs(stepped: SteppedEngine) -> tuple[list[int], list[int]]:
     """First tokens, and those of decode."""
-    firsts = [e.prefill.first_token.token_id for e in turned.events if e.prefill.HasField("first_token")]
-    return sorted(firsts), sorted(record.token for record in turned.records if record.has_token)
+    firsts = [e.prefill.first_token.token_id for e in stepped.events if e.prefill.HasField("first_token")]
+    return sorted(firsts), sorted(record.token for record in stepped.records if record.has_token)
 
 
 def run(folder: Path) -> tuple[list[int], list[int]]:
     folder.mkdir()
-    turned = Turned(folder)
+    stepped = SteppedEngine(folder)
     for name, tokens in ((b"a", 9), (b"b", 30)):
-        start(turned, name, tokens)
-    rest(turned)
+        start(stepped, name, tokens)
+    rest(stepped)
     for name, tokens in ((b"c", 21), (b"d", 16)):
-        start(turned, name, tokens)
-    rest(turned)
-    found = outputs(turned)
-    turned.assert_free()
-    turned.close()
+        start(stepped, name, tokens)
+    rest(stepped)
+    found = outputs(stepped)
+    stepped.assert_free()
+    stepped.close()
     return found
 
 
-def test_the_tokens_are_the_same_by_the_kernels_too(
+def test_tokens_are_the_same_with_the_gpu_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     expected = run(tmp_path / "plain")
@@ -95,35 +95,35 @@ def test_the_tokens_are_the_same_by_the_kernels_too(
 
 
 @pytest.mark.usefixtures("late")
-def test_nothing_is_told_or_pushed_before_its_step_has_ended(tmp_path: Path) -> None:
-    turned = Turned(tmp_path)
-    start(turned, b"a", 30)
-    turned.turn()
-    side = turned.engine._prefill
+def test_nothing_is_sent_or_pushed_before_its_step_has_ended(tmp_path: Path) -> None:
+    stepped = SteppedEngine(tmp_path)
+    start(stepped, b"a", 30)
+    stepped.turn()
+    side = stepped.engine._prefill
     (job,) = side.jobs._jobs.values()
     assert side.loop.under_way
     assert (job.pushed, job.sequence.computed, job.sequence.begun) == ([0], 0, 8)
     while not job.sequence.computed:
         assert job.pushed == [0]
-        turned.turn()
+        stepped.turn()
     assert job.pushed == [job.sequence.computed // 4]
-    rest(turned)
-    turned.assert_free()
-    turned.close()
+    rest(stepped)
+    stepped.assert_free()
+    stepped.close()
 
 
 @pytest.mark.usefixtures("late")
 @pytest.mark.parametrize("turns", [1, 3, 8])
-def test_cancelled_at_any_turn_it_leaves_nothing(tmp_path: Path, turns: int) -> None:
-    turned = Turned(tmp_path)
-    number = start(turned, b"a", 40)
-    other = start(turned, b"b", 20)
-    turned.turn(turns)
-    assert turned.engine._prefill.loop.under_way
-    turned.send(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
-    rest(turned)
-    assert "failed" in turned.of(number)
-    assert "failed" not in turned.of(other)
-    assert len(outputs(turned)[0]) == 1
-    turned.assert_free()
-    turned.close()
+def test_a_cancel_at_any_turn_frees_everything(tmp_path: Path, turns: int) -> None:
+    stepped = SteppedEngine(tmp_path)
+    number = start(stepped, b"a", 40)
+    other = start(stepped, b"b", 20)
+    stepped.turn(turns)
+    assert stepped.engine._prefill.loop.under_way
+    stepped.send(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
+    rest(stepped)
+    assert "failed" in stepped.of(number)
+    assert "failed" not in stepped.of(other)
+    assert len(outputs(stepped)[0]) == 1
+    stepped.assert_free()
+    stepped.close()

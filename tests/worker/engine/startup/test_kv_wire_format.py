@@ -51,7 +51,7 @@ def send(there: WireBlocks, here: WireBlocks, group: int, block: int, most: int)
 @pytest.mark.parametrize("most", [10_000, 200, 57])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_block_arrives_as_eight_bits_leave_it(kind: KVWire, dtype: str, most: int) -> None:
+def test_a_block_arrives_as_quantisation_leaves_it(kind: KVWire, dtype: str, most: int) -> None:
     source, target = cache(dtype, 1), cache(dtype)
     pieces = send(wire_blocks(source, FINGERPRINT, kind), wire_blocks(target, FINGERPRINT, kind), 0, 1, most)
     assert (pieces > 1) == (most < 10_000)
@@ -62,7 +62,7 @@ def test_a_block_arrives_as_eight_bits_leave_it(kind: KVWire, dtype: str, most: 
     assert not target.groups[0][:2].any()
 
 
-def test_as_they_are() -> None:
+def test_native_blocks_are_unchanged() -> None:
     source, target = cache("float32", 2), cache("float32")
     there, here = (wire_blocks(one, FINGERPRINT, "native") for one in (source, target))
     assert there.block_bytes == (source.groups[0][0].nbytes,)
@@ -71,7 +71,7 @@ def test_as_they_are() -> None:
     assert torch.equal(target.groups[0][2], source.groups[0][1])
 
 
-def test_a_row_has_its_codes_and_a_scale() -> None:
+def test_a_row_is_its_codes_and_a_scale() -> None:
     source = cache("bfloat16", 3, dims=(24, 8))
     wire = wire_blocks(source, FINGERPRINT, "int8")
     rows = 2 * 2 * 2 * 4  # layers, planes, heads, tokens
@@ -81,12 +81,12 @@ def test_a_row_has_its_codes_and_a_scale() -> None:
         wire.read(0, 1, 0, 30)
 
 
-def test_two_that_read_the_bytes_otherwise_do_not_link() -> None:
+def test_different_formats_have_different_fingerprints() -> None:
     kinds: list[KVWire] = ["native", "fp8", "int8"]
     assert len({wire_blocks(cache("float32"), FINGERPRINT, kind).fingerprint for kind in kinds}) == 3
 
 
-def test_what_cannot_travel_so() -> None:
+def test_unsupported_dtypes_and_piece_sizes_are_refused() -> None:
     with pytest.raises(BatonError, match="float64") as refused:
         wire_blocks(cache("float64"), FINGERPRINT, "int8")
     assert refused.value.kind is ErrorKind.INVALID

@@ -33,7 +33,7 @@ def load(stream: io.StringIO, seconds: int) -> list[dict[str, object]]:
     return [dict(entry) for entry in logs]
 
 
-def test_lines_now_and_then_and_one_in_the_end() -> None:
+def test_log_lines_at_intervals_and_at_the_end() -> None:
     stream = io.StringIO()
     *lines, last = load(stream, 7)
     assert [(line["event"], line["done_bytes"], line["total_bytes"]) for line in lines] == [
@@ -62,18 +62,18 @@ class Gone(Terminal):
         raise OSError(5, "Input/output error")
 
 
-def test_a_terminal_that_is_gone_stops_nothing() -> None:
+def test_a_closed_terminal_does_not_fail_loading() -> None:
     assert load(Gone(), 4)[-1]["event"] == "weights_loaded"
 
 
-def test_what_is_quick_shows_no_bar() -> None:
+def test_fast_loading_shows_no_bar() -> None:
     stream = Terminal()
     with capture_logs(), LoadingProgress(stream, Clock()) as progress:
         progress(10, 10)
     assert stream.getvalue() == ""
 
 
-def test_a_failure_is_not_called_loaded() -> None:
+def test_a_failure_is_not_logged_as_loaded() -> None:
     with capture_logs() as logs:
         try:
             with LoadingProgress(Terminal(), Clock()):

@@ -61,13 +61,13 @@ def plan(whole: Whole) -> Plan:
     return lambda *args, **settings: whole(*args, **settings).kv_blocks
 
 
-def test_a_gpu_alone_gives_what_its_share_leaves(config: ModelConfig, plan: Plan) -> None:
+def test_kv_blocks_fill_the_share_of_a_single_worker(config: ModelConfig, plan: Plan) -> None:
     left = 0.9 * H100.total_bytes - WEIGHTS - other_bytes(config, EngineConfig(), 256)
     assert plan(slots=256) == left // BLOCK
     assert plan(slots=256) > 6800  # 435,000 tokens
 
 
-def test_weights_and_all_else_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
+def test_weights_and_buffers_come_out_of_each_workers_share(config: ModelConfig, plan: Plan) -> None:
     fixed = WEIGHTS + other_bytes(config, EngineConfig(), 128)
     both = 2 * (fixed + plan(gpu_workers=2) * BLOCK)
     assert 0.9 * H100.total_bytes - 2 * BLOCK < both <= 0.9 * H100.total_bytes
@@ -77,7 +77,7 @@ def test_weights_and_all_else_come_out_of_each_workers_share(config: ModelConfig
 LINK = 256 * 2**20
 
 
-def test_links_have_room_beside_kv_blocks(plan: Plan) -> None:
+def test_link_staging_is_set_aside(plan: Plan) -> None:
     """Each takes 256 MiB, of a window on one side and of staging on the other."""
     alone = plan(slots=256)
     for links in (1, 3):
@@ -85,7 +85,7 @@ def test_links_have_room_beside_kv_blocks(plan: Plan) -> None:
     assert plan(slots=256, gpu_links=0) == alone
 
 
-def test_what_is_told_and_links_together_must_be_free(plan: Plan) -> None:
+def test_configured_blocks_and_links_together_must_be_free(plan: Plan) -> None:
     kv_blocks = 1000
     free = Gpu("GPU 0", H100.total_bytes, WEIGHTS + kv_blocks * BLOCK + 2 * LINK)
     assert plan(free, kv_blocks=kv_blocks, gpu_links=2) == kv_blocks
@@ -95,17 +95,17 @@ def test_what_is_told_and_links_together_must_be_free(plan: Plan) -> None:
     assert plan(None, gpu_links=3) == plan(None)  # a CPU's windows are the host's
 
 
-def test_all_else_is_no_more_than_promised_at_256_slots(config: ModelConfig) -> None:
+def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
     assert other_bytes(config, EngineConfig(), 256) <= 2_500_000_000
 
 
-def test_no_more_than_all_slots_can_use(plan: Plan) -> None:
+def test_no_more_blocks_than_all_slots_can_use(plan: Plan) -> None:
     assert plan(slots=2, max_context=640) == 2 * 10 + 1
     assert plan(slots=2, max_context=641) == 2 * 11 + 1
     assert plan(slots=2, max_context=640, kv_blocks=1000) == 1000  # unless told
 
 
-def test_a_share_that_does_not_hold_the_model_is_refused(plan: Plan) -> None:
+def test_a_share_too_small_for_the_model_is_refused(plan: Plan) -> None:
     with pytest.raises(BatonError) as caught:
         plan(gpu_workers=5)
     assert caught.value.kind is ErrorKind.INVALID
@@ -114,7 +114,7 @@ def test_a_share_that_does_not_hold_the_model_is_refused(plan: Plan) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_memory_that_others_hold_is_refused_for_now(plan: Plan) -> None:
+def test_memory_in_use_by_others_is_unavailable(plan: Plan) -> None:
     busy = Gpu("GPU 0", H100.total_bytes, 30_000_000_000)
     with pytest.raises(BatonError, match=r"30 GB of 85 GB are free") as caught:
         plan(busy)
@@ -125,21 +125,21 @@ def test_memory_that_others_hold_is_refused_for_now(plan: Plan) -> None:
     assert caught.value.kind is ErrorKind.INVALID  # not even on an empty one
 
 
-def test_told_memory_is_taken_on_both(plan: Plan) -> None:
+def test_configured_memory_applies_to_both_devices(plan: Plan) -> None:
     assert plan(kv_memory_mb=840) == 840_000_000 // BLOCK
     assert plan(None, kv_memory_mb=840) == 840_000_000 // (BLOCK // 4)
     with pytest.raises(BatonError, match="kv_memory_mb"):
         plan(kv_memory_mb=16)
 
 
-def test_a_cpu_has_its_own_defaults(plan: Plan) -> None:
+def test_cpu_defaults(plan: Plan) -> None:
     assert plan(None) == CPU_KV_BYTES // (BLOCK // 4)
     engine = EngineConfig()
     assert (engine.block_tokens_on("cuda"), engine.block_tokens_on("cpu")) == (64, 16)
     assert EngineConfig(block_tokens=8).block_tokens_on("cuda") == 8
 
 
-def test_placement_says_who_shares_unless_the_configuration_does() -> None:
+def test_placement_sets_the_number_of_sharing_workers_unless_configured() -> None:
     worker = WorkerConfig(name="a", role="both", model="m")
     placed = worker.on_gpu(1, 3).engine
     assert (placed.device_index, placed.gpu_workers) == (1, 3)
@@ -147,7 +147,7 @@ def test_placement_says_who_shares_unless_the_configuration_does() -> None:
     assert told.on_gpu(None, 3).engine.gpu_workers == 2
 
 
-def test_slots_of_a_gpu_are_what_its_blocks_hold_of_typical_sequences(whole: Whole) -> None:
+def test_slots_of_a_gpu_fit_typical_sequences(whole: Whole) -> None:
     """An 8B model: an H100 alone and shared, and smaller cards whose KV cache holds far fewer sequences."""
     assert whole().slots == 256
     assert whole(gpu_workers=2).slots == 128  # 22 GB each, 163,000 tokens

@@ -21,7 +21,7 @@ from tests.engine.local_engine import CONFIG
 GPU = torch.device("cuda", 0)
 
 
-def test_compiled_and_kept_kernels_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_and_cached_kernels_are_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     with capture_logs() as logs, capture_logged(GPU):
         hear = triton.knobs.compilation.listener
@@ -32,7 +32,9 @@ def test_compiled_and_kept_kernels_are_told(tmp_path: Path, monkeypatch: pytest.
     assert line["kernel_cache"] == str(tmp_path)
 
 
-def test_nothing_is_told_of_a_cpu_or_of_no_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_logged_for_a_cpu_or_without_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     with capture_logs() as logs:
         with capture_logged(torch.device("cpu")):
@@ -43,7 +45,9 @@ def test_nothing_is_told_of_a_cpu_or_of_no_kernels(tmp_path: Path, monkeypatch: 
     assert logs == []
 
 
-def test_kernels_that_cannot_be_kept_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_cache_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(BatonError, match="kernel_cache") as caught, capture_logged(GPU):
