@@ -1,4 +1,4 @@
-"""Watermarks: what each router is told, once, in order, and after it was away."""
+"""Output streams: each router receives all output once, in order, and again after it reconnects."""
 
 from __future__ import annotations
 
@@ -154,9 +154,9 @@ def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams
     positions = [Position(attempt=ATTEMPT, next_number=6), Position(attempt=gone, next_number=9)]
     _, unknown = streams.follow(ROUTER, positions)
     assert unknown == [gone]
-    # The one that it did not name comes from its first number on.
+    # A sequence without a position is sent from its first number on.
     assert sorted(outputs(streams.collect(ROUTER, 2))) == [(0, [11, 12, 13], 0), (6, [13], 0)]
-    # Prefill has told it a token that decode has not repeated yet, or it names one from before this attempt.
+    # Prefill has sent it a token that decode has not emitted yet, or its position is before this attempt.
     for next_number, first, tokens in ((8, None, None), (7, None, None), (2, 4, [11, 12, 13])):
         streams.follow(ROUTER, [Position(attempt=ATTEMPT, next_number=next_number), positions[1]])
         told = [one for one in outputs(streams.collect(ROUTER, 3)) if one[0] >= 4]
@@ -166,7 +166,7 @@ def test_a_router_continues_each_sequence_at_its_position(streams: OutputStreams
 def test_messages_are_bounded_and_lose_nothing(
     streams: OutputStreams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether many tokens have logprobs or have none; the end comes with the last token."""
+    """With and without logprobs; the finish reason is sent with the last token."""
     monkeypatch.setattr(streams_module, "MESSAGE_BYTES", 4000)
     plain, rich = (Attempt(request_id=name * 16, number=1) for name in (b"p", b"r"))
     streams.reserve(plain, ROUTER, first_number=0, slot=4, generation=1)

@@ -1,4 +1,4 @@
-"""Prefill's gRPC face: a ticket finds its prompt, whichever of the two calls comes first."""
+"""The PrefillService: a ticket reaches its prompt, whichever of the two calls arrives first."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) ->
         pair.engine.send(EngineEvent(id=command.id, prefill=told))
     pair.engine.send(EngineEvent(id=command.id, prefill_ended=PrefillEndedEvent()))
     await first
-    await asyncio.sleep(0.05)  # nobody reads: the dispatch must go on for the others
+    await asyncio.sleep(0.05)  # this one is not read: events of others must still be dispatched
     call = asyncio.create_task(pair.client.call(reserve()))
     pair.engine.send(EngineEvent(id=(await pair.command()).id, reserved=ReservedEvent(slot=3)))
     assert (await asyncio.wait_for(call, 5)).reserved.slot == 3

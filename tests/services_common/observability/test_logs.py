@@ -23,7 +23,7 @@ def test_only_stderr_and_only_from_the_level() -> None:
         assert piece in line
 
 
-SPEAKS_TO_NOBODY = """
+LOGS_TO_A_CLOSED_PIPE = """
 import sys
 from services.common.observability.logs import configure_logs, get_log
 
@@ -37,7 +37,7 @@ print("lives", flush=True)
 
 def test_a_closed_stderr_does_not_fail_logging() -> None:
     child = subprocess.Popen(
-        [sys.executable, "-c", SPEAKS_TO_NOBODY],
+        [sys.executable, "-c", LOGS_TO_A_CLOSED_PIPE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

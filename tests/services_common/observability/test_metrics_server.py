@@ -72,7 +72,7 @@ async def test_a_silent_client_blocks_others_only_until_its_timeout(monkeypatch:
     server = MetricsServer()
     address = server.start(registry_of(), "127.0.0.1", 0)
     host, port = address.split(":")
-    _, writer = await asyncio.open_connection(host, int(port))  # and says nothing
+    _, writer = await asyncio.open_connection(host, int(port))  # and sends nothing
     assert (await scrape(address)).status_code == 200
     writer.close()
     await server.stop()

@@ -1,4 +1,4 @@
-"""Orphans that have ended leave the process table; our own children are left to whoever waits for them."""
+"""Orphans that have ended are reaped; children of this process are left to their owners."""
 
 from __future__ import annotations
 

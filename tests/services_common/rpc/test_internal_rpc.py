@@ -1,4 +1,4 @@
-"""Who may call a worker: only those that know the cluster's secret, whatever the shape of the call."""
+"""Only callers with the cluster's secret may call a worker, whatever the kind of call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prefill engine and a decode engine, turned by hand, over a real link; the router played beside them."""
+"""A prefill engine and a decode engine over a real link, stepped by the test, which simulates the router."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WAIT_S = 20.0
 
 @dataclass(eq=False)
 class PairRequest:
-    """One request on its way; `number` is prefill's command."""
+    """A request of an `EnginePair`. `number`: the id of its prefill command."""
 
     prompt: list[int]
     attempt: Attempt
@@ -35,18 +35,18 @@ class PairRequest:
 
     @property
     def resident(self) -> int:
-        """Blocks that decode said it has."""
+        """Blocks of the prompt that were in decode's prefix cache, by its ticket."""
         counts = TicketBody.FromString(self.reserved.ticket.body).resident_counts
         return counts[0] if counts else 0
 
 
 class Pair:
-    """`source` computes prompts, `target` generates; both know the secret that names blocks."""
+    """`source` computes prompts, `target` generates; both have the secret that keys block hashes."""
 
     def __init__(self, folder: Path, *, source: dict[str, Any] | None = None, **target: Any) -> None:
         self.source = SteppedEngine(folder, "prefill", **{"prefix_secret": SECRET, **(source or {})})
         self.target = SteppedEngine(folder, "decode", prefix_secret=SECRET, **target)
-        self.each_turn: Callable[[], None] = lambda: None  # what else goes on, once a turn
+        self.each_turn: Callable[[], None] = lambda: None  # called once a turn
         self._numbers = itertools.count(1)
         self._model = self.target.model
 
@@ -55,7 +55,7 @@ class Pair:
         return sum(group.block_bytes for group in self._model.layout.groups)
 
     def hashes(self, tokens: Sequence[int], tenant: str = "") -> tuple[bytes, ...]:
-        """As a router makes them."""
+        """The block hashes of a prompt, as a router computes them."""
         model = self._model
         return BlockHasher.of_cache(
             SECRET.encode(),
@@ -68,7 +68,7 @@ class Pair:
     def reserve(
         self, prompt: list[int], most: int = 4, tenant: str = "", names: Sequence[bytes] | None = None
     ) -> PairRequest:
-        """Decode's promise; with the prompt's own names, unless there are others."""
+        """Reserves at decode, with the hashes of the prompt or with `names`."""
         name = next(self._numbers).to_bytes(2, "little")
         command = reserve(name=name, tokens=len(prompt), most=most)
         command.request.block_hashes[:] = self.hashes(prompt, tenant) if names is None else names
@@ -80,7 +80,7 @@ class Pair:
     def begin(
         self, request: PairRequest, most: int = 4, tenant: str = "", *, follows_in: int | None = None
     ) -> PairRequest:
-        """Prefill gets prompt and ticket; `follows_in`: turns that it is ahead of its ticket."""
+        """Starts the prefill. `follows_in`: after how many turns it is given its ticket; None: at once."""
         ahead = follows_in is not None
         command = prefill(
             None if ahead else request.reserved.ticket,
@@ -102,13 +102,13 @@ class Pair:
     def generate(
         self, prompt: list[int], most: int = 4, tenant: str = "", **how: Any
     ) -> tuple[list[int], PairRequest]:
-        """A whole request: its tokens."""
+        """Runs a request to its end; its tokens."""
         request = self.begin(self.reserve(prompt, most, tenant), most, tenant, **how)
         self.run_until(lambda: self.ended(request))
         return self.tokens(request), request
 
     def run_until(self, until: Callable[[], bool]) -> None:
-        """Turns both until then; links have threads of their own."""
+        """Turns both engines until `until`; links have threads of their own."""
         deadline = time.monotonic() + _WAIT_S
         while not until():
             assert time.monotonic() < deadline, self.source.events[-3:]
@@ -118,14 +118,14 @@ class Pair:
                 time.sleep(0.0005)
 
     def ended(self, request: PairRequest) -> bool:
-        """Prefill's call and decode's slot."""
+        """Whether the prefill's call and decode's slot have ended."""
         live = self.target.engine._decode.tickets.find_transfer(
             TicketBody.FromString(request.reserved.ticket.body).transfer_id
         )
         return self.source.of(request.number)[-1:] in (["prefill_ended"], ["failed"]) and live is None
 
     def tokens(self, request: PairRequest) -> list[int]:
-        """What decode's slot emitted."""
+        """The output of decode's slot."""
         key = (request.reserved.slot, request.reserved.generation)
         return [r.token for r in self.target.records if r.has_token and (r.slot, r.generation) == key]
 

@@ -1,4 +1,4 @@
-"""An engine, turned by hand, and the front played beside it."""
+"""An engine whose loop is stepped by the test, and its front, which the test simulates."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SteppedEngine:
         self._buffer = b""
         self.events: list[EngineEvent] = []
         self.records: list[Record] = []
-        # By slot and generation, what is told of a sequence that ends.
+        # Output by slot and generation, which is reported when a sequence ends.
         self._emitted: dict[tuple[int, int], list[int]] = {}
         self.turn()
 
@@ -104,7 +104,7 @@ class SteppedEngine:
         return ErrorKind(event.failed.kind), event.failed.message
 
     def run_out(self) -> None:
-        """Turns until nothing happens."""
+        """Turns until there is nothing to do."""
         for _ in range(500):
             if not self.play():
                 return
@@ -112,11 +112,12 @@ class SteppedEngine:
 
     @property
     def transfers(self) -> int:
-        """Those it sends that have not ended."""
+        """Outgoing transfers that have not ended."""
         return sum(link.live_transfers for link in self.engine._prefill.sender.links)
 
     def play(self) -> bool:
-        """One turn, and the front's part in it: each finished slot is reported. False where all rested."""
+        """One turn, and the front's part in it: each ended slot is reported. False where there was
+        nothing to do."""
         busy = self.engine.turn()
         self._read()
         for record in self.ring.read():

@@ -1,5 +1,5 @@
-"""Two engines whose devices write each other's memory, some turns after they are told: the same tokens, and
-the books of both."""
+"""Two engines whose devices write to each other's memory, some turns late: the same tokens, and nothing
+leaked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pump(monkeypatch: pytest.MonkeyPatch, devices: list[FakeDevice]) -> Pump:
 
 @pytest.fixture
 def pair(tmp_path: Path, truth: SteppedEngine, pump: Pump) -> Iterator[Pair]:
-    """`truth` was made before: its blocks are the host's."""
+    """`truth` was built before: its blocks are in host memory."""
     made = Pair(tmp_path)
     made.each_turn = pump.some
     yield made
@@ -76,7 +76,7 @@ def test_the_commit_is_sent_before_the_first_token(
     pair: Pair, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = pair.source.engine._prefill.jobs
-    pair.generate(words(9, 1))  # a link is there
+    pair.generate(words(9, 1))  # opens a link
     states: list[TransferState] = []
     first_token = PrefillReply.first_token
 
@@ -136,7 +136,7 @@ def test_completed_blocks_are_sent_before_the_next_step_begins(
     pair = Pair(tmp_path)
     pair.each_turn = pump.some
     side = pair.source.engine._prefill
-    pair.generate(words(4, 1))  # a link is there
+    pair.generate(words(4, 1))  # opens a link
     shipped: list[int] = []
     take, begin = side.loop.ended, side.loop.begin
     ended: list[int] = []
@@ -163,10 +163,10 @@ def test_completed_blocks_are_sent_before_the_next_step_begins(
 def test_a_handoff_that_is_acknowledged_at_once_sends_all_replies_in_order(
     pair: Pair, truth: SteppedEngine, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its blocks were there before: decode answers as soon as it hears of it."""
+    """All blocks are resident at decode, which acknowledges at once."""
     sender, prefixes = pair.source.engine._prefill.sender, pair.source.engine._prefix_cache
     assert prefixes is not None
-    pair.generate(words(9, 1))  # a link is there
+    pair.generate(words(9, 1))  # opens a link
     poll = sender.poll
 
     def commits() -> bool:
@@ -184,13 +184,13 @@ def test_a_handoff_that_is_acknowledged_at_once_sends_all_replies_in_order(
         return events
 
     monkeypatch.setattr(sender, "poll", patient)
-    told = len(firsts(pair))
+    before = len(firsts(pair))
     prompt = words(16, seed=5)
     assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
-    assert len(firsts(pair)) == told + 1
+    assert len(firsts(pair)) == before + 1
     assert prefixes._held(pair.hashes(prompt)) == 4
 
 
 def firsts(pair: Pair) -> list[int]:
-    """First tokens that prefill has told."""
+    """First tokens that prefill has replied."""
     return [e.prefill.first_token.token_id for e in pair.source.events if e.prefill.HasField("first_token")]

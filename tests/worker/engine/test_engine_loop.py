@@ -1,4 +1,4 @@
-"""An engine of role both, turned by hand: reservations, tickets, bad input, and nothing leaked."""
+"""A stepped engine of role both: reservations, tickets, invalid input, and nothing leaked."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
 
 
 def test_a_running_sequence_ends_at_its_deadline(stepped: SteppedEngine) -> None:
-    """Though no router cancels it."""
+    """Even if no router cancels it."""
     ticket = stepped.ask(reserve=reserve(ttl=100, most=80)).reserved.ticket
     stepped.send(prefill=prefill(ticket, most=80))
     while len(stepped.records) < 3:
@@ -137,7 +137,7 @@ def test_a_full_worker_is_overloaded_and_an_impossible_request_invalid(stepped: 
     longest, too_long, huge = (stepped.send(reserve=reserve(name=b"d", tokens=n)) for n in (125, 126, 510))
     with structlog.testing.capture_logs() as logged:
         stepped.turn()
-    # A router repeats what it was refused for want of room many times a second.
+    # A router repeats a reservation that was refused for lack of room many times a second.
     assert [line["log_level"] for line in logged if line["event"] == "command_refused"] == [
         "debug", "debug", "warning", "warning",
     ]  # fmt: skip
@@ -224,29 +224,29 @@ def test_an_unknown_slot_that_ended_is_counted(stepped: SteppedEngine) -> None:
 def test_a_reservation_does_not_wait_for_the_end_of_a_step(
     stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked between two layers is answered there, but for what came behind another command."""
+    """A reservation between two layers is answered there, unless another command precedes it."""
     ticket = stepped.ask(reserve=reserve()).reserved.ticket
     stepped.send(prefill=prefill(ticket))
     loop = stepped.engine._decode.loop
     while not loop.has_work:
         stepped.engine.turn()
     between = stepped.engine._between_layers
-    asked: list[int] = []
+    commands: list[int] = []
 
-    def ask_once() -> None:
-        if not asked:
-            asked.append(stepped.send(reserve=reserve(name=b"b")))
-            asked.append(stepped.send(audit=AuditCommand()))
-            asked.append(stepped.send(reserve=reserve(name=b"c")))
+    def send_once() -> None:
+        if not commands:
+            commands.append(stepped.send(reserve=reserve(name=b"b")))
+            commands.append(stepped.send(audit=AuditCommand()))
+            commands.append(stepped.send(reserve=reserve(name=b"c")))
             steps = stepped.ring.steps
             between()
             stepped._read()
             assert stepped.ring.steps == steps
-            assert [stepped.of(number) for number in asked] == [["reserved"], [], []]
+            assert [stepped.of(number) for number in commands] == [["reserved"], [], []]
 
-    monkeypatch.setattr(stepped.engine, "_between_layers", ask_once)
+    monkeypatch.setattr(stepped.engine, "_between_layers", send_once)
     stepped.run_out()
-    assert [stepped.of(number) for number in asked] == [["reserved"], ["audit"], ["failed"]]
-    assert stepped.failure(asked[2])[0] is ErrorKind.OVERLOADED
+    assert [stepped.of(number) for number in commands] == [["reserved"], ["audit"], ["failed"]]
+    assert stepped.failure(commands[2])[0] is ErrorKind.OVERLOADED
     stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"b" * 16, number=1)))
     stepped.assert_free()

@@ -34,7 +34,7 @@ Output = list[tuple[int, Logprobs | None]]
 
 
 def run(stepped: SteppedEngine, name: bytes, emitted: list[int], sampling: Sampling) -> Output:
-    """One attempt: what the ring told."""
+    """Runs one attempt; its output in the ring."""
     stepped.records.clear()
     command = reserve(name=name, tokens=PROMPT + len(emitted), most=MOST)
     command.request.first_number = len(emitted)
@@ -50,7 +50,7 @@ def run(stepped: SteppedEngine, name: bytes, emitted: list[int], sampling: Sampl
     output = [
         (r.token, None if r.logprobs is None else logprobs_message(r.logprobs)) for r in stepped.records
     ]
-    # The first token is told twice, by prefill's message and by the slot's first word.
+    # The first token is reported twice, by prefill's reply and by the slot's first record.
     assert output[0] == (first.token_id, first.logprobs if first.HasField("logprobs") else None)
     return output
 

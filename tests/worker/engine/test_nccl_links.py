@@ -1,4 +1,4 @@
-"""Engines whose links go by NCCL, over its double: the same tokens, and what becomes of one that hangs."""
+"""Engines with links over a double of NCCL: the same tokens, and an engine whose NCCL hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.worker.engine.test_prefix_cache import ask
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, truth: SteppedEngine) -> list[WatchedLinks]:
-    """What every engine from here on has, in the order of their starts; each has a played device. `truth` was
+    """The NCCL links of the engines, in the order of their starts; each has a fake device. `truth` was
     made before: its blocks are the host's."""
     made: list[WatchedLinks] = []
     pump, names = Pump(None), itertools.count()
@@ -91,13 +91,14 @@ def test_prompts_are_sent_over_nccl_where_configured(
 def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
     ways: Pair, truth: SteppedEngine, made: list[WatchedLinks], end: str
 ) -> None:
-    """Its link's line is aborted, and the abort does not return; what comes then goes the next way."""
+    """The channel of its link is aborted, and the abort does not return; later transfers use the next
+    transport."""
     assert ways.generate(words(9, 1))[0] == ask(truth, words(9, 1))[0]
     assert transports(ways) == ["nccl"]
     engine, links = getattr(ways, end), made[0 if end == "source" else 1]
     links.double.hangs.set()
     links.lines[0].abort("played")
-    # Whoever asks before the sender knows loses an attempt.
+    # A request that comes before the sender notices loses an attempt.
     ways.run_until(lambda: bool(unfit(engine)) and not transports(ways))
     for seed in (2, 3):
         assert ways.generate(words(16, seed))[0] == ask(truth, words(16, seed))[0]

@@ -1,4 +1,4 @@
-"""The prefix cache of an engine that is turned by hand: the same tokens whatever was found, no block lost."""
+"""The prefix cache of a stepped engine: the same tokens whatever was found, no block leaked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = itertools.count(1)
 
 
 def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[int], int]:
-    """The tokens of a request, and how many of its prompt's were found."""
+    """The tokens of a request, and how many tokens of its prompt were cached."""
     name = next(NUMBERS).to_bytes(2, "little")
     ticket = stepped.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
     command = prefill(ticket, name=name, tokens=len(prompt), most=most)
@@ -30,7 +30,7 @@ def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[
     number = stepped.send(prefill=command)
     stepped.records.clear()
     deadline = time.monotonic() + 10
-    while "prefill_ended" not in stepped.of(number):  # what a disk has is worth a little wait
+    while "prefill_ended" not in stepped.of(number):  # the prompt may wait for a disk
         stepped.run_out()
         assert time.monotonic() < deadline
     stepped.run_out()
@@ -58,7 +58,7 @@ def test_tokens_are_the_same_around_every_boundary(tmp_path: Path, truth: Steppe
     stepped.close()
 
 
-def turn_until_told(stepped: SteppedEngine) -> None:
+def turn_while_the_disk_works(stepped: SteppedEngine) -> None:
     """Lets the disk finish what it has been given."""
     for _ in range(200):
         stepped.turn()
@@ -75,13 +75,13 @@ def conversation(length: int, seed: int) -> list[int]:
 def test_evicted_blocks_come_back_from_the_tiers_behind(
     tmp_path: Path, truth: SteppedEngine, chunk: int, disk: bool
 ) -> None:
-    """32 blocks on the device and five prompts of ten: each evicts what came before."""
+    """32 blocks on the device and five prompts of ten: each evicts earlier ones."""
     block_bytes = truth.ask(audit=AuditCommand()).audit.block_bytes[0]
     folder = str(tmp_path / "disk") if disk else None
     stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
     store = stepped.engine._prefix_cache._store  # type: ignore[union-attr]
     assert isinstance(store, HostPrefixes)
-    if disk:  # hardly more than a prompt needs: what comes behind pushes it on to the disk
+    if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
         store._host = HostBlocks(store._host._cache, 12 * block_bytes)
         store._room = 12
     prompts = [conversation(40 + seed % 3, seed) for seed in range(5)]
@@ -91,9 +91,9 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
             assert ask(stepped, prompt)[0] == wanted
             stepped.assert_free()
             if disk:
-                turn_until_told(stepped)
-    told = audit(stepped)
-    assert told.evicted_blocks > 0
-    assert (told.disk_hits if disk else told.host_hits) > 0
-    assert told.disk_corrupt == 0
+                turn_while_the_disk_works(stepped)
+    found = audit(stepped)
+    assert found.evicted_blocks > 0
+    assert (found.disk_hits if disk else found.host_hits) > 0
+    assert found.disk_corrupt == 0
     stepped.close()

@@ -1,4 +1,4 @@
-"""Step times of the last second, with a clock turned by hand."""
+"""Step times of the last second, on a manual clock."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from services.worker.engine.step_clock import StepClock
 
 
 class Loop:
-    """A loop whose steps take as long as they are told, and its clock."""
+    """A loop whose steps take a given time, and its clock."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -108,7 +108,7 @@ def test_steps_that_end_between_two_polls_share_the_time() -> None:
         loop.turn(0.0)
         loop.turn(2.0)
     recent = loop.clock.recent()
-    assert recent.mean_ms == pytest.approx(1.02, abs=0.01), "two of 0.7 ms in 2.04 ms: the look comes late"
+    assert recent.mean_ms == pytest.approx(1.02, abs=0.01), "two of 0.7 ms in 2.04 ms: the poll comes late"
     assert recent.steps == pytest.approx(980, abs=20)
 
 

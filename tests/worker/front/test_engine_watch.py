@@ -1,4 +1,4 @@
-"""A front's judgement of its engine, and its own answers while the engine is busy."""
+"""Detection of a hanging engine, and the front's answers while the engine is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A worker in the registry: it enters, says how busy it is, drains, leaves, and knows when it is unwanted."""
+"""A worker in the registry: it registers, publishes its load, drains, leaves, and learns when it is
+excluded."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.state.waiting import until
 
 
 class Served:
-    """What a servicer says of its engine."""
+    """A servicer with a fixed load."""
 
     def __init__(self) -> None:
         self.load = Load(slots=16, free_slots=16, blocks=100, free_blocks=99, block_tokens=16)
@@ -97,7 +98,7 @@ async def test_cached_blocks_are_in_the_index_until_the_worker_ends(server: Embe
 
     async def becomes(count: int) -> None:
         async with asyncio.timeout(5):
-            while await known() != count:  # noqa: ASYNC110 (Redis tells nobody)
+            while await known() != count:  # noqa: ASYNC110 (Redis sends no notification)
                 await asyncio.sleep(0.02)
 
     worker.publish_prefixes(me, PrefixesEvent(added=[one, two, three]))

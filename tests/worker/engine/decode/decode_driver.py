@@ -1,8 +1,9 @@
-"""Random requests before a decode side whose steps are played, and a model of it made of token lists.
+"""Random requests to a decode side whose steps are simulated, compared with a reference made of token lists.
 
-Everything a block holds is written by the driver, as prefill's link or as a step, and says which tokens it
-stands for and whose they are. Each write must be to a block that nobody else has and no name is on; each
-step must find, in every block it reads, its own tokens. Router and prefill may lie about names.
+The driver writes the content of every block, as prefill's link or as a step, so that it identifies the
+tokens and the tenant that the block stands for. Each write must be to a block without another reference or a
+hash; each step must find its own tokens in every block that it reads. Router and prefill may send wrong
+hashes.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Ticketed:
     body: TicketBody
     text: Text
     most: int
-    true: bool  # what it was told to find is the beginning of its text
+    true: bool  # whether the hashes of its resident blocks are its own
     unsent: list[tuple[int, int]]
 
 
 class Driver:
-    """One step is one thing that may happen to a worker; `check` compares all of it with the model."""
+    """Each step is a random event of a worker; `check` compares its state with the reference."""
 
     def __init__(self, seed: int, *, groups: int = 1, blocks: int = 60, host: int = 40) -> None:
         self.draw = random.Random(seed)
@@ -92,21 +93,30 @@ class Driver:
         self.committing = (AttemptKey(b"", 0), "")
         self.requests = 0
         self.published: set[bytes] = set()
-        # What every name that was ever made stands for.
+        # The contents that each hash stands for.
         self.meaning: dict[bytes, tuple[bytes, ...]] = {}
         self.did: Counter[str] = Counter()
 
-    # -- what happens -----------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------
 
     def step(self) -> None:
         acts = [self.reserve, self.reserve, self.send, self.send, self.commit, self.commit, self.report]
-        acts += [self.run, self.run, self.run, self.run, self.report, self.cancel, self.pass_time, self.tell]
+        acts += [
+            self.run,
+            self.run,
+            self.run,
+            self.run,
+            self.report,
+            self.cancel,
+            self.pass_time,
+            self.publish,
+        ]
         self.draw.choice(acts)()
         self.check()
 
     def reserve(self) -> None:
-        """A prompt that begins as others do, or goes on where a sequence ended; now and then with names that
-        are not its own."""
+        """Reserves for a prompt that shares a prefix with others or continues a sequence; sometimes with
+        hashes that are not its own."""
         text = self._prompt()
         names = list(self._hashers[text.tenant].hashes(text.tokens))
         self.learn(text)
@@ -156,7 +166,7 @@ class Driver:
         return [self.draw.randrange(VOCAB) for _ in range(count)]
 
     def send(self) -> None:
-        """Blocks of a ticket arrive."""
+        """Some blocks of a ticket arrive."""
         waiting = [one for one in self.tickets if one.unsent]
         if waiting:
             one = self.draw.choice(waiting)
@@ -174,7 +184,8 @@ class Driver:
         self.decode.sink.scatter(one.body.transfer_id, group, ordinal, 0, memoryview(data))
 
     def commit(self) -> None:
-        """A ticket whose blocks are all here is spent; where held ones are of other tokens, it is not."""
+        """Commits a ticket whose blocks have arrived; refused where its resident blocks are of other
+        tokens."""
         whole = [one for one in self.tickets if not one.unsent]
         if not whole:
             return
@@ -220,7 +231,7 @@ class Driver:
         self.loop.step()
 
     def report(self) -> None:
-        """The front has read a slot's last word."""
+        """The front reports a slot whose last record it has read."""
         if self.reports:
             one = self.reports.pop(self.draw.randrange(len(self.reports)))
             self.learn(one.text)
@@ -228,7 +239,7 @@ class Driver:
             self.conversations = [*self.conversations[-4:], Text(one.text.tenant, one.text.tokens)]
 
     def cancel(self) -> None:
-        """By its router: a ticket or a running sequence."""
+        """Cancels a ticket or a running sequence."""
         if self.tickets and self.draw.random() < 0.2:
             one = self.tickets.pop(self.draw.randrange(len(self.tickets)))
             self.decode.reserved.cancel(one.key)
@@ -238,33 +249,33 @@ class Driver:
     def pass_time(self) -> None:
         self.now += self.draw.choice((0.1, 0.1, 6.0))
 
-    def tell(self) -> None:
-        """Some changes reach the index."""
+    def publish(self) -> None:
+        """Publishes some changes to the index."""
         added, removed = self.prefixes.take_changes(self.draw.choice((1, 3, 1000)))
         self.published |= set(added)
         self.published -= set(removed)
 
-    # -- what must hold ---------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------
 
     def learn(self, text: Text) -> None:
         for place, name in enumerate(self._hashers[text.tenant].hashes(text.tokens)):
             end = (place + 1) * BLOCK
             meant = tuple(text.contents(group, end) for group in range(len(self.pools.pools)))
-            assert self.meaning.setdefault(name, meant) == meant, "a name stands for two things"
+            assert self.meaning.setdefault(name, meant) == meant, "one hash for two contents"
 
     def bytes_of(self, group: int, block: int) -> bytes:
         return bytes(self.cache.read_block(group, block, 0, BLOCK_BYTES))
 
     def owned(self, group: int, block: int) -> None:
         assert self.pools.pools[group].references(block) == 1, "a block that others read is written"
-        assert block not in self.pools.pools[group].kept, "a block that bears a name is written"
+        assert block not in self.pools.pools[group].kept, "a cached block is written"
 
     def write(self, group: int, block: int, data: bytes) -> None:
         self.owned(group, block)
         self.cache.write_block(group, block, 0, memoryview(data))
 
     def read(self, slot: Slot) -> None:
-        """A step attends to all that came before."""
+        """Checks the blocks that a step attends to."""
         length = len(slot.text.tokens)
         for group, blocks in enumerate(slot.table):
             for place in range(-(-length // BLOCK)):
@@ -272,14 +283,16 @@ class Driver:
                 assert self.bytes_of(group, blocks[place]) == wanted, "another block's contents"
 
     def check(self) -> None:
-        """References, names and contents are the model's; so is what was published, once all is told."""
+        """References, hashes and contents match the reference, and so do the published changes."""
         owned = self.decode.reserved.owned_blocks()
         self.pools.check_integrity(owned)
         cached, idle = self.pools.cached, 0
         used = [{block for tables in owned for block in tables[g]} for g in range(len(self.pools.pools))]
         for name in cached.names():
             blocks = cached.blocks(name)
-            assert tuple(map(self.bytes_of, range(len(blocks)), blocks)) == self.meaning[name], "a name lies"
+            assert tuple(map(self.bytes_of, range(len(blocks)), blocks)) == self.meaning[name], (
+                "a cached block has other contents"
+            )
             idle += not any(block in mine for block, mine in zip(blocks, used, strict=True))
         assert cached.idle == idle
         for pool, mine in zip(self.pools.pools, used, strict=True):
@@ -289,7 +302,7 @@ class Driver:
         assert known == cached.names()
 
     def run_out(self) -> None:
-        """All ends: nothing is held but names, and nothing is set aside."""
+        """Ends everything: no block has a reference, and none is swapped out."""
         for one in self.tickets:
             self.decode.reserved.cancel(one.key)
         self.tickets.clear()

@@ -1,4 +1,4 @@
-"""What stands in for a decode side's steps and link, and the texts that its blocks are filled with."""
+"""Simulated steps and link of a decode side, and the texts that its blocks are filled with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK_BYTES = 48
 
 
 class Text:
-    """Tokens of somebody, and what the block that ends with the n-th of them holds."""
+    """Tokens of a tenant, and the contents of the block that ends with the n-th of them."""
 
     def __init__(self, tenant: str, tokens: Sequence[int]) -> None:
         self.tenant = tenant
@@ -59,12 +59,12 @@ class Slot:
 
 
 class SimulatedSteps:
-    """`DecodeLoop` of the driver: entries are heard of by a step, not before."""
+    """The driver's `DecodeLoop`: entries take effect in a later step."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self.steps = 0
-        self.heard = 0
+        self.applied_entries = 0
         self.posted = 0
         self.entries: deque[tuple[Any, ...]] = deque()
         self.slots: dict[SlotKey, Slot] = {}
@@ -104,7 +104,7 @@ class SimulatedSteps:
         return self.posted
 
     def applied(self, number: int) -> bool:
-        return self.heard >= number
+        return self.applied_entries >= number
 
     def move(self, slot: int, generation: int) -> None:
         self._post("end", (slot, generation))
@@ -117,10 +117,10 @@ class SimulatedSteps:
         self.posted += 1
 
     def step(self) -> None:
-        """Hears of some entries, then advances every row that has room."""
+        """Applies some entries, then advances every row that has room."""
         for _ in range(self._driver.draw.randrange(len(self.entries) + 1)):
             kind, key, *capacity = self.entries.popleft()
-            self.heard += 1
+            self.applied_entries += 1
             slot = self.slots.get(key)
             if slot is None:
                 continue
@@ -153,7 +153,7 @@ class SimulatedSteps:
 
 
 class SimulatedLink:
-    """`Receiver` of the driver: what is expected, and what it has to tell."""
+    """The driver's `Receiver`: expected transfers, and the events of the next poll."""
 
     def __init__(self) -> None:
         self.expected: dict[int, tuple[list[int], list[int]]] = {}

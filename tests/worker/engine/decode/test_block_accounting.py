@@ -1,4 +1,5 @@
-"""The decode side's books of shared blocks: random requests against a brute-force model, each step."""
+"""The decode side's accounting of shared blocks: random requests, compared with a reference after each
+step."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from tests.worker.engine.decode.decode_driver import Driver
 HOSTS = (0, 40)
 
 
-@pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
+@pytest.mark.parametrize("host", HOSTS, ids=["preempted", "swapped"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_random_requests_agree_with_the_reference(groups: int, host: int) -> None:
     drive(groups, host, requests=300)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", HOSTS, ids=["moved", "paused"])
+@pytest.mark.parametrize("host", HOSTS, ids=["preempted", "swapped"])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_ten_thousand_random_requests_agree_with_the_reference(groups: int, host: int) -> None:
     drive(groups, host, requests=10_000)

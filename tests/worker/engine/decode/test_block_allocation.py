@@ -1,4 +1,4 @@
-"""Blocks for running slots: when they are granted, to whom, and who has to go where there are none."""
+"""Incremental allocation of blocks, and which sequence is swapped out or preempted where there are none."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Steps:
     """Stands in for a decode loop and its ring."""
 
     steps: int = 0
-    heard: int = 0
+    applied_entries: int = 0
     posted: int = 0
     grown: list[tuple[SlotKey, int]] = field(default_factory=list)
-    held: list[SlotKey] = field(default_factory=list)
+    stalled: list[SlotKey] = field(default_factory=list)
     preempted: list[SlotKey] = field(default_factory=list)
 
     @property
@@ -44,14 +44,14 @@ class Steps:
         self.grown.append(((slot, generation), capacity))
 
     def hold(self, slot: int, generation: int) -> int:
-        self.held.append((slot, generation))
-        return len(self.held)
+        self.stalled.append((slot, generation))
+        return len(self.stalled)
 
     def move(self, slot: int, generation: int) -> None:
         self.preempted.append((slot, generation))
 
     def applied(self, number: int) -> bool:
-        return self.heard >= number
+        return self.applied_entries >= number
 
 
 @dataclass
@@ -66,7 +66,7 @@ class LateSteps(Steps):
 
 
 class Case:
-    """A pool, a growth over it, and sequences that are admitted at once."""
+    """A pool, its incremental allocation, and sequences that are admitted at once."""
 
     def __init__(self, blocks: int, host_blocks: int = 0, loop: Steps | None = None) -> None:
         layout = Layout((CacheGroup((0,), (Plane("k", "float32", 1, 4),), BLOCK),))
@@ -121,12 +121,12 @@ def test_the_sequence_with_the_most_output_left_is_preempted() -> None:
     far = case.admit(1, tokens=PROMPT + 12, end=PROMPT + 300)
     mid = case.admit(2, tokens=PROMPT + 12, end=PROMPT + 60)
     case.run(20)
-    assert case.loop.preempted == [far], "the two blocks it has are enough for the first"
+    assert case.loop.preempted == [far], "its two blocks are enough for the first"
     assert case.allocation.waiting
     case.end(far)
     case.allocation.step()
     assert case.loop.grown == [(near, PROMPT + 39)]
-    assert case.loop.preempted == [far, mid], "the second wants three, and has itself the most left"
+    assert case.loop.preempted == [far, mid], "the second needs three, and has the most output left"
     case.end(mid)
     case.allocation.step()
     assert not case.allocation.waiting
@@ -144,7 +144,7 @@ def test_shared_blocks_of_an_ending_sequence_do_not_count_as_freed() -> None:
     case.reservations[leaves.key] = leaves
     case.allocation.add(leaves)
     case.run(20)
-    assert case.loop.preempted == [far], "the two blocks of the one that leaves are the first's"
+    assert case.loop.preempted == [far], "the two blocks of the ending one are shared with the first"
     case.end(far)
     case.allocation.step()
     assert case.loop.grown == [(near, PROMPT + 39)]
@@ -173,12 +173,12 @@ def test_the_ninetieth_percentile_of_recent_outputs() -> None:
     lengths = OutputLengths()
     for tokens in range(31):
         lengths.add(tokens)
-    assert lengths.most is None, "too few to tell"
+    assert lengths.most is None, "too few outputs"
     lengths.add(1000)
     assert lengths.most == 27
     for _ in range(256):
         lengths.add(5)
-    assert lengths.most == 5, "of late"
+    assert lengths.most == 5, "recent ones only"
 
 
 def test_only_sequences_that_ended_by_themselves_count_for_output_lengths() -> None:
@@ -196,8 +196,8 @@ def test_only_sequences_that_ended_by_themselves_count_for_output_lengths() -> N
     assert case.allocation.output_lengths.most == 10
 
 
-class Paused(Case):
-    """Two slots and room for one of them: the second, which has most left to do, is held."""
+class SwappedOut(Case):
+    """Two slots and blocks for one of them: the second, which has the most output left, is stalled."""
 
     def __init__(self, host_blocks: int = 10) -> None:
         super().__init__(blocks=4, host_blocks=host_blocks)
@@ -212,34 +212,34 @@ class Paused(Case):
 
 
 def test_a_sequence_is_swapped_out_and_in_with_its_bytes() -> None:
-    case = Paused()
+    case = SwappedOut()
     before = case.table(case.far)
-    assert (case.loop.held, case.loop.preempted, case.allocation.swapped_out) == ([case.far], [], 1)
+    assert (case.loop.stalled, case.loop.preempted, case.allocation.swapped_out) == ([case.far], [], 1)
     case.allocation.step()
-    assert case.table(case.far) == before, "a step that has not heard of it may still write there"
-    case.loop.heard = 1
+    assert case.table(case.far) == before, "a step that has not applied the entry may still write there"
+    case.loop.applied_entries = 1
     case.allocation.step()
     assert case.table(case.far) == ()
     case.allocation.step()
     assert case.loop.grown == [(case.near, PROMPT + 39)]
-    assert case.allocation.waiting, "it waits for its blocks"
+    assert case.allocation.waiting, "the second waits for its blocks"
     for block in case.table(case.near):
         case.cache.block_bytes_view(0, block).fill_(99)
     case.end(case.near)
     case.allocation.step()
     assert case.loop.grown[1:] == [(case.far, PROMPT + 43)]
-    told = [int(case.cache.block_bytes_view(0, block)[-1]) for block in case.table(case.far)]
-    assert told[: len(before)] == list(before)
+    bytes_now = [int(case.cache.block_bytes_view(0, block)[-1]) for block in case.table(case.far)]
+    assert bytes_now[: len(before)] == list(before)
     assert case.host.free == 10
     assert not case.allocation.waiting
     case.end(case.far)
     assert case.pools.free == case.pools.total
 
 
-@pytest.mark.parametrize("heard", [0, 1])
-def test_a_sequence_that_ends_while_it_is_swapped_out_frees_everything(heard: int) -> None:
-    case = Paused()
-    case.loop.heard = heard
+@pytest.mark.parametrize("applied_entries", [0, 1])
+def test_a_sequence_that_ends_while_it_is_swapped_out_frees_everything(applied_entries: int) -> None:
+    case = SwappedOut()
+    case.loop.applied_entries = applied_entries
     case.allocation.step()
     case.reservations[case.far].ending = True
     case.allocation.step()
@@ -252,26 +252,26 @@ def test_a_sequence_that_ends_while_it_is_swapped_out_frees_everything(heard: in
 
 
 def test_a_sequence_that_ended_before_it_was_stalled_does_not_count_for_output_lengths() -> None:
-    """Its last word was on the way already; where its blocks are gone, so is how far it came."""
+    """Its last record was already written; without its blocks its position is not known."""
     case = Case(blocks=1000)
     for number in range(31):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)
         case.run(10)
         case.end(key)
-    paused = Paused()
-    paused.allocation.output_lengths = case.allocation.output_lengths
-    paused.loop.heard = 1
-    paused.allocation.step()
-    assert paused.table(paused.far) == ()
-    paused.end(paused.far)
-    assert case.allocation.output_lengths.most is None, "31 are too few to tell"
-    paused.end(paused.near)
+    swapped = SwappedOut()
+    swapped.allocation.output_lengths = case.allocation.output_lengths
+    swapped.loop.applied_entries = 1
+    swapped.allocation.step()
+    assert swapped.table(swapped.far) == ()
+    swapped.end(swapped.far)
+    assert case.allocation.output_lengths.most is None, "31 are too few outputs"
+    swapped.end(swapped.near)
     assert case.allocation.output_lengths.most == 10
 
 
 def test_a_sequence_is_preempted_where_host_memory_is_full() -> None:
-    case = Paused(host_blocks=1)
-    assert (case.loop.held, case.loop.preempted) == ([], [case.far])
+    case = SwappedOut(host_blocks=1)
+    assert (case.loop.stalled, case.loop.preempted) == ([], [case.far])
 
 
 def test_steps_in_which_a_slot_is_stalled_do_not_count() -> None:
@@ -287,7 +287,7 @@ def test_steps_in_which_a_slot_is_stalled_do_not_count() -> None:
         for _ in range(3):
             case.loop.steps += 1
             case.allocation.step()
-        case.loop.heard = case.loop.posted
+        case.loop.applied_entries = case.loop.posted
         case.allocation.step()
         assert case.allocation._position(running) == position
         case.loop.steps += 7
@@ -296,7 +296,7 @@ def test_steps_in_which_a_slot_is_stalled_do_not_count() -> None:
 
 
 def test_a_known_output_length_is_not_estimated() -> None:
-    """Between a slot's last word and the moment when its end is read steps go on."""
+    """Steps run between a slot's last record and the time at which it is read."""
     case = Case(blocks=1000)
     for number in range(32):
         key = case.admit(number, tokens=PROMPT + 29, end=PROMPT + 30)

@@ -1,5 +1,5 @@
-"""Only what decode lacks travels: two engines over a real link, the same tokens whatever was held, and the
-books of both."""
+"""Only blocks that decode lacks are sent: two engines over a real link, the same tokens whatever was
+resident, and nothing leaked."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ def words(count: int, seed: int = 1) -> list[int]:
 
 
 def to_send(pair: Pair, request: PairRequest) -> int:
-    """Bytes of the prompt's blocks that are not held."""
+    """Bytes of the prompt's blocks that are not resident."""
     return (-(-len(request.prompt) // BLOCK) - request.resident) * pair.block_bytes
 
 
 def test_turns_of_a_chat_send_only_new_blocks(pair: Pair, truth: SteppedEngine) -> None:
-    said: list[int] = []
-    shipped = held = written = 0
+    conversation: list[int] = []
+    shipped = resident = written = 0
     for turn in range(8):
-        said = said + words(3 + 2 * turn % 7, seed=turn)
-        tokens, request = pair.generate(said, most=6)
-        assert tokens == ask(truth, said, most=6)[0]
+        conversation = conversation + words(3 + 2 * turn % 7, seed=turn)
+        tokens, request = pair.generate(conversation, most=6)
+        assert tokens == ask(truth, conversation, most=6)[0]
         assert request.resident == written // BLOCK
         assert request.reserved.kv_bytes == to_send(pair, request)
-        shipped, held = shipped + request.reserved.kv_bytes, held + request.resident
-        written = len(said) + len(tokens) - 1  # the last token has no KV
-        said = said + tokens
+        shipped, resident = shipped + request.reserved.kv_bytes, resident + request.resident
+        written = len(conversation) + len(tokens) - 1  # the last token has no KV
+        conversation = conversation + tokens
         pair.assert_free()
     sent, audit = pair.source.engine._prefill.sender.counters.bytes_shipped, pair.audit()
     assert (sent, audit.bytes_received) == (shipped, shipped)
-    assert (audit.blocks_unsent, audit.bytes_unsent) == (held, held * pair.block_bytes)
-    assert audit.prefixes.device_hits == held > 20
+    assert (audit.blocks_unsent, audit.bytes_unsent) == (resident, resident * pair.block_bytes)
+    assert audit.prefixes.device_hits == resident > 20
 
 
 def test_tokens_are_the_same_whatever_is_resident(pair: Pair, truth: SteppedEngine) -> None:
-    """A prompt, the same again, and one that goes on: the block that decode will write is never shared."""
+    """A prompt, the same again, and a longer one: the block that decode will write is never shared."""
     for length in range(1, 4 * BLOCK + 2):
         prompt = words(length, seed=length)
         wanted = ask(truth, prompt)[0]
@@ -72,7 +72,7 @@ def test_tokens_are_the_same_whatever_is_resident(pair: Pair, truth: SteppedEngi
 
 
 def test_a_late_ticket_states_the_resident_blocks(tmp_path: Path, truth: SteppedEngine) -> None:
-    """Prefill computes all of it, in three turns, and is ahead of its ticket by any number of them."""
+    """Prefill computes the prompt in three turns, and is ahead of its ticket by any number of turns."""
     pair = Pair(tmp_path, source={"prefix_cache": False})
     prompt = words(21)
     pair.generate(prompt)
@@ -95,7 +95,7 @@ def test_a_first_token_that_ends_the_request_frees_resident_blocks(pair: Pair) -
 
 
 def test_a_request_shares_the_blocks_of_a_running_one(pair: Pair, truth: SteppedEngine) -> None:
-    """The first is cancelled meanwhile; the second reads on what the first brought."""
+    """The first is cancelled; the second continues to read the blocks that were sent for the first."""
     prompt = words(22)
     first = pair.begin(pair.reserve(prompt, 60), 60)
     pair.run_until(lambda: len(pair.tokens(first)) > 3)
@@ -138,32 +138,32 @@ def test_tenants_share_nothing(pair: Pair, truth: SteppedEngine) -> None:
     pair.assert_free()
 
 
-NAMELESS = [{"prefix_cache": False}, {"prefix_secret": ""}]
+INCOMPARABLE = [{"prefix_cache": False}, {"prefix_secret": ""}]
 
 
-@pytest.mark.parametrize("source", NAMELESS, ids=["no cache", "a secret of its own"])
+@pytest.mark.parametrize("source", INCOMPARABLE, ids=["no cache", "another secret"])
 def test_prefill_that_cannot_compare_hashes_trusts_the_ticket(
     tmp_path: Path, truth: SteppedEngine, source: dict[str, Any]
 ) -> None:
     pair = Pair(tmp_path, source=source)
     prompt = words(21)
-    for held in (0, 5):
+    for resident in (0, 5):
         tokens, request = pair.generate(prompt)
-        assert (tokens, request.resident) == (ask(truth, prompt)[0], held)
+        assert (tokens, request.resident) == (ask(truth, prompt)[0], resident)
     pair.assert_free()
     pair.close()
 
 
-@pytest.mark.parametrize("source", [{}, *NAMELESS], ids=["prefill names", "no cache", "a secret of its own"])
+@pytest.mark.parametrize("source", [{}, *INCOMPARABLE], ids=["same secret", "no cache", "another secret"])
 @pytest.mark.parametrize("whose", ["", "b"], ids=["another prompt's", "another tenant's"])
 def test_hashes_of_another_prompt_fail_the_attempt(
     tmp_path: Path, truth: SteppedEngine, source: dict[str, Any], whose: str
 ) -> None:
-    """A router that is wrong, or lies. Decode asks for itself, should prefill not be able to."""
+    """The router sends wrong hashes. Decode checks by itself where prefill cannot."""
     pair = Pair(tmp_path, source=source)
     prompt, other = words(18, seed=1), words(18, seed=2 if not whose else 1)
     pair.generate(other, tenant=whose)
-    before = held_bytes(pair)
+    before = cached_bytes(pair)
     request = pair.reserve(prompt, names=pair.hashes(other, whose))
     assert request.resident == 4
     pair.begin(request)
@@ -173,15 +173,15 @@ def test_hashes_of_another_prompt_fail_the_attempt(
     assert "not of these tokens" in message
     pair.target.ask(cancel=CancelCommand(attempt=request.attempt))  # as its router does
     assert pair.tokens(request) == []
-    assert held_bytes(pair) == before
+    assert cached_bytes(pair) == before
     for tokens, tenant in ((prompt, ""), (other, whose)):
         assert pair.generate(tokens, tenant=tenant)[0] == ask(truth, tokens)[0]
     pair.assert_free()
     pair.close()
 
 
-def held_bytes(pair: Pair) -> dict[bytes, bytes]:
-    """What decode has under each name."""
+def cached_bytes(pair: Pair) -> dict[bytes, bytes]:
+    """The contents of decode's cached blocks, by hash."""
     model = pair.target.model
     return {
         name: bytes(model.cache.read_block(0, model.pools.cached.blocks(name)[0], 0, pair.block_bytes))
@@ -191,7 +191,7 @@ def held_bytes(pair: Pair) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("claimed", [1, 3, 5])
 def test_a_forged_claim_is_refused(pair: Pair, claimed: int) -> None:
-    """Somebody on the way writes into the ticket that more is held, or less, and even the right name."""
+    """The ticket is tampered with: more or fewer resident blocks, even with the right hash."""
     prompt = words(21)
     pair.generate(prompt[:13])
     request = pair.reserve(prompt)
@@ -224,7 +224,8 @@ def test_a_claim_that_the_prompt_does_not_fill_is_refused(pair: Pair, claimed: l
 
 
 def test_idle_cached_blocks_are_evicted(tmp_path: Path, truth: SteppedEngine) -> None:
-    """32 blocks and five chats of a dozen: what was used longest ago goes, and nobody sees it."""
+    """32 blocks and five chats of a dozen: the least recently used blocks are evicted, and tokens stay
+    the same."""
     pair = Pair(tmp_path)
     prompts = [words(40 + seed, seed=seed) for seed in range(5)]
     for _ in range(2):
@@ -238,7 +239,7 @@ def test_idle_cached_blocks_are_evicted(tmp_path: Path, truth: SteppedEngine) ->
     pair.close()
 
 
-@pytest.mark.parametrize("host_kv_mb", [0, 1], ids=["moved", "paused"])
+@pytest.mark.parametrize("host_kv_mb", [0, 1], ids=["preempted", "swapped"])
 def test_sequences_that_share_blocks_are_swapped_out_or_preempted(
     tmp_path: Path, truth: SteppedEngine, host_kv_mb: int
 ) -> None:
@@ -257,7 +258,7 @@ def test_sequences_that_share_blocks_are_swapped_out_or_preempted(
         assert tokens == wanted[: len(tokens)]
         assert pair.finish(one) is (Finish.LENGTH if len(tokens) == 60 else Finish.MOVED)
     pair.assert_free()
-    # Wherever they were, what they left under their names is right.
+    # Wherever they were, the blocks that they left cached are right.
     for one in request:
         longer = one.prompt + pair.tokens(one)[:10]
         assert pair.generate(longer, most=12)[0] == ask(truth, longer, most=12)[0]

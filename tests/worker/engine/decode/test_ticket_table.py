@@ -1,4 +1,4 @@
-"""The ticket book against a model that records every fact, and each rule of the book by itself."""
+"""The ticket table against a reference that records every fact, and each of its rules separately."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ transfers = st.integers(1, 6)
 
 @dataclass
 class Fact:
-    """One promise ever made, kept for ever."""
+    """One ticket ever issued."""
 
     key: AttemptKey
     transfer: int
@@ -38,11 +38,11 @@ class Fact:
     state: int
 
 
-class BookMachine(RuleBasedStateMachine):
+class TableMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = FakeClock()
-        self.book: TicketTable[str] = TicketTable(clock=self.clock)
+        self.table: TicketTable[str] = TicketTable(clock=self.clock)
         self.facts: list[Fact] = []
         self.buried: dict[AttemptKey, float] = {}
         self.next_transfer = 1
@@ -70,17 +70,17 @@ class BookMachine(RuleBasedStateMachine):
     def reserve(self, key: AttemptKey, ttl: float) -> None:
         if self.refused(key):
             with pytest.raises(BatonError) as error:
-                self.book.reserve(key, self.next_transfer, "grant", ttl)
+                self.table.reserve(key, self.next_transfer, "grant", ttl)
             assert error.value.kind is ErrorKind.CONFLICT
             return
-        existing = self.book.check(key)
+        existing = self.table.check(key)
         fact = self.live(key)
         assert (existing.transfer_id if existing else None) == (fact.transfer if fact else None)
         if existing is None:
-            lower = [e.transfer_id for e in self.book.superseded(key)]
+            lower = [e.transfer_id for e in self.table.superseded(key)]
             mine = [f for f in self.facts if f.state != ENDED and f.key.request_id == key.request_id]
             assert sorted(lower) == sorted(f.transfer for f in mine if f.key.number < key.number)
-            self.book.reserve(key, self.next_transfer, "grant", ttl)
+            self.table.reserve(key, self.next_transfer, "grant", ttl)
             self.facts.append(Fact(key, self.next_transfer, self.clock.now + ttl, RESERVED))
             self.next_transfer += 1
 
@@ -88,14 +88,14 @@ class BookMachine(RuleBasedStateMachine):
     def receiving(self, transfer: int) -> None:
         fact = self.of(transfer)
         changes = fact is not None and fact.state == RESERVED
-        assert self.book.receiving(transfer) == changes
+        assert self.table.receiving(transfer) == changes
         if fact is not None and changes:
             fact.state = RECEIVING
 
     @rule(transfer=transfers)
     def commit(self, transfer: int) -> None:
         fact = self.of(transfer)
-        outcome = self.book.commit(transfer)
+        outcome = self.table.commit(transfer)
         if fact is None:
             assert outcome is CommitOutcome.UNKNOWN
         elif fact.state in (COMMITTED, ACTIVE):
@@ -110,14 +110,14 @@ class BookMachine(RuleBasedStateMachine):
     def activate(self, transfer: int) -> None:
         fact = self.of(transfer)
         changes = fact is not None and fact.state == COMMITTED
-        assert self.book.activate(transfer) == changes
+        assert self.table.activate(transfer) == changes
         if fact is not None and changes:
             fact.state = ACTIVE
 
     @rule(transfer=transfers)
     def end(self, transfer: int) -> None:
         fact = self.of(transfer)
-        entry = self.book.end(transfer)
+        entry = self.table.end(transfer)
         assert (entry.key if entry else None) == (fact.key if fact else None)
         if fact is not None:
             self.finish(fact)
@@ -125,7 +125,7 @@ class BookMachine(RuleBasedStateMachine):
     @rule(key=keys)
     def cancel(self, key: AttemptKey) -> None:
         fact = self.live(key)
-        entry = self.book.cancel(key)
+        entry = self.table.cancel(key)
         assert (entry.transfer_id if entry else None) == (fact.transfer if fact else None)
         if fact is not None:
             fact.state = ENDED
@@ -138,34 +138,34 @@ class BookMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         living = [fact for fact in self.facts if fact.state != ENDED]
-        assert self.book.live == len(living)
-        assert self.book.tombstones == sum(map(self.entombed, self.buried))
+        assert self.table.live == len(living)
+        assert self.table.tombstones == sum(map(self.entombed, self.buried))
         for fact in living:
-            assert self.book.state(fact.key) == fact.state
+            assert self.table.state(fact.key) == fact.state
         awaited = (RESERVED, RECEIVING)
         late = {
             f.transfer for f in living if self.clock.now >= f.deadline + (0.0 if f.state in awaited else 0.5)
         }
-        assert {entry.transfer_id for entry in self.book.expired()} == late
+        assert {entry.transfer_id for entry in self.table.expired()} == late
         for key in self.buried:
             if self.live(key) is None:
-                assert self.book.state(key) == (ENDED if self.entombed(key) else UNKNOWN)
+                assert self.table.state(key) == (ENDED if self.entombed(key) else UNKNOWN)
 
 
-BookMachine.TestCase.settings = settings(
+TableMachine.TestCase.settings = settings(
     max_examples=100, stateful_step_count=30, deadline=None, derandomize=True
 )
-TestBook = BookMachine.TestCase
+TestBook = TableMachine.TestCase
 
 
 KEY = AttemptKey(b"r", 1)
 
 
 def reserved(clock: FakeClock | None = None, ttl_s: float = 10.0) -> TicketTable[str]:
-    """A book with one reserved ticket: attempt 1 of request `r`, transfer 9."""
-    book: TicketTable[str] = TicketTable(clock=clock or FakeClock())
-    book.reserve(KEY, 9, "blocks", ttl_s)
-    return book
+    """A table with one reserved ticket: attempt 1 of request `r`, transfer 9."""
+    table: TicketTable[str] = TicketTable(clock=clock or FakeClock())
+    table.reserve(KEY, 9, "blocks", ttl_s)
+    return table
 
 
 def test_a_key_is_made_of_the_wire_message() -> None:
@@ -173,180 +173,180 @@ def test_a_key_is_made_of_the_wire_message() -> None:
 
 
 def test_a_ticket_goes_through_all_its_states_once() -> None:
-    book = reserved()
-    entry = book.find(KEY)
+    table = reserved()
+    entry = table.find(KEY)
     assert entry is not None
-    assert book.find_transfer(9) is entry
-    assert book.check(KEY) is entry
+    assert table.find_transfer(9) is entry
+    assert table.check(KEY) is entry
     assert (entry.key, entry.transfer_id, entry.reservation, entry.state) == (KEY, 9, "blocks", RESERVED)
-    assert book.receiving(9)
-    assert not book.receiving(9)
+    assert table.receiving(9)
+    assert not table.receiving(9)
     assert (entry.state, entry.awaited) == (RECEIVING, True)
-    assert not book.activate(9), "it was never committed"
-    assert book.commit(9) is CommitOutcome.ACCEPTED
+    assert not table.activate(9), "it was never committed"
+    assert table.commit(9) is CommitOutcome.ACCEPTED
     assert (entry.state, entry.awaited) == (COMMITTED, False)
-    assert not book.receiving(9)
-    assert book.activate(9)
-    assert not book.activate(9)
-    assert book.state(KEY) == ACTIVE
-    assert book.end(9) is entry
-    assert (entry.state, book.state(KEY), book.live, book.tombstones) == (ENDED, ENDED, 0, 1)
-    assert book.find(KEY) is None
-    assert book.find_transfer(9) is None
+    assert not table.receiving(9)
+    assert table.activate(9)
+    assert not table.activate(9)
+    assert table.state(KEY) == ACTIVE
+    assert table.end(9) is entry
+    assert (entry.state, table.state(KEY), table.live, table.tombstones) == (ENDED, ENDED, 0, 1)
+    assert table.find(KEY) is None
+    assert table.find_transfer(9) is None
 
 
 @pytest.mark.parametrize("active", [False, True])
 def test_a_ticket_commits_once(active: bool) -> None:
     """A second commit must not admit a second sequence, whatever state the first has reached."""
-    book = reserved()
-    assert book.commit(9) is CommitOutcome.ACCEPTED
-    assert not active or book.activate(9)
-    state = book.state(KEY)
-    assert book.commit(9) is CommitOutcome.REPEATED
-    assert book.state(KEY) == state
+    table = reserved()
+    assert table.commit(9) is CommitOutcome.ACCEPTED
+    assert not active or table.activate(9)
+    state = table.state(KEY)
+    assert table.commit(9) is CommitOutcome.REPEATED
+    assert table.state(KEY) == state
 
 
 def test_a_commit_in_time_is_repeated_and_not_expired_later() -> None:
     clock = FakeClock()
-    book = reserved(clock)
-    assert book.commit(9) is CommitOutcome.ACCEPTED
+    table = reserved(clock)
+    assert table.commit(9) is CommitOutcome.ACCEPTED
     clock.now += 10.25
-    assert book.commit(9) is CommitOutcome.REPEATED
-    assert book.expired() == [], "a moment is left for the sequence to end by itself"
+    assert table.commit(9) is CommitOutcome.REPEATED
+    assert table.expired() == [], "the sequence may end by itself for a while"
 
 
 def test_an_unknown_or_ended_transfer_takes_nothing() -> None:
-    book = reserved()
-    assert book.end(9) is not None
+    table = reserved()
+    assert table.end(9) is not None
     for transfer in (9, 8):
-        assert book.commit(transfer) is CommitOutcome.UNKNOWN
-        assert not book.receiving(transfer)
-        assert not book.activate(transfer)
-        assert book.end(transfer) is None
+        assert table.commit(transfer) is CommitOutcome.UNKNOWN
+        assert not table.receiving(transfer)
+        assert not table.activate(transfer)
+        assert table.end(transfer) is None
 
 
 @pytest.mark.parametrize("receiving", [False, True])
 def test_a_ticket_expires_at_its_deadline(receiving: bool) -> None:
     clock = FakeClock()
-    book = reserved(clock, ttl_s=10.0)
-    assert not receiving or book.receiving(9)
+    table = reserved(clock, ttl_s=10.0)
+    assert not receiving or table.receiving(9)
     clock.now += 9.99
-    assert book.expired() == []
+    assert table.expired() == []
     clock.now += 0.01
-    assert [entry.transfer_id for entry in book.expired()] == [9]
-    assert book.commit(9) is CommitOutcome.EXPIRED
-    assert book.state(KEY) == (RECEIVING if receiving else RESERVED), "its owner ends it"
+    assert [entry.transfer_id for entry in table.expired()] == [9]
+    assert table.commit(9) is CommitOutcome.EXPIRED
+    assert table.state(KEY) == (RECEIVING if receiving else RESERVED), "its owner ends it"
 
 
 def test_reserving_what_is_live_is_a_conflict() -> None:
-    book = reserved()
+    table = reserved()
     for key, transfer in ((KEY, 10), (AttemptKey(b"s", 1), 9)):
         with pytest.raises(BatonError) as error:
-            book.reserve(key, transfer, "others", 10.0)
+            table.reserve(key, transfer, "others", 10.0)
         assert error.value.kind is ErrorKind.CONFLICT
         assert str(error.value) == "attempt 1 or its transfer id is live already"
-    assert book.live == 1
+    assert table.live == 1
 
 
 def test_a_lower_attempt_is_superseded_and_an_ended_one_refused() -> None:
-    book = reserved()
-    book.reserve(AttemptKey(b"r", 3), 10, "more", 10.0)
-    assert [entry.transfer_id for entry in book.superseded(AttemptKey(b"r", 3))] == [9]
-    assert [entry.transfer_id for entry in book.superseded(AttemptKey(b"r", 4))] == [9, 10]
-    assert book.superseded(AttemptKey(b"r", 1)) == []
-    assert book.superseded(AttemptKey(b"other", 4)) == []
+    table = reserved()
+    table.reserve(AttemptKey(b"r", 3), 10, "more", 10.0)
+    assert [entry.transfer_id for entry in table.superseded(AttemptKey(b"r", 3))] == [9]
+    assert [entry.transfer_id for entry in table.superseded(AttemptKey(b"r", 4))] == [9, 10]
+    assert table.superseded(AttemptKey(b"r", 1)) == []
+    assert table.superseded(AttemptKey(b"other", 4)) == []
     with pytest.raises(BatonError, match=r"^attempt 2 is superseded by attempt 3$") as error:
-        book.check(AttemptKey(b"r", 2))
+        table.check(AttemptKey(b"r", 2))
     assert error.value.kind is ErrorKind.CONFLICT
-    book.end(10)
+    table.end(10)
     with pytest.raises(BatonError, match=r"^attempt 3 has ended already$") as error:
-        book.check(AttemptKey(b"r", 3))
+        table.check(AttemptKey(b"r", 3))
     assert error.value.kind is ErrorKind.CONFLICT
-    assert [entry.transfer_id for entry in book.superseded(AttemptKey(b"r", 4))] == [9], (
+    assert [entry.transfer_id for entry in table.superseded(AttemptKey(b"r", 4))] == [9], (
         "a tombstone is not live"
     )
 
 
 def test_a_tombstone_expires_completely() -> None:
     clock = FakeClock()
-    book = reserved(clock)
-    book.end(9)
+    table = reserved(clock)
+    table.end(9)
     clock.now += TOMBSTONE_S - 0.01
-    assert (book.tombstones, book.state(KEY)) == (1, ENDED)
+    assert (table.tombstones, table.state(KEY)) == (1, ENDED)
     clock.now += 0.01
-    assert (book.tombstones, book.state(KEY)) == (0, UNKNOWN)
-    assert book.check(KEY) is None
-    book.reserve(KEY, 9, "again", 10.0)
-    assert book.state(KEY) == RESERVED
+    assert (table.tombstones, table.state(KEY)) == (0, UNKNOWN)
+    assert table.check(KEY) is None
+    table.reserve(KEY, 9, "again", 10.0)
+    assert table.state(KEY) == RESERVED
 
 
 def test_forgetting_one_attempt_keeps_the_others() -> None:
     clock = FakeClock()
-    book: TicketTable[None] = TicketTable(clock=clock)
-    book.cancel(AttemptKey(b"r", 1))
+    table: TicketTable[None] = TicketTable(clock=clock)
+    table.cancel(AttemptKey(b"r", 1))
     clock.now += 1
-    book.cancel(AttemptKey(b"r", 2))
+    table.cancel(AttemptKey(b"r", 2))
     clock.now += TOMBSTONE_S - 1
-    assert book.tombstones == 1
+    assert table.tombstones == 1
     with pytest.raises(BatonError, match="superseded by attempt 2"):
-        book.check(AttemptKey(b"r", 1))
+        table.check(AttemptKey(b"r", 1))
 
 
 def test_a_second_cancel_renews_the_tombstone() -> None:
     clock = FakeClock()
-    book: TicketTable[None] = TicketTable(clock=clock)
-    book.cancel(KEY)
-    book.cancel(AttemptKey(b"s", 1))
+    table: TicketTable[None] = TicketTable(clock=clock)
+    table.cancel(KEY)
+    table.cancel(AttemptKey(b"s", 1))
     clock.now += 20
-    book.cancel(KEY)
+    table.cancel(KEY)
     clock.now += 15
-    assert book.state(KEY) == ENDED
-    assert book.state(AttemptKey(b"s", 1)) == UNKNOWN, "the renewed one moved behind it"
+    assert table.state(KEY) == ENDED
+    assert table.state(AttemptKey(b"s", 1)) == UNKNOWN, "the renewed one moved behind it"
 
 
 def test_a_cancel_ends_a_live_ticket() -> None:
-    book = reserved()
-    entry = book.cancel(KEY)
+    table = reserved()
+    entry = table.cancel(KEY)
     assert entry is not None
-    assert (entry.reservation, book.live, book.tombstones) == ("blocks", 0, 1)
+    assert (entry.reservation, table.live, table.tombstones) == ("blocks", 0, 1)
 
 
 def test_a_running_sequence_expires_shortly_after_its_deadline() -> None:
     clock = FakeClock()
-    book: TicketTable[str] = TicketTable(clock=clock)
-    book.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
-    book.commit(9)
-    book.activate(9)
+    table: TicketTable[str] = TicketTable(clock=clock)
+    table.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
+    table.commit(9)
+    table.activate(9)
     clock.now += 10.25
-    assert book.expired() == []
+    assert table.expired() == []
     clock.now += 0.25
-    assert [entry.key for entry in book.expired()] == [AttemptKey(b"r", 1)]
+    assert [entry.key for entry in table.expired()] == [AttemptKey(b"r", 1)]
 
 
 def test_tombstones_are_bounded_and_the_oldest_is_dropped_first() -> None:
-    book: TicketTable[None] = TicketTable(clock=FakeClock(), max_tombstones=3)
+    table: TicketTable[None] = TicketTable(clock=FakeClock(), max_tombstones=3)
     for number in range(5):
-        book.cancel(AttemptKey(bytes([number]), 1))
-    assert book.tombstones == 3
-    assert book.state(AttemptKey(bytes([1]), 1)) == UNKNOWN
-    assert book.state(AttemptKey(bytes([2]), 1)) == ENDED
+        table.cancel(AttemptKey(bytes([number]), 1))
+    assert table.tombstones == 3
+    assert table.state(AttemptKey(bytes([1]), 1)) == UNKNOWN
+    assert table.state(AttemptKey(bytes([2]), 1)) == ENDED
 
 
 def test_a_reserved_ticket_commits_without_a_byte() -> None:
-    book: TicketTable[str] = TicketTable(clock=FakeClock())
-    book.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
-    assert book.commit(9) is CommitOutcome.ACCEPTED
-    assert book.activate(9)
-    ended = book.end(9)
+    table: TicketTable[str] = TicketTable(clock=FakeClock())
+    table.reserve(AttemptKey(b"r", 1), 9, "blocks", 10)
+    assert table.commit(9) is CommitOutcome.ACCEPTED
+    assert table.activate(9)
+    ended = table.end(9)
     assert ended is not None
     assert ended.reservation == "blocks"
-    assert book.end(9) is None
+    assert table.end(9) is None
 
 
 def test_a_cancel_before_the_reserve_refuses_it() -> None:
-    book: TicketTable[None] = TicketTable(clock=FakeClock())
-    assert book.cancel(AttemptKey(b"r", 2)) is None
+    table: TicketTable[None] = TicketTable(clock=FakeClock())
+    assert table.cancel(AttemptKey(b"r", 2)) is None
     for number in (1, 2):
         with pytest.raises(BatonError):
-            book.check(AttemptKey(b"r", number))
-    assert book.check(AttemptKey(b"r", 3)) is None
+            table.check(AttemptKey(b"r", number))
+    assert table.check(AttemptKey(b"r", 3)) is None

@@ -1,4 +1,4 @@
-"""A prompt that is run before its ticket is here: told at once, handed over once the ticket comes."""
+"""Prompts computed before their ticket arrives: replied to at once, handed over once it is there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def target(tmp_path: Path) -> Iterator[SteppedEngine]:
 
 
 def play(*engines: SteppedEngine) -> None:
-    """Turns them until all have rested for a while, and no transfer is under way: links have threads of their
+    """Turns the engines until none has had work for a while and no transfer runs: links have threads of their
     own."""
     deadline = time.monotonic() + PATIENCE_S
     rested = time.monotonic() + REST_S
@@ -91,7 +91,7 @@ def test_a_late_ticket_is_withdrawn_where_the_first_token_ended_the_request(
 ) -> None:
     number = source.send(prefill=prefill(None, most=1, ticket_follows=True))
     play(source)
-    assert source.of(number) == ["prefill"]  # it waits: nobody else would give the slot back
+    assert source.of(number) == ["prefill"]  # it waits for the ticket, to release the slot
     (event,) = [e for e in source.events if e.id == number]
     assert event.prefill.first_token.finish_reason == FinishReason.FINISH_REASON_LENGTH
     source.ask(give_ticket=give(target.ask(reserve=reserve(most=1)).reserved.ticket))

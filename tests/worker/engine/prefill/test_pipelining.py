@@ -1,4 +1,4 @@
-"""A finished chunk travels while the next computes: two engines, turned by hand, over a real link."""
+"""Blocks of a finished chunk are sent while the next is computed: two stepped engines over a real link."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def audit(stepped: SteppedEngine) -> Audit:
 
 
 def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
-    """Chunk after chunk: what the first n made is in decode's blocks before the next is begun."""
+    """The blocks of the first n chunks have arrived before the next chunk is begun."""
     (tmp_path / "p").mkdir()
     (tmp_path / "d").mkdir()
     giving = SteppedEngine(tmp_path / "p", "prefill", chunk_tokens=CHUNK)
@@ -29,7 +29,7 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
     prompts = giving.engine._prefill
     seen: list[tuple[int, int]] = []
     while (computed := prompts.loop.tokens_run) < TOKENS:
-        # Only links from here until all that was computed has come; the prompt waits.
+        # Only links are polled until the computed blocks have arrived; no step runs.
         whole = computed // 4  # its blocks have 4 tokens
         deadline = time.monotonic() + 5
         while taking.engine._decode.receiver is None or _received(taking) < whole:

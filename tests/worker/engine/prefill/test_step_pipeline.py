@@ -1,4 +1,4 @@
-"""A worker whose device ends its prefill steps some turns after they were begun, as a GPU does."""
+"""Prefill on a device that ends its steps some turns after they were begun, as a GPU does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURNS = 3
 
 
 class LateMoment:
-    """Ended at the third look."""
+    """Ends after a few polls."""
 
     def __init__(self) -> None:
         self._looks = 0
@@ -45,7 +45,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rest(stepped: SteppedEngine) -> None:
-    """Turns until nothing happens and no step is under way."""
+    """Turns until there is nothing to do and no step runs."""
     loop = stepped.engine._prefill.loop
     for _ in range(2000):
         if not stepped.play() and not loop.under_way:

@@ -56,7 +56,7 @@ def test_a_bar_on_a_terminal() -> None:
 
 
 class Gone(Terminal):
-    """Nobody holds its other end."""
+    """A terminal whose other end is closed."""
 
     def write(self, text: str) -> int:
         raise OSError(5, "Input/output error")

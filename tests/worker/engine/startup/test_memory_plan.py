@@ -1,4 +1,4 @@
-"""KV blocks by arithmetic: what is told, what a share leaves, and what is refused before a byte is loaded."""
+"""The memory plan: configured blocks, blocks of a share, and what is refused before anything is loaded."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_other_memory_is_bounded_at_256_slots(config: ModelConfig) -> None:
 def test_no_more_blocks_than_all_slots_can_use(plan: Plan) -> None:
     assert plan(slots=2, max_context=640) == 2 * 10 + 1
     assert plan(slots=2, max_context=641) == 2 * 11 + 1
-    assert plan(slots=2, max_context=640, kv_blocks=1000) == 1000  # unless told
+    assert plan(slots=2, max_context=640, kv_blocks=1000) == 1000  # unless configured
 
 
 def test_a_share_too_small_for_the_model_is_refused(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""What an engine on a GPU says of its start, with the GPU played."""
+"""Log lines of an engine's start on a simulated GPU."""
 
 from __future__ import annotations
 
