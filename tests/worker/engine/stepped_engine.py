@@ -115,6 +115,12 @@ class SteppedEngine:
         """Outgoing transfers that have not ended."""
         return sum(link.live_transfers for link in self.engine._prefill.sender.links)
 
+    @property
+    def receiving(self) -> int:
+        """Incoming transfers that have not ended."""
+        receiver = self.engine._decode.receiver
+        return 0 if receiver is None else sum(link.live_transfers for link in receiver.links)
+
     def play(self) -> bool:
         """One turn, and the front's part in it: each ended slot is reported. False where there was
         nothing to do."""

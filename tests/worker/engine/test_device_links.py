@@ -123,9 +123,7 @@ def test_blocks_of_a_cancelled_request_are_reused_at_once(
         assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
         pair.run_until(lambda request=request: pair.ended(request))  # type: ignore[misc]
         pair.run_until(lambda: pump.idle() and not pair.source.engine._prefill.sender.pinned_blocks)
-        pair.run_until(
-            lambda: not any(link.live_transfers for link in pair.target.engine._decode.receiver.links)
-        )  # type: ignore[union-attr]
+        pair.run_until(lambda: not pair.target.receiving)
         pair.assert_free()
 
 

@@ -121,7 +121,7 @@ def worker(device: str = "cpu", transport: Transport = "nccl") -> WorkerConfig:
 
 
 def test_nccl_without_a_gpu_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(BatonError, match="transport nccl: it is between GPUs") as error:
+    with pytest.raises(BatonError, match="transport nccl: it connects GPUs") as error:
         check_transport(worker())
     assert error.value.kind is ErrorKind.INVALID
     for transport in ("auto", "ipc", "grpc"):

@@ -89,7 +89,7 @@ def test_invalid_sampling_is_refused_with_its_name(fields: dict[str, Any], names
 
 
 def test_a_worker_with_logprobs_disabled_refuses_them() -> None:
-    with pytest.raises(BatonError, match="no logprobs"):
+    with pytest.raises(BatonError, match="logprobs disabled"):
         sampling_of(types_pb2.Sampling(top_p=1, logprobs=0), VOCAB, 0)
 
 

@@ -77,7 +77,7 @@ def test_a_row_is_its_codes_and_a_scale() -> None:
     rows = 2 * 2 * 2 * 4  # layers, planes, heads, tokens
     assert wire.block_bytes == (rows * 28, rows * 12)
     assert wire.piece_bytes(200) == 2 * 84  # whole rows of both groups
-    with pytest.raises(ValueError, match="cut rows"):
+    with pytest.raises(ValueError, match="split rows"):
         wire.read(0, 1, 0, 30)
 
 
