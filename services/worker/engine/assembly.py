@@ -112,31 +112,15 @@ def build_engine(
     decode_clock = StepClock(
         lambda: steps.tokens_decoded, ended=lambda: steps.ring.steps + steps.ring.full_steps
     )
-    audit = EngineAudit(
-        model=model,
-        decode=decode,
-        prefill=prefill,
-        prefix_cache=cache,
-        decode_clock=decode_clock,
-        prefill_clock=prefill_clock,
-        block_bytes=links.wire.block_bytes,
-    )
-    engine = EngineLoop(
-        channel=channel,
-        wakeup=wakeup,
-        heartbeat=heartbeat,
-        commands=Commands(channel, config.role, decode, prefill, audit),
-        decode=decode,
-        prefill=prefill,
-        decode_clock=decode_clock,
-        prefill_clock=prefill_clock,
-        prefix_cache=cache,
-        nccl=links.nccl,
-        pieces_a_turn=links.pieces_a_turn,
-    )
+    block_bytes = links.wire.block_bytes
+    audit = EngineAudit(model, decode, prefill, cache, decode_clock, prefill_clock, block_bytes)
+    commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=_ready(config, model, audit, decode.transfer_address, cache)))
-    return engine
+    return EngineLoop(
+        channel, wakeup, heartbeat, commands, decode, prefill, decode_clock, prefill_clock, cache, links.nccl,
+        links.pieces_a_turn,
+    )  # fmt: skip
 
 
 def build_decode(
@@ -159,40 +143,14 @@ def build_decode(
     sink = ReservedBlockSink(tickets, wire)
     receiver, address = open_receiver(sink)
     allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
-    reserved = ReservedSlots(
-        tickets=tickets,
-        loop=loop,
-        slots=slots,
-        pools=model.pools,
-        allocation=allocation,
-        receiver=receiver,
-        prefix_cache=prefix_cache,
-        emit=emit,
-    )
+    reserved = ReservedSlots(tickets, loop, slots, model.pools, allocation, receiver, prefix_cache, emit)
     issuer = TicketIssuer(
-        model=model,
-        identity=identity,
-        signer=signer,
-        tickets=tickets,
-        reserved=reserved,
-        slots=slots,
-        allocation=allocation,
-        receiver=receiver,
-        transfer_address=address,
-        block_bytes=wire.block_bytes,
-        reserve_output_tokens=reserve_output_tokens,
-        prefix_cache=prefix_cache,
-    )
+        model, identity, signer, tickets, reserved, slots, allocation, receiver, address, wire.block_bytes,
+        reserve_output_tokens, prefix_cache,
+    )  # fmt: skip
+    admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
     handoffs = HandoffReceiver(
-        loop=loop,
-        tickets=tickets,
-        reserved=reserved,
-        allocation=allocation,
-        admissions=AdmissionChecks(model, loop, prefix_cache if receiver is not None else None),
-        signer=signer,
-        receiver=receiver,
-        block_bytes=wire.block_bytes,
-        prefix_cache=prefix_cache,
+        loop, tickets, reserved, allocation, admissions, signer, receiver, wire.block_bytes, prefix_cache
     )
     return DecodeComponents(
         loop, slots, tickets, sink, allocation, receiver, address, reserved, issuer, handoffs
@@ -299,13 +257,9 @@ def _build_prefill(
         connectors=connectors_of(transfer.transport, links.wakeup.set, links.device, links.nccl, links.auth),
     )
     local = LocalHandoffs(links.identity.incarnation, decode.reserved, decode.handoffs)
+    check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
     jobs = PrefillJobs(
-        model=model,
-        scheduler=loop.scheduler,
-        sender=sender,
-        check=RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret)),
-        local=local if config.role == "both" else None,
-        emit=channel.send,
+        model, loop.scheduler, sender, check, local if config.role == "both" else None, channel.send
     )
     device_pieces = links.pieces_a_turn if links.device is not None else 0
     return PrefillComponents(loop, sender, jobs, PrefillPipeline(jobs, loop, sender, device_pieces))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from baton.engine.memory.blocks import BlockTables
@@ -15,51 +16,41 @@ from services.worker.engine.startup.model_loader import LoadedModel
 from services.worker.engine.step_clock import StepClock
 
 
+@dataclass(frozen=True, slots=True)
 class EngineAudit:
-    """Counts the resources and the work of one engine."""
+    """Counts the resources and the work of one engine. `block_bytes`: bytes of a block on the wire, by cache
+    group."""
 
-    def __init__(
-        self,
-        *,
-        model: LoadedModel,
-        decode: DecodeComponents,
-        prefill: PrefillComponents,
-        prefix_cache: PrefixCache | None,
-        decode_clock: StepClock,
-        prefill_clock: StepClock,
-        block_bytes: Sequence[int],
-    ) -> None:
-        """`block_bytes`: bytes of a block on the wire, by cache group."""
-        self._model = model
-        self._decode = decode
-        self._prefill = prefill
-        self._prefix_cache = prefix_cache
-        self._decode_clock = decode_clock
-        self._prefill_clock = prefill_clock
-        self._block_bytes = tuple(block_bytes)
+    model: LoadedModel
+    decode: DecodeComponents
+    prefill: PrefillComponents
+    prefix_cache: PrefixCache | None
+    decode_clock: StepClock
+    prefill_clock: StepClock
+    block_bytes: Sequence[int]
 
     def load(self) -> Load:
         """The counts by which the router places requests."""
         return Load(
-            slots=self._decode.slots.total,
-            free_slots=self._decode.slots.free,
-            blocks=self._model.pools.total,
-            free_blocks=self._model.pools.free,
-            block_tokens=self._model.layout.groups[0].block_tokens,
-            queued_prefills=len(self._prefill.jobs),
-            queued_prefill_tokens=self._prefill.loop.scheduler.queued_tokens,
+            slots=self.decode.slots.total,
+            free_slots=self.decode.slots.free,
+            blocks=self.model.pools.total,
+            free_blocks=self.model.pools.free,
+            block_tokens=self.model.layout.groups[0].block_tokens,
+            queued_prefills=len(self.prefill.jobs),
+            queued_prefill_tokens=self.prefill.loop.scheduler.queued_tokens,
         )
 
     def report(self, *, integrity: bool = True) -> Audit:
         """Counts of everything that a leak would show in; with `integrity` the block pools are checked
         against the owners of their blocks."""
-        prompts, decode, handoffs = self._prefill.loop, self._decode.loop, self._decode.handoffs
-        allocation, sender = self._decode.allocation, self._prefill.sender.counters
+        prompts, decode, handoffs = self.prefill.loop, self.decode.loop, self.decode.handoffs
+        allocation, sender = self.decode.allocation, self.prefill.sender.counters
         audit = Audit(
             load=self.load(),
             engine_pid=os.getpid(),
             host=socket.gethostname(),
-            device=str(self._model.device),
+            device=str(self.model.device),
             prompts_run=prompts.prompts_run,
             prompt_tokens_run=prompts.tokens_run,
             decode_steps=decode.ring.steps,
@@ -69,31 +60,31 @@ class EngineAudit:
             block_allocations=allocation.allocations,
             sequences_preempted=allocation.preempted,
             sequences_swapped_out=allocation.swapped_out,
-            block_bytes=self._block_bytes,
+            block_bytes=self.block_bytes,
             blocks_shipped=sender.blocks_shipped,
             bytes_shipped=sender.bytes_shipped,
             handoffs_committed=handoffs.committed,
             handoffs_local=handoffs.committed_locally,
             blocks_unsent=handoffs.resident_blocks,
             bytes_unsent=handoffs.resident_bytes,
-            pinned_blocks=self._model.pools.pinned,
-            live_tickets=self._decode.tickets.live,
-            tombstones=self._decode.tickets.tombstones,
+            pinned_blocks=self.model.pools.pinned,
+            live_tickets=self.decode.tickets.live,
+            tombstones=self.decode.tickets.tombstones,
             links=self._links(),
-            dropped_unknown=sender.dropped_unknown + self._decode.reserved.dropped_unknown,
+            dropped_unknown=sender.dropped_unknown + self.decode.reserved.dropped_unknown,
             integrity_error=self._integrity_error() if integrity else "",
             link_fallbacks=sender.link_fallbacks,
             links_returned=sender.links_returned,
             links_broken=sender.links_broken,
-            slot_states=self._decode.reserved.slot_states(),
-            recent_decode=self._decode_clock.recent(),
-            recent_prefill=self._prefill_clock.recent(),
-            decode_busy_ns=self._decode_clock.busy_ns,
-            prefill_busy_ns=self._prefill_clock.busy_ns,
-            prefixes=None if self._prefix_cache is None else self._prefixes(self._prefix_cache),
+            slot_states=self.decode.reserved.slot_states(),
+            recent_decode=self.decode_clock.recent(),
+            recent_prefill=self.prefill_clock.recent(),
+            decode_busy_ns=self.decode_clock.busy_ns,
+            prefill_busy_ns=self.prefill_clock.busy_ns,
+            prefixes=None if self.prefix_cache is None else self._prefixes(self.prefix_cache),
         )
-        if self._decode.receiver is not None:
-            receiver = self._decode.receiver.counters
+        if self.decode.receiver is not None:
+            receiver = self.decode.receiver.counters
             audit.blocks_received = sum(receiver.blocks_received)
             audit.bytes_received = receiver.bytes_received
             audit.dropped_unknown += receiver.dropped_unknown
@@ -102,11 +93,11 @@ class EngineAudit:
         return audit
 
     def _links(self) -> list[LinkAudit]:
-        receiver = self._decode.receiver
-        return [*self._prefill.sender.links, *(receiver.links if receiver is not None else ())]
+        receiver = self.decode.receiver
+        return [*self.prefill.sender.links, *(receiver.links if receiver is not None else ())]
 
     def _prefixes(self, cache: PrefixCache) -> PrefixAudit:
-        cached, stored, hits = self._model.pools.cached, cache.stored, cache.hit_blocks
+        cached, stored, hits = self.model.pools.cached, cache.stored, cache.hit_blocks
         return PrefixAudit(
             hit_tokens=cache.hit_tokens,
             missed_tokens=cache.missed_tokens,
@@ -118,17 +109,17 @@ class EngineAudit:
             disk_hits=hits["disk"],
             host_blocks=stored.host_blocks,
             disk_blocks=stored.disk_blocks,
-            block_bytes=sum(group.block_bytes for group in self._model.layout.groups),
+            block_bytes=sum(group.block_bytes for group in self.model.layout.groups),
             disk_dropped=stored.disk_dropped,
             disk_corrupt=stored.disk_corrupt,
         )
 
     def _integrity_error(self) -> str:
         try:
-            self._model.pools.check_integrity(self._owned_blocks())
+            self.model.pools.check_integrity(self._owned_blocks())
         except RuntimeError as error:
             return str(error)
         return ""
 
     def _owned_blocks(self) -> Iterator[BlockTables]:
-        return chain(self._decode.reserved.owned_blocks(), self._prefill.jobs.owned_blocks())
+        return chain(self.decode.reserved.owned_blocks(), self.prefill.jobs.owned_blocks())

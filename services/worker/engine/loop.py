@@ -9,6 +9,7 @@ their prompts are begun. The front knows by a heartbeat that the loop makes prog
 from __future__ import annotations
 
 import selectors
+from dataclasses import dataclass, field
 
 from baton.device.wakeup import Wakeup
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -35,44 +36,30 @@ _BUSY_POLL_S = 0.0
 _POLL_SOON_S = 0.00002
 
 
+@dataclass(eq=False)
 class EngineLoop:
     """Turns the components of one engine; `assembly` builds them."""
 
-    def __init__(
-        self,
-        *,
-        channel: EngineEnd,
-        wakeup: Wakeup,
-        heartbeat: EngineHeartbeat,
-        commands: Commands,
-        decode: DecodeComponents,
-        prefill: PrefillComponents,
-        decode_clock: StepClock,
-        prefill_clock: StepClock,
-        prefix_cache: PrefixCache | None,
-        nccl: NcclLinks | None,
-        pieces_a_turn: int,
-    ) -> None:
-        self._channel = channel
-        self._wakeup = wakeup
-        self._heartbeat = heartbeat
-        self._commands = commands
-        self._decode = decode
-        self._prefill = prefill
-        self._decode_clock = decode_clock
-        self._prefill_clock = prefill_clock
-        self._prefix_cache = prefix_cache
-        self._nccl = nccl
-        self._pieces_a_turn = pieces_a_turn
-        self._unfit = False
+    channel: EngineEnd
+    wakeup: Wakeup
+    heartbeat: EngineHeartbeat
+    commands: Commands
+    decode: DecodeComponents
+    prefill: PrefillComponents
+    decode_clock: StepClock
+    prefill_clock: StepClock
+    prefix_cache: PrefixCache | None
+    nccl: NcclLinks | None
+    pieces_a_turn: int
+    _unfit: bool = field(default=False, init=False)
 
     def run(self) -> None:
         """Turns until a stop command. Raises ChannelClosedError where the front is gone, BatonError where the
         device hangs."""
         selector = selectors.SelectSelector()  # epoll waits for whole milliseconds
-        selector.register(self._channel, selectors.EVENT_READ)
-        selector.register(self._wakeup, selectors.EVENT_READ)
-        while not self._commands.stopping:
+        selector.register(self.channel, selectors.EVENT_READ)
+        selector.register(self.wakeup, selectors.EVENT_READ)
+        while not self.commands.stopping:
             if not self.turn():
                 selector.select(self._wait_s())
         self.close()
@@ -80,61 +67,61 @@ class EngineLoop:
     def turn(self) -> bool:
         """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
         hangs."""
-        self._heartbeat.turn()
-        check_devices(self._decode.loop, self._prefill.loop)
-        self._wakeup.clear()
-        worked = self._commands.handle()
-        self._decode.reserved.expire()
-        if self._prefix_cache is not None:
-            worked |= self._prefix_cache.poll()
-        worked |= self._decode.handoffs.poll(self._pieces_a_turn)
-        worked |= self._prefill.pipeline.poll(self._pieces_a_turn)
-        steps_ended = self._prefill.loop.steps_ended
-        worked |= self._prefill_clock.timed(self._prefill.pipeline.step)
-        worked |= self._prefill.loop.steps_ended > steps_ended
-        self._decode.allocation.step()
-        worked |= self._decode_clock.timed(self._decode_step)
+        self.heartbeat.turn()
+        check_devices(self.decode.loop, self.prefill.loop)
+        self.wakeup.clear()
+        worked = self.commands.handle()
+        self.decode.reserved.expire()
+        if self.prefix_cache is not None:
+            worked |= self.prefix_cache.poll()
+        worked |= self.decode.handoffs.poll(self.pieces_a_turn)
+        worked |= self.prefill.pipeline.poll(self.pieces_a_turn)
+        steps_ended = self.prefill.loop.steps_ended
+        worked |= self.prefill_clock.timed(self.prefill.pipeline.step)
+        worked |= self.prefill.loop.steps_ended > steps_ended
+        self.decode.allocation.step()
+        worked |= self.decode_clock.timed(self._decode_step)
         self._report_prefixes()
         self._report_unfit()
         return worked
 
     def close(self) -> None:
         """Closes links and the prefix cache's stores."""
-        self._prefill.sender.close()
-        if self._prefix_cache is not None:
-            self._prefix_cache.close()
-        if self._decode.receiver is not None:
-            self._decode.receiver.close()
+        self.prefill.sender.close()
+        if self.prefix_cache is not None:
+            self.prefix_cache.close()
+        if self.decode.receiver is not None:
+            self.decode.receiver.close()
 
     def _wait_s(self) -> float:
         """How long the loop may wait after a turn with nothing to do."""
-        receiver, prompts = self._decode.receiver, self._prefill.loop
-        if self._prefill.sender.restless or (receiver is not None and receiver.restless):
+        receiver, prompts = self.decode.receiver, self.prefill.loop
+        if self.prefill.sender.restless or (receiver is not None and receiver.restless):
             return _BUSY_POLL_S
         if receiver is not None and receiver.expectant:
             return _POLL_SOON_S
         if prompts.under_way:
             return _POLL_SOON_S if abs(prompts.ends_in_s) < _NEAR_END_S else _STEP_RUNS_S
-        return self._decode.loop.nap_s if self._decode.loop.has_work else _IDLE_S
+        return self.decode.loop.nap_s if self.decode.loop.has_work else _IDLE_S
 
     def _decode_step(self) -> bool:
-        return self._decode.loop.step(self._between_layers)
+        return self.decode.loop.step(self._between_layers)
 
     def _between_layers(self) -> None:
         """What cannot wait for the end of a decode step that the host computes."""
-        self._heartbeat.step(self._decode.loop.expected_step_s)
-        self._decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
-        self._commands.handle_urgent()
+        self.heartbeat.step(self.decode.loop.expected_step_s)
+        self.decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
+        self.commands.handle_urgent()
 
     def _report_prefixes(self) -> None:
         """Reports the blocks that entered and left the prefix cache, for the routers' index."""
-        if self._prefix_cache is not None:
-            added, removed = self._prefix_cache.take_changes(_PREFIXES_AN_EVENT)
+        if self.prefix_cache is not None:
+            added, removed = self.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
             if added or removed:
-                self._channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
+                self.channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
 
     def _report_unfit(self) -> None:
         """Reports once that NCCL hangs: the device memory of its links cannot be freed in this process."""
-        if self._nccl is not None and not self._unfit and self._nccl.hung:
+        if self.nccl is not None and not self._unfit and self.nccl.hung:
             self._unfit = True
-            self._channel.send(EngineEvent(unfit=UnfitEvent(reason="NCCL did not end a link in time")))
+            self.channel.send(EngineEvent(unfit=UnfitEvent(reason="NCCL did not end a link in time")))

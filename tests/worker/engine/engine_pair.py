@@ -119,7 +119,7 @@ class Pair:
 
     def ended(self, request: PairRequest) -> bool:
         """Whether the prefill's call and decode's slot have ended."""
-        live = self.target.engine._decode.tickets.find_transfer(
+        live = self.target.engine.decode.tickets.find_transfer(
             TicketBody.FromString(request.reserved.ticket.body).transfer_id
         )
         return self.source.of(request.number)[-1:] in (["prefill_ended"], ["failed"]) and live is None

@@ -113,12 +113,12 @@ class SteppedEngine:
     @property
     def transfers(self) -> int:
         """Outgoing transfers that have not ended."""
-        return sum(link.live_transfers for link in self.engine._prefill.sender.links)
+        return sum(link.live_transfers for link in self.engine.prefill.sender.links)
 
     @property
     def receiving(self) -> int:
         """Incoming transfers that have not ended."""
-        receiver = self.engine._decode.receiver
+        receiver = self.engine.decode.receiver
         return 0 if receiver is None else sum(link.live_transfers for link in receiver.links)
 
     def play(self) -> bool:

@@ -65,17 +65,17 @@ def test_prompts_of_every_length(pair: Pair, truth: SteppedEngine, pump: Pump) -
         prompt = words(length, seed=length)
         assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
-    (link,) = pair.source.engine._prefill.sender.links
+    (link,) = pair.source.engine.prefill.sender.links
     assert link.transport == "ipc"
     assert pump.steps > 0, "the devices have done it"
-    sent = pair.source.engine._prefill.sender.counters.bytes_shipped
+    sent = pair.source.engine.prefill.sender.counters.bytes_shipped
     assert pair.audit().bytes_received == sent > 0
 
 
 def test_the_commit_is_sent_before_the_first_token(
     pair: Pair, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = pair.source.engine._prefill.jobs
+    jobs = pair.source.engine.prefill.jobs
     pair.generate(words(9, 1))  # opens a link
     states: list[TransferState] = []
     first_token = PrefillReply.first_token
@@ -91,7 +91,7 @@ def test_the_commit_is_sent_before_the_first_token(
     assert states == [TransferState.COMMITTING]
     pair.generate(words(9, 3), most=1)  # its first token is its last: the ticket goes back
     assert states[1:] == [TransferState.SENDING]
-    pair.run_until(lambda: pump.idle() and not pair.source.engine._prefill.sender.restless)
+    pair.run_until(lambda: pump.idle() and not pair.source.engine.prefill.sender.restless)
     pair.assert_free()
 
 
@@ -122,7 +122,7 @@ def test_blocks_of_a_cancelled_request_are_reused_at_once(
         prompt = words(30, 100 + seed)
         assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
         pair.run_until(lambda request=request: pair.ended(request))  # type: ignore[misc]
-        pair.run_until(lambda: pump.idle() and not pair.source.engine._prefill.sender.pinned_blocks)
+        pair.run_until(lambda: pump.idle() and not pair.source.engine.prefill.sender.pinned_blocks)
         pair.run_until(lambda: not pair.target.receiving)
         pair.assert_free()
 
@@ -133,7 +133,7 @@ def test_completed_blocks_are_sent_before_the_next_step_begins(
     monkeypatch.setattr("services.worker.engine.startup.prefill_setup.lane_of", lambda device: LateLane())
     pair = Pair(tmp_path)
     pair.each_turn = pump.some
-    side = pair.source.engine._prefill
+    side = pair.source.engine.prefill
     pair.generate(words(4, 1))  # opens a link
     shipped: list[int] = []
     take, begin = side.loop.ended, side.loop.begin
@@ -162,7 +162,7 @@ def test_a_handoff_that_is_acknowledged_at_once_sends_all_replies_in_order(
     pair: Pair, truth: SteppedEngine, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All blocks are resident at decode, which acknowledges at once."""
-    sender, prefixes = pair.source.engine._prefill.sender, pair.source.engine._prefix_cache
+    sender, prefixes = pair.source.engine.prefill.sender, pair.source.engine.prefix_cache
     assert prefixes is not None
     pair.generate(words(9, 1))  # opens a link
     poll = sender.poll

@@ -96,7 +96,7 @@ def test_a_running_sequence_ends_at_its_deadline(stepped: SteppedEngine) -> None
 
 
 def test_a_device_that_hangs_ends_the_engine(stepped: SteppedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    for loop in (stepped.engine._decode.loop, stepped.engine._prefill.loop):
+    for loop in (stepped.engine.decode.loop, stepped.engine.prefill.loop):
         with monkeypatch.context() as patch:
             patch.setattr(type(loop), "device_hung", lambda loop: True)
             with pytest.raises(BatonError, match="the device makes no progress") as hung:
@@ -227,7 +227,7 @@ def test_a_reservation_does_not_wait_for_the_end_of_a_step(
     """A reservation between two layers is answered there, unless another command precedes it."""
     ticket = stepped.ask(reserve=reserve()).reserved.ticket
     stepped.send(prefill=prefill(ticket))
-    loop = stepped.engine._decode.loop
+    loop = stepped.engine.decode.loop
     while not loop.has_work:
         stepped.engine.turn()
     between = stepped.engine._between_layers

@@ -65,7 +65,7 @@ def ways(tmp_path: Path, made: list[WatchedLinks], monkeypatch: pytest.MonkeyPat
 
 
 def transports(pair: Pair) -> list[str]:
-    return [link.transport for link in pair.source.engine._prefill.sender.links]
+    return [link.transport for link in pair.source.engine.prefill.sender.links]
 
 
 def unfit(engine: SteppedEngine) -> list[str]:
@@ -82,7 +82,7 @@ def test_prompts_are_sent_over_nccl_where_configured(
         pair.assert_free()
     assert transports(pair) == ["nccl"]
     assert sum(len(links.lines) for links in made) == 2
-    assert pair.audit().bytes_received == pair.source.engine._prefill.sender.counters.bytes_shipped > 0
+    assert pair.audit().bytes_received == pair.source.engine.prefill.sender.counters.bytes_shipped > 0
     assert unfit(pair.source) == unfit(pair.target) == []
     pair.close()
 
@@ -106,7 +106,7 @@ def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
     time.sleep(0.15)
     engine.turn(3)
     assert unfit(engine) == ["NCCL did not end a link in time"]
-    ways.run_until(lambda: not any(link.live_transfers for link in ways.source.engine._prefill.sender.links))
+    ways.run_until(lambda: not any(link.live_transfers for link in ways.source.engine.prefill.sender.links))
     ways.assert_free()
 
 

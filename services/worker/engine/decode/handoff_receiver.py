@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -29,55 +30,45 @@ from services.worker.engine.decode.ticket_table import CommitOutcome, TicketTabl
 _DEVICE_WAIT_BESIDE_STEPS_S, _DEVICE_WAIT_S = 0.0002, 0.002
 
 
+@dataclass(slots=True, eq=False)
 class HandoffReceiver:
-    """The receiving end of one engine's handoffs, over links and from its own prefill."""
+    """The receiving end of one engine's handoffs, over links and from its own prefill.
 
-    def __init__(
-        self,
-        *,
-        loop: DecodeLoop,
-        tickets: TicketTable[Reservation],
-        reserved: ReservedSlots,
-        allocation: BlockAllocation,
-        admissions: AdmissionChecks,
-        signer: TicketSigner,
-        receiver: Receiver | None,
-        block_bytes: Sequence[int],
-        prefix_cache: PrefixCache | None,
-    ) -> None:
-        """`receiver`: None where no other worker sends blocks to this one. `block_bytes`: bytes of a block on
-        the wire, by cache group."""
-        self._loop = loop
-        self._tickets = tickets
-        self._reserved = reserved
-        self._allocation = allocation
-        self._admissions = admissions
-        self._signer = signer
-        self._receiver = receiver
-        self._block_bytes = tuple(block_bytes)
-        self._prefix_cache = prefix_cache
-        self.committed = 0
-        self.committed_locally = 0
-        # Blocks of committed handoffs that were resident and so not sent, over all cache groups.
-        self.resident_blocks = 0
-        self.resident_bytes = 0
+    `receiver`: None where no other worker sends blocks to this one. `block_bytes`: bytes of a block on the
+    wire, by cache group.
+    """
+
+    loop: DecodeLoop
+    tickets: TicketTable[Reservation]
+    reserved: ReservedSlots
+    allocation: BlockAllocation
+    admissions: AdmissionChecks
+    signer: TicketSigner
+    receiver: Receiver | None
+    block_bytes: Sequence[int]
+    prefix_cache: PrefixCache | None
+    committed: int = field(default=0, init=False)
+    committed_locally: int = field(default=0, init=False)
+    # Blocks of committed handoffs that were resident and so not sent, over all cache groups.
+    resident_blocks: int = field(default=0, init=False)
+    resident_bytes: int = field(default=0, init=False)
 
     def receive_pieces(self, max_pieces: int) -> None:
         """The part of `poll` that is safe within a decode step: writes pieces to blocks that no active slot
         reads. Events wait for the next `poll`."""
-        if self._receiver is not None:
-            self._receiver.land(max_pieces)
+        if self.receiver is not None:
+            self.receiver.land(max_pieces)
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded work on the links; False where there was none. While a device is moving pieces this polls
         again for a short time, or until a sequence is admitted: a turn of the engine's loop takes longer."""
-        if self._receiver is None:
+        if self.receiver is None:
             return False
-        wait_s = _DEVICE_WAIT_BESIDE_STEPS_S if self._loop.has_work else _DEVICE_WAIT_S
+        wait_s = _DEVICE_WAIT_BESIDE_STEPS_S if self.loop.has_work else _DEVICE_WAIT_S
         until, committed = time.monotonic() + wait_s, self.committed
-        worked = self._handle(self._receiver.poll(max_pieces))
-        while self._receiver.landing and self.committed == committed and time.monotonic() < until:
-            worked |= self._handle(self._receiver.poll(max_pieces))
+        worked = self._handle(self.receiver.poll(max_pieces))
+        while self.receiver.landing and self.committed == committed and time.monotonic() < until:
+            worked |= self._handle(self.receiver.poll(max_pieces))
         return worked
 
     def commit(self, transfer_id: int, record: CommitRecord) -> None:
@@ -90,10 +81,10 @@ class HandoffReceiver:
 
     def commit_local(self, transfer_id: int, record: CommitRecord) -> None:
         """`commit` by this worker's own prefill, which has written into the reserved blocks."""
-        body = self._signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
+        body = self.signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
         if body.transfer_id != transfer_id:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
-        self._tickets.receiving(transfer_id)
+        self.tickets.receiving(transfer_id)
         self.commit(transfer_id, record)
         self.committed_locally += 1
 
@@ -101,7 +92,7 @@ class HandoffReceiver:
         for event in events:
             match event:
                 case Arrived(transfer_id):
-                    self._tickets.receiving(transfer_id)
+                    self.tickets.receiving(transfer_id)
                 case Described(transfer_id, record):
                     self._prepare(transfer_id, record)
                 case Announced(transfer_id, record):
@@ -109,55 +100,55 @@ class HandoffReceiver:
                 case Committed(transfer_id, record):
                     self._commit_received(transfer_id, record)
                 case Withdrawn(transfer_id):
-                    self._reserved.end_unused(transfer_id)
+                    self.reserved.end_unused(transfer_id)
         return bool(events)
 
     def _prepare(self, transfer_id: int, record: CommitRecord) -> None:
         """An invalid record is refused when it is committed."""
-        entry = self._tickets.find_transfer(transfer_id)
+        entry = self.tickets.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                self._admissions.prepare(entry.reservation, record)
+                self.admissions.prepare(entry.reservation, record)
 
     def _complete(self, transfer_id: int, record: CommitRecord) -> None:
         """An invalid record is refused when it is committed."""
-        entry = self._tickets.find_transfer(transfer_id)
+        entry = self.tickets.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                self._admissions.complete(entry.reservation, record)
+                self.admissions.complete(entry.reservation, record)
 
     def _commit_received(self, transfer_id: int, record: CommitRecord) -> None:
-        assert self._receiver is not None
+        assert self.receiver is not None
         try:
             reservation, admission = self._admit(transfer_id, record)
         except BatonError as error:
-            self._receiver.refuse(transfer_id, error)
-            self._reserved.end_unused(transfer_id)
+            self.receiver.refuse(transfer_id, error)
+            self.reserved.end_unused(transfer_id)
         else:
-            self._receiver.acknowledge(transfer_id)  # before the accounting: prefill waits for it
+            self.receiver.acknowledge(transfer_id)  # before the accounting: prefill waits for it
             self._finish_admission(reservation, admission, record)
 
     def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, Admission]:
         """Spends the ticket and posts the admission; `_finish_admission` follows."""
-        entry = self._tickets.find_transfer(transfer_id)
+        entry = self.tickets.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
-        admission = self._admissions.complete(entry.reservation, record)
-        outcome = self._tickets.commit(transfer_id)
+        admission = self.admissions.complete(entry.reservation, record)
+        outcome = self.tickets.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
-        self._loop.admit(admission.entry)
-        self._tickets.activate(transfer_id)
+        self.loop.admit(admission.entry)
+        self.tickets.activate(transfer_id)
         return entry.reservation, admission
 
     def _finish_admission(self, reservation: Reservation, admission: Admission, record: CommitRecord) -> None:
         """What can wait until the commit is acknowledged: caching the prompt's blocks, accounting."""
         reservation.admission = None
         reservation.token_ids = tuple(record.token_ids)
-        if self._prefix_cache is not None and admission.block_hashes:
+        if self.prefix_cache is not None and admission.block_hashes:
             reservation.block_hashes = admission.block_hashes
-            self._prefix_cache.keep(admission.block_hashes, reservation.blocks)
-        self.resident_blocks += reservation.resident_blocks * len(self._block_bytes)
-        self.resident_bytes += reservation.resident_blocks * sum(self._block_bytes)
-        self._allocation.add(reservation)
+            self.prefix_cache.keep(admission.block_hashes, reservation.blocks)
+        self.resident_blocks += reservation.resident_blocks * len(self.block_bytes)
+        self.resident_bytes += reservation.resident_blocks * sum(self.block_bytes)
+        self.allocation.add(reservation)
         self.committed += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.prefix_cache.cache import PrefixCache
@@ -27,41 +28,28 @@ from services.worker.engine.startup.model_loader import LoadedModel
 MAX_TTL_S = 3600.0
 
 
+@dataclass(slots=True, eq=False)
 class TicketIssuer:
-    """Answers the Reserve calls of one engine."""
+    """Answers the Reserve calls of one engine.
 
-    def __init__(
-        self,
-        *,
-        model: LoadedModel,
-        identity: WorkerIdentity,
-        signer: TicketSigner,
-        tickets: TicketTable[Reservation],
-        reserved: ReservedSlots,
-        slots: SlotPool,
-        allocation: BlockAllocation,
-        receiver: Receiver | None,
-        transfer_address: str,
-        block_bytes: Sequence[int],
-        reserve_output_tokens: int | None,
-        prefix_cache: PrefixCache | None,
-    ) -> None:
-        """`receiver`, `transfer_address`: where other workers send blocks; None and empty where tickets are
-        for this worker's own prefill. `block_bytes`: bytes of a block on the wire, by cache group.
-        `reserve_output_tokens`: output tokens that blocks are reserved for at first; None: by the lengths of
-        recent outputs."""
-        self._model = model
-        self._identity = identity
-        self._signer = signer
-        self._tickets = tickets
-        self._reserved = reserved
-        self._slots = slots
-        self._allocation = allocation
-        self._receiver = receiver
-        self._transfer_address = transfer_address
-        self._block_bytes = tuple(block_bytes)
-        self._reserve_output_tokens = reserve_output_tokens
-        self._prefix_cache = prefix_cache
+    `receiver`, `transfer_address`: where other workers send blocks; None and empty where tickets are for this
+    worker's own prefill. `block_bytes`: bytes of a block on the wire, by cache group.
+    `reserve_output_tokens`:
+    output tokens that blocks are reserved for at first; None: by the lengths of recent outputs.
+    """
+
+    model: LoadedModel
+    identity: WorkerIdentity
+    signer: TicketSigner
+    tickets: TicketTable[Reservation]
+    reserved: ReservedSlots
+    slots: SlotPool
+    allocation: BlockAllocation
+    receiver: Receiver | None
+    transfer_address: str
+    block_bytes: Sequence[int]
+    reserve_output_tokens: int | None
+    prefix_cache: PrefixCache | None
 
     def reserve(self, request: ReserveRequest) -> ReservedEvent:
         """Reserves a slot and blocks and signs the ticket; idempotent for one attempt. Lower attempts of the
@@ -71,43 +59,43 @@ class TicketIssuer:
         no slots or blocks now, INVALID where the sequence can never fit.
         """
         key = AttemptKey.of(request.attempt)
-        entry = self._tickets.check(key)
+        entry = self.tickets.check(key)
         if entry is None:
-            for superseded in self._tickets.superseded(key):
-                self._reserved.cancel(superseded.key)
+            for superseded in self.tickets.superseded(key):
+                self.reserved.cancel(superseded.key)
             entry = self._issue(key, request)
         reservation = entry.reservation
         slot, generation = reservation.key
-        kv_bytes = 0 if self._receiver is None else self._bytes_to_send(reservation)
+        kv_bytes = 0 if self.receiver is None else self._bytes_to_send(reservation)
         return ReservedEvent(ticket=reservation.ticket, slot=slot, generation=generation, kv_bytes=kv_bytes)
 
     def _bytes_to_send(self, reservation: Reservation) -> int:
-        counts = self._model.pools.counts_for(reservation.token_count)
+        counts = self.model.pools.counts_for(reservation.token_count)
         return sum(
             (count - reservation.resident_blocks) * size
-            for count, size in zip(counts, self._block_bytes, strict=True)
+            for count, size in zip(counts, self.block_bytes, strict=True)
         )
 
     def _issue(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
-        if self._allocation.waiting:
+        if self.allocation.waiting:
             raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
         hashes = self._usable_hashes(request)
         grant, resident = self._allocate(self._initial_tokens(request.token_count, end), hashes)
         body = TicketBody(
             attempt=request.attempt,
-            issuer=self._identity,
-            transfer_address=self._transfer_address,
+            issuer=self.identity,
+            transfer_address=self.transfer_address,
             transfer_id=self._new_transfer_id(),
-            block_counts=self._model.pools.counts_for(request.token_count),
+            block_counts=self.model.pools.counts_for(request.token_count),
             token_count=request.token_count,
-            fingerprint=self._model.fingerprint,
+            fingerprint=self.model.fingerprint,
             resident_counts=[resident] * len(grant.blocks) if resident else (),
             resident_hash=hashes[resident - 1] if resident else b"",
         )
         reservation = Reservation(
             attempt=request.attempt,
-            ticket=self._signer.sign(body),
+            ticket=self.signer.sign(body),
             grant=grant,
             token_count=request.token_count,
             end=end,
@@ -115,24 +103,24 @@ class TicketIssuer:
             block_hashes=hashes[:resident],
             resident_blocks=resident,
         )
-        entry = self._reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
-        if self._receiver is not None:
-            self._receiver.expect(body.transfer_id, list(body.block_counts), list(body.resident_counts))
+        entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
+        if self.receiver is not None:
+            self.receiver.expect(body.transfer_id, list(body.block_counts), list(body.resident_counts))
         return entry
 
     def _new_transfer_id(self) -> int:
         """64 random bits, so that a peer cannot guess another's transfer. Not 0, which marks frames that are
         about no transfer."""
-        while not (drawn := secrets.randbits(64)) or self._tickets.find_transfer(drawn) is not None:
+        while not (drawn := secrets.randbits(64)) or self.tickets.find_transfer(drawn) is not None:
             pass
         return drawn
 
     def _usable_hashes(self, request: ReserveRequest) -> tuple[bytes, ...]:
         """Hashes of the full blocks that prefill computes: no decode step writes to these. None for this
         worker's own prefill, which looks prefixes up by itself."""
-        if self._prefix_cache is None or self._receiver is None:
+        if self.prefix_cache is None or self.receiver is None:
             return ()
-        full = request.token_count // self._model.layout.groups[0].block_tokens
+        full = request.token_count // self.model.layout.groups[0].block_tokens
         return tuple(request.block_hashes[:full])
 
     def _end_of(self, request: ReserveRequest) -> int:
@@ -140,28 +128,28 @@ class TicketIssuer:
         end = prompt_length + request.max_tokens
         if prompt_length < 1 or end <= request.token_count:
             raise BatonError(ErrorKind.INVALID, "a reservation needs a prompt and room for one more token")
-        limit = self._model.max_context_tokens
+        limit = self.model.max_context_tokens
         if end > limit:
             raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed the context of {limit}")
-        if not self._model.pools.fits_ever(end - 1):
+        if not self.model.pools.fits_ever(end - 1):
             raise BatonError(ErrorKind.INVALID, f"{end} tokens exceed this worker's whole KV cache")
         return end
 
     def _initial_tokens(self, token_count: int, end: int) -> int:
         """Tokens to allocate blocks for now. The last token ends the sequence and has no KV."""
-        output = self._reserve_output_tokens or self._allocation.output_lengths.most
+        output = self.reserve_output_tokens or self.allocation.output_lengths.most
         return end - 1 if output is None else min(end - 1, token_count + output)
 
     def _allocate(self, tokens: int, hashes: Sequence[bytes]) -> tuple[Grant, int]:
         """A slot with blocks for `tokens` tokens, and how many of them are cached blocks of the first
         `hashes`. Raises BatonError(OVERLOADED)."""
-        slot, generation = self._slots.grant()
+        slot, generation = self.slots.grant()
         try:
-            if self._prefix_cache is not None and hashes:
-                blocks, resident = self._prefix_cache.take_over(hashes, tokens)
+            if self.prefix_cache is not None and hashes:
+                blocks, resident = self.prefix_cache.take_over(hashes, tokens)
             else:
-                blocks, resident = self._model.pools.allocate(tokens), 0
+                blocks, resident = self.model.pools.allocate(tokens), 0
         except BatonError:
-            self._slots.release(slot, generation)
+            self.slots.release(slot, generation)
             raise
         return Grant(slot, generation, blocks, tokens), resident

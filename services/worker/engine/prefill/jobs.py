@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from baton.device.lane import Moment
@@ -58,29 +58,22 @@ class PrefillJob:
     computed_ns: int = 0  # when its latest step was last seen running, monotonic clock
 
 
+@dataclass(eq=False)
 class PrefillJobs:
-    """All Prefill calls of one engine. All calls come from the engine's loop."""
+    """All Prefill calls of one engine. All calls come from the engine's loop.
 
-    def __init__(
-        self,
-        *,
-        model: LoadedModel,
-        scheduler: PrefillScheduler,
-        sender: Sender,
-        check: RequestCheck,
-        local: LocalHandoffs | None,
-        emit: Callable[[EngineEvent], None],
-    ) -> None:
-        """`local`: None where the engine has no decode side."""
-        self._model = model
-        self._scheduler = scheduler
-        self._sender = sender
-        self._check = check
-        self._local = local
-        self._emit = emit
-        self._jobs: dict[AttemptKey, PrefillJob] = {}
-        self._by_sequence: dict[Sequence, PrefillJob] = {}
-        self._by_handoff: dict[Handoff, PrefillJob] = {}
+    `local`: None where the engine has no decode side.
+    """
+
+    model: LoadedModel
+    scheduler: PrefillScheduler
+    sender: Sender
+    check: RequestCheck
+    local: LocalHandoffs | None
+    emit: Callable[[EngineEvent], None]
+    _jobs: dict[AttemptKey, PrefillJob] = field(default_factory=dict, init=False)
+    _by_sequence: dict[Sequence, PrefillJob] = field(default_factory=dict, init=False)
+    _by_handoff: dict[Handoff, PrefillJob] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -91,7 +84,7 @@ class PrefillJobs:
 
     def owned_blocks(self) -> list[BlockTables]:
         """The block tables that sequences own, those borrowed from a reservation excepted."""
-        sequences = self._scheduler.sequences
+        sequences = self.scheduler.sequences
         return [s.blocks for s in sequences if s.blocks is not None and not s.borrowed]
 
     def start(self, command_id: int, request: PrefillRequest) -> None:
@@ -99,10 +92,10 @@ class PrefillJobs:
         key = AttemptKey.of(request.attempt)
         if key in self._jobs:
             raise BatonError(ErrorKind.CONFLICT, "this attempt is being prefilled already")
-        sequence = self._check.sequence_of(request)
+        sequence = self.check.sequence_of(request)
         handoff = self._queue(key, request, sequence)
-        pushed = [0] * len(self._model.layout.groups)
-        job = PrefillJob(key, request, sequence, PrefillReply(self._emit, command_id), handoff, pushed)
+        pushed = [0] * len(self.model.layout.groups)
+        job = PrefillJob(key, request, sequence, PrefillReply(self.emit, command_id), handoff, pushed)
         self._jobs[key] = self._by_sequence[sequence] = job
         if handoff is not None:
             self._attach(job, handoff)
@@ -117,7 +110,7 @@ class PrefillJobs:
             raise BatonError(ErrorKind.NOT_FOUND, "no prefill of this attempt waits for a ticket")
         job.request.ticket.CopyFrom(request.ticket)
         try:
-            transfer = self._begin_transfer(job.request, self._check.ticket_of(job.request, job.sequence))
+            transfer = self._begin_transfer(job.request, self.check.ticket_of(job.request, job.sequence))
         except BatonError as error:
             self.fail(job, error)
             raise
@@ -144,7 +137,7 @@ class PrefillJobs:
         if handoff is None:
             return
         assert sequence.blocks is not None
-        for group, layout in enumerate(self._model.layout.groups):
+        for group, layout in enumerate(self.model.layout.groups):
             full = computed // layout.block_tokens
             until = len(sequence.blocks[group]) if computed == sequence.length else full
             first = job.pushed[group]
@@ -153,7 +146,7 @@ class PrefillJobs:
             blocks = sequence.blocks[group][first:until]
             if not sequence.borrowed:
                 for block in blocks:  # until the transfer has read it
-                    self._model.pools.pools[group].pin(block)
+                    self.model.pools.pools[group].pin(block)
             handoff.push(group, first, blocks, after)
             job.pushed[group] = until
 
@@ -204,29 +197,29 @@ class PrefillJobs:
         del self._jobs[job.key], self._by_sequence[job.sequence]
         if job.handoff is not None:
             del self._by_handoff[job.handoff]
-        self._scheduler.remove(job.sequence)
+        self.scheduler.remove(job.sequence)
 
     def _queue(self, key: AttemptKey, request: PrefillRequest, sequence: Sequence) -> Handoff | None:
         """Adds the sequence to the scheduler and begins its handoff where it has a ticket."""
         if not sequence.draws or request.ticket_follows:
-            self._scheduler.add(sequence)
+            self.scheduler.add(sequence)
             return None
-        body = self._check.ticket_of(request, sequence)
-        if self._local is not None and self._local.issued(body):
-            handoff = self._local.begin(request, body, sequence, partial(self.cancel, key))
-            self._scheduler.add(sequence)
+        body = self.check.ticket_of(request, sequence)
+        if self.local is not None and self.local.issued(body):
+            handoff = self.local.begin(request, body, sequence, partial(self.cancel, key))
+            self.scheduler.add(sequence)
             return handoff
-        self._scheduler.add(sequence)
+        self.scheduler.add(sequence)
         try:
             return self._begin_transfer(request, body)
         except BatonError:
-            self._scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
             raise
 
     def _begin_transfer(self, request: PrefillRequest, body: TicketBody) -> Transfer:
         if not body.transfer_address:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
-        transfer = self._sender.begin(request.ticket, body)
+        transfer = self.sender.begin(request.ticket, body)
         try:
             transfer.describe(early_record(request))
         except BatonError:

@@ -49,7 +49,7 @@ def test_turns_of_a_chat_send_only_new_blocks(pair: Pair, truth: SteppedEngine) 
         written = len(conversation) + len(tokens) - 1  # the last token has no KV
         conversation = conversation + tokens
         pair.assert_free()
-    sent, audit = pair.source.engine._prefill.sender.counters.bytes_shipped, pair.audit()
+    sent, audit = pair.source.engine.prefill.sender.counters.bytes_shipped, pair.audit()
     assert (sent, audit.bytes_received) == (shipped, shipped)
     assert (audit.blocks_unsent, audit.bytes_unsent) == (resident, resident * pair.block_bytes)
     assert audit.prefixes.device_hits == resident > 20
@@ -77,10 +77,10 @@ def test_a_late_ticket_states_the_resident_blocks(tmp_path: Path, truth: Stepped
     prompt = words(21)
     pair.generate(prompt)
     for turns in (0, 1, 2, 4):
-        before = pair.source.engine._prefill.sender.counters.bytes_shipped
+        before = pair.source.engine.prefill.sender.counters.bytes_shipped
         tokens, request = pair.generate(prompt, follows_in=turns)
         assert (tokens, request.resident) == (ask(truth, prompt)[0], 5)
-        assert pair.source.engine._prefill.sender.counters.bytes_shipped - before == pair.block_bytes
+        assert pair.source.engine.prefill.sender.counters.bytes_shipped - before == pair.block_bytes
         pair.assert_free()
     pair.close()
 

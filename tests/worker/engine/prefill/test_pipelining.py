@@ -26,13 +26,13 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
     reserved = taking.ask(reserve=reserve(tokens=TOKENS)).reserved
     giving.send(prefill=prefill(reserved.ticket, tokens=TOKENS))
     giving.turn()  # the first chunk, and the link is being opened
-    prompts = giving.engine._prefill
+    prompts = giving.engine.prefill
     seen: list[tuple[int, int]] = []
     while (computed := prompts.loop.tokens_run) < TOKENS:
         # Only links are polled until the computed blocks have arrived; no step runs.
         whole = computed // 4  # its blocks have 4 tokens
         deadline = time.monotonic() + 5
-        while taking.engine._decode.receiver is None or _received(taking) < whole:
+        while taking.engine.decode.receiver is None or _received(taking) < whole:
             assert time.monotonic() < deadline, (computed, _received(taking))
             prompts.pipeline.poll(16)
             taking.turn()
@@ -50,6 +50,6 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
 
 
 def _received(stepped: SteppedEngine) -> int:
-    receiver = stepped.engine._decode.receiver
+    receiver = stepped.engine.decode.receiver
     assert receiver is not None
     return sum(receiver.counters.blocks_received)

@@ -46,7 +46,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rest(stepped: SteppedEngine) -> None:
     """Turns until there is nothing to do and no step runs."""
-    loop = stepped.engine._prefill.loop
+    loop = stepped.engine.prefill.loop
     for _ in range(2000):
         if not stepped.play() and not loop.under_way:
             return
@@ -99,7 +99,7 @@ def test_nothing_is_sent_or_pushed_before_its_step_has_ended(tmp_path: Path) -> 
     stepped = SteppedEngine(tmp_path)
     start(stepped, b"a", 30)
     stepped.turn()
-    side = stepped.engine._prefill
+    side = stepped.engine.prefill
     (job,) = side.jobs._jobs.values()
     assert side.loop.under_way
     assert (job.pushed, job.sequence.computed, job.sequence.begun) == ([0], 0, 8)
@@ -119,7 +119,7 @@ def test_a_cancel_at_any_turn_frees_everything(tmp_path: Path, turns: int) -> No
     number = start(stepped, b"a", 40)
     other = start(stepped, b"b", 20)
     stepped.turn(turns)
-    assert stepped.engine._prefill.loop.under_way
+    assert stepped.engine.prefill.loop.under_way
     stepped.send(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
     rest(stepped)
     assert "failed" in stepped.of(number)
