@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -153,11 +154,10 @@ def _run_worker() -> int:
     import uvloop
 
     from services.common.processes.child_protocol import run_child
-    from services.worker.front import engine_handle as engine_launch
     from services.worker.front.process import serve
 
-    engine_launch.ENGINE_PROGRAM = (sys.executable, "-m", "bench.cluster.fake_engine", "engine")
-    return run_child(WorkerConfig, serve, uvloop.new_event_loop)
+    program = (sys.executable, "-m", "bench.cluster.fake_engine", "engine")
+    return run_child(WorkerConfig, partial(serve, engine_program=program), uvloop.new_event_loop)
 
 
 def _run_engine() -> int:

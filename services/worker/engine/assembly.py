@@ -55,10 +55,10 @@ from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 from services.worker.engine.startup.link_setup import device_blocks, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
-from services.worker.engine.startup.pool import pool_of
 from services.worker.engine.startup.prefill_setup import prefill_loop
 from services.worker.engine.startup.prefix_cache_setup import prefix_cache
 from services.worker.engine.startup.startup_log import capture_logged, log_memory
+from services.worker.engine.startup.worker_pool import pool_of
 from services.worker.engine.step_clock import StepClock
 
 # Bounds of the link work in one turn of the loop, so that no kind of work starves the others.

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.device.matrix_library import ENVIRONMENT
@@ -48,18 +49,24 @@ class EngineHandle:
             return self.process.wait(_STOP_S)
 
 
-async def start_engine(config: WorkerConfig, identity: WorkerIdentity) -> EngineHandle:
+async def start_engine(
+    config: WorkerConfig, identity: WorkerIdentity, program: Sequence[str]
+) -> EngineHandle:
     """Starts the engine process; it sends a ready or a failed event on the channel."""
     rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
     memory = SharedMemory.create(f"baton-{config.name}", rings.size)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        process = _spawn(config, identity, theirs, memory)
+        process = _spawn(program, config, identity, theirs, memory)
     return EngineHandle(process, await FrontEnd.open(ours), memory)
 
 
 def _spawn(
-    config: WorkerConfig, identity: WorkerIdentity, channel: socket.socket, memory: SharedMemory
+    program: Sequence[str],
+    config: WorkerConfig,
+    identity: WorkerIdentity,
+    channel: socket.socket,
+    memory: SharedMemory,
 ) -> subprocess.Popen[bytes]:
     launch = EngineLaunch(
         worker=config.model_copy(update={"state": None}),  # the engine does not use Redis
@@ -69,7 +76,7 @@ def _spawn(
         memory_fd=memory.fd,
     )
     process = subprocess.Popen(
-        tied(ENGINE_PROGRAM),
+        tied(program),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
         pass_fds=(channel.fileno(), memory.fd),

@@ -10,7 +10,7 @@ from baton.engine.rings.heartbeat import Heartbeat
 _POLL_S = 0.1
 
 
-async def hang_of(heartbeat: Heartbeat) -> str:
+async def detect_hang(heartbeat: Heartbeat) -> str:
     """Returns the reason once the engine counts as hung; never returns while it makes progress.
 
     Hung means no progress for 2 s and for ten times the expected duration of its current step. Time in which

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import secrets
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -36,8 +37,8 @@ from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
-from services.worker.front.engine_handle import EngineHandle, start_engine
-from services.worker.front.engine_watch import hang_of
+from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, start_engine
+from services.worker.front.engine_watch import detect_hang
 from services.worker.front.metrics import WorkerMetrics
 from services.worker.front.worker_servicer import WorkerServicer
 
@@ -53,12 +54,14 @@ _LAST_EVENT_S = 1.0
 log = get_log(__name__)
 
 
-async def serve(config: WorkerConfig, stop: StopSignal) -> None:
+async def serve(
+    config: WorkerConfig, stop: StopSignal, engine_program: Sequence[str] = ENGINE_PROGRAM
+) -> None:
     """Runs a worker until `stop` is signalled. Raises BatonError where it cannot serve or its engine ends."""
     configure_logs(config.log_level, process="front", worker=config.name)
     _check_secret(config)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
-    handle = await start_engine(config, identity)
+    handle = await start_engine(config, identity, engine_program)
     batch_wakeups()  # in this process alone: the engine's timers stay exact
     try:
         await _Front(config, identity, handle, _registration(config)).run(stop)
@@ -122,24 +125,24 @@ class _Front:
         engine = asyncio.create_task(self._engine.run(self._on_event))
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
-        ousted = asyncio.create_task(self._ousted())
+        excluded = asyncio.create_task(self._excluded())
         watching: asyncio.Task[None] | None = None
         server: GrpcServer | None = None
         try:
-            ready = await self._engine_ready(engine, stopping, ousted)
+            ready = await self._engine_ready(engine, stopping, excluded)
             if ready is None:
                 self._handle.abort()
                 return
             watching = asyncio.create_task(self._watch_engine())
             server = self._server()
             await self._start_server(server, ready)
-            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, ousted, watching, self._unfit}
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, excluded, watching, self._unfit}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not (stopping.done() or ousted.done() or self._unfit.done()):
+            if not (stopping.done() or excluded.done() or self._unfit.done()):
                 raise await self._reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
-                raise ousted.result() if ousted.done() else RestartNeededError(self._unfit.result())
+                raise excluded.result() if excluded.done() else RestartNeededError(self._unfit.result())
         finally:
             if watching is not None:  # an engine that is stopping writes no heartbeat
                 watching.cancel()
@@ -147,36 +150,39 @@ class _Front:
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
             if self._registration is not None:
-                await self._registration.leave()
+                await self._registration.close()
             await self._metrics.stop()
-            tasks = [task for task in (polling, stopping, engine, ousted, watching) if task is not None]
+            tasks = [task for task in (polling, stopping, engine, excluded, watching) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _engine_ready(
-        self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None], ousted: asyncio.Task[BatonError]
+        self,
+        engine: asyncio.Task[BatonError],
+        stopping: asyncio.Task[None],
+        excluded: asyncio.Task[BatonError],
     ) -> ReadyEvent | None:
         """The engine's first event; None where `stop` was signalled before."""
-        waits: set[asyncio.Future[Any]] = {engine, stopping, ousted, self._ready}
+        waits: set[asyncio.Future[Any]] = {engine, stopping, excluded, self._ready}
         done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready in done:
             return self._ready.result()
         if stopping in done:
             return None
-        if ousted in done:
+        if excluded in done:
             self._handle.abort()
-            raise ousted.result()
+            raise excluded.result()
         if engine in done:
             raise engine.result()
         raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S:g} s")
 
-    async def _ousted(self) -> BatonError:
+    async def _excluded(self) -> BatonError:
         """Returns why the registry excludes this worker; never returns while it does not."""
         if self._registration is None:
             never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
             return await never
-        return await self._registration.ousted()
+        return await self._registration.excluded()
 
     def _server(self) -> GrpcServer:
         names = [worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name]
@@ -202,7 +208,7 @@ class _Front:
         log.info("serving", role=self._config.role, device=ready.device, **addresses)
         if self._registration is not None:
             await servicer.update_load()
-            self._registration.enter(self._config.served_name, servicer, addresses)
+            self._registration.register(self._config.served_name, servicer, addresses)
 
     def _start_metrics(self) -> str:
         """Opens the metrics endpoint; its address, or "" where none is configured."""
@@ -257,7 +263,7 @@ class _Front:
 
     async def _watch_engine(self) -> None:
         """Kills the engine once it counts as hung, which ends this worker."""
-        self._hung = await hang_of(self._heartbeat)
+        self._hung = await detect_hang(self._heartbeat)
         log.error("engine_hung", reason=self._hung)
         self._handle.abort()
 

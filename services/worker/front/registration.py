@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from services.worker.front.worker_servicer import WorkerServicer
 
 # How long removing the entry may take at the end.
-_LEAVE_S = 0.5
+_CLOSE_S = 0.5
 
 
 class Registration:
-    """One worker's registration: `enter`, then `leave`. To be constructed within a running event loop; raises
-    BatonError(INVALID) for an invalid URL."""
+    """One worker's registration: `register`, then `close`. To be constructed within a running event loop;
+    raises BatonError(INVALID) for an invalid URL."""
 
     def __init__(self, config: WorkerConfig, store: StateConfig) -> None:
         self.state = State.at(store.redis_url, namespace=store.namespace)
         self._config = config
         self._cluster_id = store.cluster_id
-        self._entered = asyncio.Event()
+        self._listed = asyncio.Event()
         self._lease: Lease | None = None
         self._publisher: PrefixPublisher | None = None
 
@@ -45,7 +45,7 @@ class Registration:
         """Whether the registry lists this worker, by the latest answer."""
         return self._lease is not None and self._lease.registered.is_set()
 
-    def enter(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
+    def register(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
         """Lists the worker in the registry from now on. `model`: the served model's name."""
         config, described = self._config, servicer.describe()
         self._lease = self.state.lease(
@@ -62,7 +62,7 @@ class Registration:
             ),
             load=lambda: load_hint(servicer.load),
         )
-        self._entered.set()
+        self._listed.set()
 
     def publish_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
         """Publishes the blocks that entered and left the prefix cache to the routers' index; never waits."""
@@ -76,7 +76,7 @@ class Registration:
         if self._lease is not None:
             self._lease.update(self._lease.member.model_copy(update={"draining": True}))
 
-    async def ousted(self) -> BatonError:
+    async def excluded(self) -> BatonError:
         """Returns why this worker has to end: Redis refuses its credentials at its very first start, or a
         newer start of the same name has registered."""
         tasks = {asyncio.create_task(self._replaced())}
@@ -90,14 +90,14 @@ class Registration:
                 task.cancel()
 
     async def _replaced(self) -> BatonError:
-        await self._entered.wait()
+        await self._listed.wait()
         assert self._lease is not None
         await self._lease.replaced.wait()
         return BatonError(ErrorKind.CONFLICT, f"a newer {self._lease.member.name} has registered")
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         """Removes the entry where Redis answers at once; otherwise it expires."""
-        await self.state.close(_LEAVE_S)
+        await self.state.close(_CLOSE_S)
 
 
 def load_hint(load: Load) -> dict[str, int]:

@@ -15,13 +15,13 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
 from services.common.processes.drain import Drain
 from services.worker.front import worker_servicer
-from services.worker.front.engine_watch import hang_of
+from services.worker.front.engine_watch import detect_hang
 from services.worker.front.worker_servicer import WorkerServicer
 
 
 async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None:
     heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
-    watching = asyncio.create_task(hang_of(heartbeat))
+    watching = asyncio.create_task(detect_hang(heartbeat))
     for _ in range(6):
         heartbeat.beat(0.005)
         await asyncio.sleep(0.1)
@@ -34,7 +34,7 @@ async def test_a_heartbeat_that_stands_still_for_two_seconds_is_a_hang() -> None
 
 async def test_a_step_that_should_take_longer_is_waited_for() -> None:
     heartbeat = Heartbeat(SharedMemory.create("test-heartbeat", HEARTBEAT_BYTES), 0)
-    watching = asyncio.create_task(hang_of(heartbeat))
+    watching = asyncio.create_task(detect_hang(heartbeat))
     heartbeat.beat(0.5)
     await asyncio.sleep(3.0)
     assert not watching.done()

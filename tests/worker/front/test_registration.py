@@ -53,7 +53,9 @@ def registration(url: str, restarts: int = 0) -> Registration:
 
 
 def enter(worker: Registration, served: Served) -> None:
-    worker.enter("a-model", cast(WorkerServicer, served), {"grpc": "h:1", "transfer": "", "metrics": "h:2"})
+    worker.register(
+        "a-model", cast(WorkerServicer, served), {"grpc": "h:1", "transfer": "", "metrics": "h:2"}
+    )
 
 
 async def test_an_entry_from_registration_to_removal(server: EmbeddedServer) -> None:
@@ -81,7 +83,7 @@ async def test_an_entry_from_registration_to_removal(server: EmbeddedServer) -> 
         return [one.member.draining for one in (await reader.registry.listing()).entries] == [True]
 
     await until(draining)
-    await worker.leave()
+    await worker.close()
     assert (await reader.registry.listing()).entries == ()
     await reader.close()
 
@@ -107,7 +109,7 @@ async def test_cached_blocks_are_in_the_index_until_the_worker_ends(server: Embe
     await becomes(1)
     worker.publish_prefixes(me, PrefixesEvent(added=[two], removed=[three]))
     await becomes(2)
-    await worker.leave()
+    await worker.close()
     assert await known() == 0
     await reader.close()
 
@@ -117,34 +119,34 @@ async def test_a_replaced_worker_is_excluded(server: EmbeddedServer) -> None:
     enter(old, Served())
     await until(lambda: old.registered)
     enter(new, Served())
-    error = await asyncio.wait_for(old.ousted(), 5)
+    error = await asyncio.wait_for(old.excluded(), 5)
     assert error.kind is ErrorKind.CONFLICT
     assert new.registered
     for worker in (old, new):
-        await worker.leave()
+        await worker.close()
 
 
 async def test_a_refused_password_ends_a_first_start_and_no_later_one(server: EmbeddedServer) -> None:
     url = server.url.replace(server.password, "not-the-password")
     first, later = registration(url), registration(url, restarts=1)
-    error = await asyncio.wait_for(first.ousted(), 5)
+    error = await asyncio.wait_for(first.excluded(), 5)
     assert error.kind is ErrorKind.UNAUTHENTICATED
     assert "not-the-password" not in error.message
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(later.ousted(), 1)
+        await asyncio.wait_for(later.excluded(), 1)
     for worker in (first, later):
-        await worker.leave()
+        await worker.close()
 
 
 async def test_an_unavailable_redis_delays_neither_start_nor_end() -> None:
     worker = registration("redis://127.0.0.1:1")
     enter(worker, Served())
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(worker.ousted(), 1)
+        await asyncio.wait_for(worker.excluded(), 1)
     assert not worker.registered
     assert worker.state.away
     async with asyncio.timeout(3):
-        await worker.leave()
+        await worker.close()
 
 
 async def test_a_wrong_url_is_refused() -> None:
