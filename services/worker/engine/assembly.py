@@ -48,7 +48,6 @@ from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.health import EngineHeartbeat
 from services.worker.engine.loop import EngineLoop
-from services.worker.engine.prefill.handoff import LocalHandoffs
 from services.worker.engine.prefill.jobs import PrefillJobs
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
@@ -108,19 +107,12 @@ def build_engine(
         open_receiver=lambda sink: _open_receiver(config, links, sink, steps),
     )
     prefill = _build_prefill(config, model, prompts, links, decode, cache, channel)
-    prefill_clock = StepClock(lambda: prompts.tokens_run, ended=lambda: prompts.steps_ended)
-    decode_clock = StepClock(
-        lambda: steps.tokens_decoded, ended=lambda: steps.ring.steps + steps.ring.full_steps
-    )
-    block_bytes = links.wire.block_bytes
-    audit = EngineAudit(model, decode, prefill, cache, decode_clock, prefill_clock, block_bytes)
+    audit = EngineAudit(model, decode, prefill, cache, links.wire.block_bytes)
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=_ready(config, model, audit, decode.transfer_address, cache)))
-    return EngineLoop(
-        channel, wakeup, heartbeat, commands, decode, prefill, decode_clock, prefill_clock, cache, links.nccl,
-        links.pieces_a_turn,
-    )  # fmt: skip
+    pieces = links.pieces_a_turn
+    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, cache, links.nccl, pieces)
 
 
 def build_decode(
@@ -136,10 +128,10 @@ def build_decode(
     reserve_output_tokens: int | None,
     prefix_cache: PrefixCache | None,
     open_receiver: OpenReceiver = lambda sink: (None, ""),
-    clock: Callable[[], float] = time.monotonic,
+    ticket_clock: Callable[[], float] = time.monotonic,
 ) -> DecodeComponents:
     """Builds the decode side. `host_kv_bytes`: host memory for sequences that are swapped out."""
-    tickets: TicketTable[Reservation] = TicketTable(clock=clock)
+    tickets: TicketTable[Reservation] = TicketTable(clock=ticket_clock)
     sink = ReservedBlockSink(tickets, wire)
     receiver, address = open_receiver(sink)
     allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
@@ -152,8 +144,9 @@ def build_decode(
     handoffs = HandoffReceiver(
         loop, tickets, reserved, allocation, admissions, signer, receiver, wire.block_bytes, prefix_cache
     )
+    clock = StepClock(lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps)
     return DecodeComponents(
-        loop, slots, tickets, sink, allocation, receiver, address, reserved, issuer, handoffs
+        loop, clock, slots, tickets, sink, allocation, receiver, address, reserved, issuer, handoffs
     )
 
 
@@ -256,13 +249,13 @@ def _build_prefill(
         wake=links.wakeup.set,
         connectors=connectors_of(transfer.transport, links.wakeup.set, links.device, links.nccl, links.auth),
     )
-    local = LocalHandoffs(links.identity.incarnation, decode.reserved, decode.handoffs)
     check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
-    jobs = PrefillJobs(
-        model, loop.scheduler, sender, check, local if config.role == "both" else None, channel.send
-    )
-    device_pieces = links.pieces_a_turn if links.device is not None else 0
-    return PrefillComponents(loop, sender, jobs, PrefillPipeline(jobs, loop, sender, device_pieces))
+    local = decode.handoffs if config.role == "both" else None
+    incarnation = links.identity.incarnation
+    jobs = PrefillJobs(model, loop.scheduler, sender, check, incarnation, local, channel.send)
+    pipeline = PrefillPipeline(jobs, loop, sender, links.pieces_a_turn if links.device is not None else 0)
+    clock = StepClock(lambda: loop.tokens_run, ended=lambda: loop.steps_ended)
+    return PrefillComponents(loop, clock, sender, jobs, pipeline)
 
 
 class _PinnedBlocks:

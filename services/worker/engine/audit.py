@@ -13,7 +13,6 @@ from baton.engine.prefix_cache.cache import PrefixCache
 from baton.v1.worker_pb2 import Audit, LinkAudit, Load, PrefixAudit
 from services.worker.engine.components import DecodeComponents, PrefillComponents
 from services.worker.engine.startup.model_loader import LoadedModel
-from services.worker.engine.step_clock import StepClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,6 @@ class EngineAudit:
     decode: DecodeComponents
     prefill: PrefillComponents
     prefix_cache: PrefixCache | None
-    decode_clock: StepClock
-    prefill_clock: StepClock
     block_bytes: Sequence[int]
 
     def load(self) -> Load:
@@ -77,10 +74,10 @@ class EngineAudit:
             links_returned=sender.links_returned,
             links_broken=sender.links_broken,
             slot_states=self.decode.reserved.slot_states(),
-            recent_decode=self.decode_clock.recent(),
-            recent_prefill=self.prefill_clock.recent(),
-            decode_busy_ns=self.decode_clock.busy_ns,
-            prefill_busy_ns=self.prefill_clock.busy_ns,
+            recent_decode=self.decode.clock.recent(),
+            recent_prefill=self.prefill.clock.recent(),
+            decode_busy_ns=self.decode.clock.busy_ns,
+            prefill_busy_ns=self.prefill.clock.busy_ns,
             prefixes=None if self.prefix_cache is None else self._prefixes(self.prefix_cache),
         )
         if self.decode.receiver is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import (
@@ -28,24 +29,17 @@ _URGENT = frozenset({"reserve", "slot_ended"})
 log = get_log(__name__)
 
 
+@dataclass(eq=False)
 class Commands:
     """Receives, handles and answers the front's commands, in order."""
 
-    def __init__(
-        self,
-        channel: EngineEnd,
-        role: Role,
-        decode: DecodeComponents,
-        prefill: PrefillComponents,
-        audit: EngineAudit,
-    ) -> None:
-        self._channel = channel
-        self._role = role
-        self._decode = decode
-        self._prefill = prefill
-        self._audit = audit
-        self._received: deque[EngineCommand] = deque()
-        self.stopping = False
+    channel: EngineEnd
+    role: Role
+    decode: DecodeComponents
+    prefill: PrefillComponents
+    audit: EngineAudit
+    stopping: bool = field(default=False, init=False)
+    _received: deque[EngineCommand] = field(default_factory=deque, init=False)
 
     def handle(self) -> bool:
         """Handles the commands that have arrived, a bounded number; False where there were none. Raises
@@ -63,7 +57,7 @@ class Commands:
             self._handle(self._received.popleft())
 
     def _receive(self) -> None:
-        self._received += self._channel.receive(_COMMANDS_A_TURN - len(self._received))
+        self._received += self.channel.receive(_COMMANDS_A_TURN - len(self._received))
 
     def _handle(self, command: EngineCommand) -> None:
         try:
@@ -76,32 +70,32 @@ class Commands:
             event = EngineEvent(failed=failed_event(error))
         if event is not None and command.id:  # commands of id 0 have no answer
             event.id = command.id
-            self._channel.send(event)
+            self.channel.send(event)
 
     def _answer(self, command: EngineCommand) -> EngineEvent | None:
         match command.WhichOneof("command"):
             case "reserve":
                 self._require("decode")
-                return EngineEvent(reserved=self._decode.issuer.reserve(command.reserve.request))
+                return EngineEvent(reserved=self.decode.issuer.reserve(command.reserve.request))
             case "prefill":
                 self._require("prefill")
-                self._prefill.jobs.start(command.id, command.prefill.request)
+                self.prefill.jobs.start(command.id, command.prefill.request)
                 return None
             case "give_ticket":
-                self._prefill.jobs.give_ticket(command.give_ticket.request)
+                self.prefill.jobs.give_ticket(command.give_ticket.request)
             case "cancel":
                 self._cancel(command.cancel)
             case "slot_ended":
                 ended = command.slot_ended
-                self._decode.reserved.slot_ended(ended.slot, ended.generation, ended.token_ids)
+                self.decode.reserved.slot_ended(ended.slot, ended.generation, ended.token_ids)
                 return None
             case "audit":
-                return EngineEvent(audit=self._audit.report(integrity=not command.audit.skip_integrity))
+                return EngineEvent(audit=self.audit.report(integrity=not command.audit.skip_integrity))
             case "handoff_state":
-                state = self._decode.tickets.state(AttemptKey.of(command.handoff_state.attempt))
+                state = self.decode.tickets.state(AttemptKey.of(command.handoff_state.attempt))
                 return EngineEvent(handoff_state=HandoffStateEvent(state=state))
             case "describe":
-                return EngineEvent(load=self._audit.load())
+                return EngineEvent(load=self.audit.load())
             case "stop":
                 self.stopping = True
             case _:
@@ -110,13 +104,13 @@ class Commands:
 
     def _cancel(self, command: CancelCommand) -> None:
         key = AttemptKey.of(command.attempt)
-        self._prefill.jobs.cancel(key)
+        self.prefill.jobs.cancel(key)
         if not command.prefill_only:
-            self._decode.reserved.cancel(key)
+            self.decode.reserved.cancel(key)
 
     def _require(self, role: Role) -> None:
-        if self._role not in (role, "both"):
-            raise BatonError(ErrorKind.CONFLICT, f"this worker's role is {self._role}, not {role}")
+        if self.role not in (role, "both"):
+            raise BatonError(ErrorKind.CONFLICT, f"this worker's role is {self.role}, not {role}")
 
 
 def failed_event(error: BatonError) -> FailedEvent:

@@ -18,6 +18,7 @@ from services.worker.engine.decode.ticket_issuer import TicketIssuer
 from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.prefill.jobs import PrefillJobs
 from services.worker.engine.prefill.step_pipeline import PrefillPipeline
+from services.worker.engine.step_clock import StepClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class DecodeComponents:
     other worker sends blocks to this one."""
 
     loop: DecodeLoop
+    clock: StepClock
     slots: SlotPool
     tickets: TicketTable[Reservation]
     sink: ReservedBlockSink
@@ -42,6 +44,7 @@ class PrefillComponents:
     """The prefill side: prompts, the sending end of handoffs, prefill steps."""
 
     loop: PrefillLoop
+    clock: StepClock
     sender: Sender
     jobs: PrefillJobs
     pipeline: PrefillPipeline

@@ -19,7 +19,6 @@ from services.common.engine.channel import EngineEnd
 from services.worker.engine.commands import Commands
 from services.worker.engine.components import DecodeComponents, PrefillComponents
 from services.worker.engine.health import EngineHeartbeat, check_devices
-from services.worker.engine.step_clock import StepClock
 
 _PREFIXES_AN_EVENT = 512
 _PIECES_BETWEEN_LAYERS = 1
@@ -46,8 +45,6 @@ class EngineLoop:
     commands: Commands
     decode: DecodeComponents
     prefill: PrefillComponents
-    decode_clock: StepClock
-    prefill_clock: StepClock
     prefix_cache: PrefixCache | None
     nccl: NcclLinks | None
     pieces_a_turn: int
@@ -77,10 +74,10 @@ class EngineLoop:
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
         worked |= self.prefill.pipeline.poll(self.pieces_a_turn)
         steps_ended = self.prefill.loop.steps_ended
-        worked |= self.prefill_clock.timed(self.prefill.pipeline.step)
+        worked |= self.prefill.clock.timed(self.prefill.pipeline.step)
         worked |= self.prefill.loop.steps_ended > steps_ended
         self.decode.allocation.step()
-        worked |= self.decode_clock.timed(self._decode_step)
+        worked |= self.decode.clock.timed(self._decode_step)
         self._report_prefixes()
         self._report_unfit()
         return worked

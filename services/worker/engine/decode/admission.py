@@ -8,6 +8,8 @@ An invalid record is refused when its sequence is admitted; a prepared sequence 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.sequence import Limits
@@ -23,14 +25,14 @@ from services.worker.engine.request_parameters import (
 from services.worker.engine.startup.model_loader import LoadedModel
 
 
+@dataclass(frozen=True, slots=True)
 class AdmissionChecks:
-    """Makes the admissions of one engine."""
+    """Makes the admissions of one engine. `prefix_cache`: None where no blocks arrive over links, or none are
+    cached."""
 
-    def __init__(self, model: LoadedModel, loop: DecodeLoop, prefix_cache: PrefixCache | None) -> None:
-        """`prefix_cache`: None where no blocks arrive over links, or none are cached."""
-        self._model = model
-        self._loop = loop
-        self._prefix_cache = prefix_cache
+    model: LoadedModel
+    loop: DecodeLoop
+    prefix_cache: PrefixCache | None
 
     def prepare(self, reservation: Reservation, record: CommitRecord) -> None:
         """Prepares an admission without its first token. Raises BatonError as `complete` does."""
@@ -46,10 +48,10 @@ class AdmissionChecks:
         return admission
 
     def _complete(self, admission: Admission, record: CommitRecord) -> None:
-        vocab_size = self._model.config.vocab_size
+        vocab_size = self.model.config.vocab_size
         if record.first_token_id >= vocab_size:
             raise BatonError(ErrorKind.INVALID, "the first token is outside the vocabulary")
-        self._loop.complete(
+        self.loop.complete(
             admission.entry,
             token_ids=record.token_ids,
             prompt_length=record.prompt_length,
@@ -60,12 +62,12 @@ class AdmissionChecks:
         admission.complete = True
 
     def _admission(self, reservation: Reservation, record: CommitRecord) -> Admission:
-        vocab_size = self._model.config.vocab_size
-        sampling = sampling_of(record.sampling, vocab_size, self._model.max_logprobs)
+        vocab_size = self.model.config.vocab_size
+        sampling = sampling_of(record.sampling, vocab_size, self.model.max_logprobs)
         limits = limits_of(record.limits, vocab_size)
         self._check_record(record, reservation, limits)
         block_hashes = self._check_resident(record, reservation)
-        entry = self._loop.begin_admission(
+        entry = self.loop.begin_admission(
             reservation.grant,
             token_ids=record.token_ids,
             prompt_length=record.prompt_length,
@@ -83,14 +85,14 @@ class AdmissionChecks:
             raise BatonError(ErrorKind.CONFLICT, "the commit's limits are not those reserved")
         if not 1 <= record.prompt_length <= len(record.token_ids):
             raise BatonError(ErrorKind.INVALID, "prompt_length must lie within token_ids")
-        check_token_ids(record.token_ids, self._model.config.vocab_size)
+        check_token_ids(record.token_ids, self.model.config.vocab_size)
 
     def _check_resident(self, record: CommitRecord, reservation: Reservation) -> tuple[bytes, ...]:
         """Hashes the prompt's blocks. Raises BatonError(CONFLICT) where the resident blocks, which were not
         sent, are of other tokens or another tenant: the hashes in the reservation came from the router."""
-        if self._prefix_cache is None:
+        if self.prefix_cache is None:
             return ()
-        hashes = self._prefix_cache.names_of(record.token_ids, reservation.tenant)
+        hashes = self.prefix_cache.names_of(record.token_ids, reservation.tenant)
         if hashes[: reservation.resident_blocks] != reservation.block_hashes:
             raise BatonError(ErrorKind.CONFLICT, "the resident blocks are not of these tokens")
         return hashes

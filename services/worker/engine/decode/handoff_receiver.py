@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baton.engine.decode.loop import DecodeLoop
@@ -94,28 +94,23 @@ class HandoffReceiver:
                 case Arrived(transfer_id):
                     self.tickets.receiving(transfer_id)
                 case Described(transfer_id, record):
-                    self._prepare(transfer_id, record)
+                    self._early(self.admissions.prepare, transfer_id, record)
                 case Announced(transfer_id, record):
-                    self._complete(transfer_id, record)
+                    self._early(self.admissions.complete, transfer_id, record)
                 case Committed(transfer_id, record):
                     self._commit_received(transfer_id, record)
                 case Withdrawn(transfer_id):
                     self.reserved.end_unused(transfer_id)
         return bool(events)
 
-    def _prepare(self, transfer_id: int, record: CommitRecord) -> None:
-        """An invalid record is refused when it is committed."""
+    def _early(
+        self, check: Callable[[Reservation, CommitRecord], object], transfer_id: int, record: CommitRecord
+    ) -> None:
+        """Prepares an admission before its commit, at which an invalid record is refused."""
         entry = self.tickets.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
-                self.admissions.prepare(entry.reservation, record)
-
-    def _complete(self, transfer_id: int, record: CommitRecord) -> None:
-        """An invalid record is refused when it is committed."""
-        entry = self.tickets.find_transfer(transfer_id)
-        if entry is not None:
-            with contextlib.suppress(BatonError):
-                self.admissions.complete(entry.reservation, record)
+                check(entry.reservation, record)
 
     def _commit_received(self, transfer_id: int, record: CommitRecord) -> None:
         assert self.receiver is not None

@@ -19,7 +19,6 @@ from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.inbound_transfer import complete
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
-from services.worker.engine.decode.reserved_slots import ReservedSlots
 
 
 class Handoff(Protocol):
@@ -38,17 +37,28 @@ class Handoff(Protocol):
 
 
 class LocalHandoff:
-    """A handoff within one worker: the blocks change owner where they are."""
+    """A handoff within one worker: the sequence computes into the reserved blocks, which then change
+    owner."""
 
     def __init__(
-        self, reserved: ReservedSlots, receiver: HandoffReceiver, transfer_id: int, request: PrefillRequest
+        self,
+        receiver: HandoffReceiver,
+        request: PrefillRequest,
+        body: TicketBody,
+        sequence: PromptSequence,
+        revoke: Callable[[], None],
     ) -> None:
-        self._reserved = reserved
+        """Gives `sequence` the reserved blocks; `revoke` is called before they are freed. Raises
+        BatonError(CONFLICT) where the ticket has ended."""
         self._receiver = receiver
-        self._transfer_id = transfer_id
+        self._transfer_id = body.transfer_id
         self._record = early_record(request)
         self._record.ticket_body = request.ticket.body
         self._record.ticket_signature = request.ticket.signature
+        reserved, key = receiver.reserved, AttemptKey.of(request.attempt)
+        sequence.blocks = reserved.borrow(body.transfer_id, key, sequence.length, revoke)
+        sequence.borrowed = True
+        sequence.lend = partial(reserved.lend_cached, body.transfer_id, token_count=sequence.length)
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Moment | None = None) -> None:
         """Does nothing: the blocks are the ticket's already."""
@@ -59,32 +69,7 @@ class LocalHandoff:
         self._receiver.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        self._reserved.end_unused(self._transfer_id)
-
-
-class LocalHandoffs:
-    """Begins the handoffs between the prefill and the decode side of one worker of role both."""
-
-    def __init__(self, incarnation: bytes, reserved: ReservedSlots, receiver: HandoffReceiver) -> None:
-        """`incarnation`: of this worker, by which it recognises its own tickets."""
-        self._incarnation = incarnation
-        self._reserved = reserved
-        self._receiver = receiver
-
-    def issued(self, body: TicketBody) -> bool:
-        """Whether the ticket is this worker's own."""
-        return body.issuer.incarnation == self._incarnation
-
-    def begin(
-        self, request: PrefillRequest, body: TicketBody, sequence: PromptSequence, revoke: Callable[[], None]
-    ) -> LocalHandoff:
-        """Gives a sequence the reserved blocks; `revoke` is called before they are freed. Raises
-        BatonError(CONFLICT) where the ticket has ended."""
-        key, transfer_id = AttemptKey.of(request.attempt), body.transfer_id
-        sequence.blocks = self._reserved.borrow(transfer_id, key, sequence.length, revoke)
-        sequence.borrowed = True
-        sequence.lend = partial(self._reserved.lend_cached, transfer_id, token_count=sequence.length)
-        return LocalHandoff(self._reserved, self._receiver, transfer_id, request)
+        self._receiver.reserved.end_unused(self._transfer_id)
 
 
 def early_record(request: PrefillRequest) -> CommitRecord:

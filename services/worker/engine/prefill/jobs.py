@@ -28,13 +28,8 @@ from kvtransfer.sender.events import Acknowledged, Failed, SenderEvent
 from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from services.common.engine.attempt_key import AttemptKey
-from services.worker.engine.prefill.handoff import (
-    Handoff,
-    LocalHandoff,
-    LocalHandoffs,
-    early_record,
-    final_record,
-)
+from services.worker.engine.decode.handoff_receiver import HandoffReceiver
+from services.worker.engine.prefill.handoff import Handoff, LocalHandoff, early_record, final_record
 from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.prefill.request_check import RequestCheck
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -62,14 +57,16 @@ class PrefillJob:
 class PrefillJobs:
     """All Prefill calls of one engine. All calls come from the engine's loop.
 
-    `local`: None where the engine has no decode side.
+    `local`: the decode side of the same engine, where its role is both; its tickets have the engine's
+    `incarnation`.
     """
 
     model: LoadedModel
     scheduler: PrefillScheduler
     sender: Sender
     check: RequestCheck
-    local: LocalHandoffs | None
+    incarnation: bytes
+    local: HandoffReceiver | None
     emit: Callable[[EngineEvent], None]
     _jobs: dict[AttemptKey, PrefillJob] = field(default_factory=dict, init=False)
     _by_sequence: dict[Sequence, PrefillJob] = field(default_factory=dict, init=False)
@@ -205,8 +202,8 @@ class PrefillJobs:
             self.scheduler.add(sequence)
             return None
         body = self.check.ticket_of(request, sequence)
-        if self.local is not None and self.local.issued(body):
-            handoff = self.local.begin(request, body, sequence, partial(self.cancel, key))
+        if self.local is not None and body.issuer.incarnation == self.incarnation:
+            handoff = LocalHandoff(self.local, request, body, sequence, partial(self.cancel, key))
             self.scheduler.add(sequence)
             return handoff
         self.scheduler.add(sequence)

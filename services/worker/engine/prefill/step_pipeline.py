@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from baton.device.lane import Moment
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
@@ -28,60 +29,62 @@ _ANNOUNCE_S = 0.001
 _WAIT_S, _POLL_S = 0.001, 0.0001
 
 
+@dataclass(eq=False)
 class PrefillPipeline:
-    """Runs the steps of one engine's prefill. All calls come from the engine's loop."""
+    """Runs the steps of one engine's prefill. All calls come from the engine's loop.
 
-    def __init__(self, jobs: PrefillJobs, loop: PrefillLoop, sender: Sender, device_pieces: int) -> None:
-        """`device_pieces`: pieces to ship before the next step is begun, where a device moves them; 0 where
-        the host does."""
-        self._jobs = jobs
-        self._loop = loop
-        self._sender = sender
-        self._device_pieces = device_pieces
-        # The end of the step whose blocks were announced last; and the same, while it is waited for.
-        self._announced: Moment | None = None
-        self._awaited: Moment | None = None
+    `device_pieces`: pieces to ship before the next step is begun, where a device moves them; 0 where the host
+    does.
+    """
+
+    jobs: PrefillJobs
+    loop: PrefillLoop
+    sender: Sender
+    device_pieces: int
+    # The end of the step whose blocks were announced last; and the same, while it is waited for.
+    _announced: Moment | None = field(default=None, init=False)
+    _awaited: Moment | None = field(default=None, init=False)
 
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes completed blocks, sends first tokens; False where
         no chunk was begun."""
         self._await_end()
-        if self._end_steps() and self._device_pieces:  # before the next step, for which no reply waits
-            self.poll(self._device_pieces)
-        if self._device_pieces:
+        if self._end_steps() and self.device_pieces:  # before the next step, for which no reply waits
+            self.poll(self.device_pieces)
+        if self.device_pieces:
             self._announce()
-        begun = self._loop.begin()
+        begun = self.loop.begin()
         self._end_steps()
         return begun
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded work on the links; True where a handoff ended."""
-        events = self._sender.poll(max_pieces)
-        self._jobs.handle(events)
+        events = self.sender.poll(max_pieces)
+        self.jobs.handle(events)
         return bool(events)
 
     def _end_steps(self) -> bool:
         """Ships the blocks of all steps that have ended, then replies; False where none has ended."""
-        results = self._loop.ended()
+        results = self.loop.ended()
         events = self._ship(results)
-        self._loop.settle()
+        self.loop.settle()
         self._reply(results)
-        self._jobs.handle(events)  # after the replies, which come before a handoff's end
+        self.jobs.handle(events)  # after the replies, which come before a handoff's end
         return bool(results)
 
     def _announce(self) -> None:
         """Pushes the blocks of the step that is about to end: the links' devices wait for that end by
         themselves, so that no host work is left for then."""
-        ending = self._loop.ending(_ANNOUNCE_S)
+        ending = self.loop.ending(_ANNOUNCE_S)
         if ending is None or ending[1] is self._announced or ending[1].ended():
             return
         chunks, self._announced = ending
         for chunk in chunks:
-            job = self._jobs.find(chunk.sequence)
+            job = self.jobs.find(chunk.sequence)
             if job is not None and isinstance(job.handoff, Transfer):
-                self._jobs.push(job, chunk.start + chunk.count, self._announced)
+                self.jobs.push(job, chunk.start + chunk.count, self._announced)
                 self._awaited = self._announced
-        self.poll(self._device_pieces)
+        self.poll(self.device_pieces)
 
     def _await_end(self) -> None:
         """Waits for the end of a step whose blocks are announced: a turn of the engine's loop takes longer
@@ -89,37 +92,37 @@ class PrefillPipeline:
         awake."""
         until = time.monotonic() + _WAIT_S
         while self._awaited is not None and time.monotonic() < until:
-            if self._awaited.ended() or self._loop.await_end(_POLL_S):
+            if self._awaited.ended() or self.loop.await_end(_POLL_S):
                 self._awaited = None
             else:
-                self.poll(self._device_pieces)
+                self.poll(self.device_pieces)
 
     def _ship(self, results: list[ChunkResult]) -> list[SenderEvent]:
         """Pushes completed blocks. Where a device moves them, they and their commits are sent before any
         reply; the events of that poll."""
         for job, result in self._jobs_of(results):
-            job.computed_ns = self._loop.ended_after_ns
+            job.computed_ns = self.loop.ended_after_ns
             if result.token is not None:
                 job.first = _first_token(job.sequence, result)
-            self._jobs.push(job, result.chunk.start + result.chunk.count)
-            if self._device_pieces and isinstance(job.handoff, Transfer) and _continues(job):
-                self._jobs.commit(job)
-        return self._sender.poll(self._device_pieces) if results and self._device_pieces else []
+            self.jobs.push(job, result.chunk.start + result.chunk.count)
+            if self.device_pieces and isinstance(job.handoff, Transfer) and _continues(job):
+                self.jobs.commit(job)
+        return self.sender.poll(self.device_pieces) if results and self.device_pieces else []
 
     def _reply(self, results: list[ChunkResult]) -> None:
         for job, result in self._jobs_of(results):
             job.reply.prompt_logprobs(result.prompt_logprobs, last=result.chunk.is_last)
             if job.first is not None:
                 job.reply.first_token(job.first)
-                self._jobs.finish_prompt(job)
+                self.jobs.finish_prompt(job)
             elif result.chunk.is_last:
-                self._jobs.end(job)
+                self.jobs.end(job)
                 job.reply.ended()
 
     def _jobs_of(self, results: list[ChunkResult]) -> Iterator[tuple[PrefillJob, ChunkResult]]:
         """The jobs that have not ended, with their results."""
         for result in results:
-            job = self._jobs.find(result.chunk.sequence)
+            job = self.jobs.find(result.chunk.sequence)
             if job is not None:
                 yield job, result
 

@@ -83,7 +83,7 @@ class Driver:
             cast(Any, model), cast(Any, self.loop), self.slots, identity=WorkerIdentity(name="d"),
             signer=TicketSigner(b"s" * 16), wire=WireBlocks(self.cache, b"f"), emit=lambda event: None,
             host_kv_bytes=host * BLOCK_BYTES * groups, reserve_output_tokens=4, prefix_cache=self.prefixes,
-            open_receiver=lambda sink: (cast(Any, self.link), "here"), clock=lambda: self.now,
+            open_receiver=lambda sink: (cast(Any, self.link), "here"), ticket_clock=lambda: self.now,
         )  # fmt: skip
         self.host = self.decode.allocation._swapped._host
         self.texts = [[self.draw.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
