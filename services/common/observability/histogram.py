@@ -1,7 +1,8 @@
-"""A histogram fine enough for quantiles and cheap enough for one observation a message.
+"""A histogram fine enough for quantiles and cheap enough for an observation with each message.
 
-Bounds are 24 a decade, about 10 % apart, so a quantile is right to 5 %. Prometheus gets the coarser
-`EXPORTED` bounds, which are among them; a window's quantiles come of the difference of two snapshots.
+There are 24 bounds in each decade, about 10 % apart, so a quantile is accurate to 5 %. Prometheus gets the
+coarser `EXPORTED` bounds, which are among them. The quantiles of a time window are those of the difference
+of two snapshots.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _STEPS = (
 )
 
 SECONDS = tuple(float(f"{step}e{decade}") for decade in range(-6, 3) for step in _STEPS)
-"""Bounds for times: 1 µs to 910 s; what is longer falls into the last, open bucket."""
+"""Bounds for times: 1 µs to 910 s; longer times are in the last, open bucket."""
 
 TOKENS = tuple(float(f"{step}e{decade}") for decade in range(7) for step in _STEPS)
 """Bounds for counts: 1 to 9.1 million."""
@@ -29,7 +30,7 @@ EXPORTED_TOKENS = (1.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000
 
 
 class Histogram:
-    """Counts of observations by bucket, and their sum. Written by one thread; any may read."""
+    """Counts of observations by bucket, and their sum. One thread may write, any may read."""
 
     __slots__ = ("bounds", "counts", "exported", "sum")
 
@@ -38,22 +39,22 @@ class Histogram:
     ) -> None:
         self.bounds = bounds
         self.exported = exported
-        # counts[i] lie above bounds[i - 1] and not above bounds[i]; the last is open.
+        # counts[i]: observations above bounds[i - 1] and up to bounds[i]; the last bucket is open.
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts one value; one below the first bound belongs to the first bucket."""
+        """Counts a value; one below the first bound is in the first bucket."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     @property
     def count(self) -> int:
-        """How many were observed."""
+        """The number of observations."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(bound, observations not above it) for each exported bound, then for infinity."""
+        """(bound, observations up to it) for each exported bound, then for infinity."""
         running = list(accumulate(self.counts))
         pairs = [(bound, running[bisect_left(self.bounds, bound)]) for bound in self.exported]
         return [*pairs, (float("inf"), running[-1])]
@@ -65,10 +66,8 @@ def tokens_histogram() -> Histogram:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
-    """The value that `share` of the observations do not exceed, to a bucket's width; 0 if there are none.
-
-    `counts` are a histogram's, or the differences of two of its snapshots.
-    """
+    """The value that a `share` of the observations do not exceed, accurate to a bucket's width; 0 without
+    observations. `counts`: those of a histogram, or the difference of two of its snapshots."""
     rank = share * sum(counts)
     if rank == 0:
         return 0.0

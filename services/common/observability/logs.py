@@ -1,6 +1,6 @@
-"""Logs go to stderr, one structured line an event; stdout belongs to the parent protocol.
+"""Structured logs on stderr, one line for each event; stdout is for the protocol with the parent process.
 
-A line carries ids, counts, addresses and kinds of error, never a prompt, an output or a token.
+A line may have ids, counts, addresses and kinds of error, never a prompt, an output or a token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 
 
 class _Stderr:
-    """Where lines go, each in one piece. Its reader may be gone, and that must stop nothing."""
+    """Stderr, one write for each line. A closed stderr is ignored: logging must not fail a process."""
 
     def write(self, line: str) -> None:
         with contextlib.suppress(OSError):
@@ -27,7 +27,7 @@ class _Stderr:
 
 
 class _Forward(logging.Handler):
-    """Passes records of the standard library's loggers on, so that every line has the one format."""
+    """Forwards records of the standard library's loggers, so that all lines have one format."""
 
     def emit(self, record: logging.LogRecord) -> None:
         fields = {name: value for name, value in record.__dict__.items() if name not in _RECORD_FIELDS}
@@ -39,17 +39,17 @@ class _Forward(logging.Handler):
 
 _RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "event", "part"}
 _LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
-# Whose loggers write from the configured level on; those of libraries from WARNING on.
-_OURS = ("baton", "kvtransfer", "services")
+# Packages whose loggers write from the configured level on; those of libraries write from WARNING on.
+_PACKAGES = ("baton", "kvtransfer", "services")
 
 
 def configure_logs(level: str, **bound: str) -> None:
-    """Sends every log of this process, structlog's and the standard library's, to stderr from `level` up,
-    with `bound` on each line."""
+    """Writes all logs of this process, structlog's and the standard library's, to stderr from `level` up,
+    with the fields `bound` on each line."""
     threshold = logging.getLevelNamesMapping()[level.upper()]
 
     def add_bound(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        """Context variables would do for the main thread alone: others begin with none."""
+        """Adds the bound fields; context variables are not inherited by other threads."""
         for name, value in bound.items():
             event.setdefault(name, value)
         return event
@@ -69,11 +69,11 @@ def configure_logs(level: str, **bound: str) -> None:
     )
     structlog.contextvars.bind_contextvars(**bound)
     logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[_Forward()], force=True)
-    for name in _OURS:
+    for name in _PACKAGES:
         logging.getLogger(name).setLevel(threshold)
 
 
 def get_log(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger that says which part of Baton speaks."""
+    """A logger whose lines have `part=name`."""
     log: structlog.stdlib.BoundLogger = structlog.get_logger(part=name)
     return log
