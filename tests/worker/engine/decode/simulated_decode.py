@@ -63,7 +63,7 @@ class SimulatedSteps:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.steps = 0
+        self.steps = self.full_steps = self.tokens_decoded = 0
         self.applied_entries = 0
         self.posted = 0
         self.entries: deque[tuple[Any, ...]] = deque()
