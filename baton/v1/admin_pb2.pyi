@@ -391,7 +391,7 @@ class StoreStatus(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     EMBEDDED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
-    AWAY_S_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_S_FIELD_NUMBER: _builtins.int
     REGISTERED_WORKERS_FIELD_NUMBER: _builtins.int
     JOURNAL_OPEN_FIELD_NUMBER: _builtins.int
     JOURNAL_PENDING_FIELD_NUMBER: _builtins.int
@@ -403,7 +403,7 @@ class StoreStatus(_message.Message):
     embedded: _builtins.bool
     """An embedded server started by `baton up`, and how often it has been restarted."""
     restarts: _builtins.int
-    away_s: _builtins.float
+    unavailable_s: _builtins.float
     """Seconds since it last answered; unset while it answers."""
     registered_workers: _builtins.int
     """Workers in the registry when it was last read."""
@@ -420,23 +420,23 @@ class StoreStatus(_message.Message):
         namespace: _builtins.str = ...,
         embedded: _builtins.bool = ...,
         restarts: _builtins.int = ...,
-        away_s: _builtins.float | None = ...,
+        unavailable_s: _builtins.float | None = ...,
         registered_workers: _builtins.int = ...,
         journal_open: _builtins.int | None = ...,
         journal_pending: _builtins.int = ...,
         journal_dropped: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "away_s", b"away_s", "journal_open", b"journal_open"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open", "_unavailable_s", b"_unavailable_s", "journal_open", b"journal_open", "unavailable_s", b"unavailable_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_away_s", b"_away_s", "_journal_open", b"_journal_open", "address", b"address", "away_s", b"away_s", "embedded", b"embedded", "journal_dropped", b"journal_dropped", "journal_open", b"journal_open", "journal_pending", b"journal_pending", "namespace", b"namespace", "registered_workers", b"registered_workers", "restarts", b"restarts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open", "_unavailable_s", b"_unavailable_s", "address", b"address", "embedded", b"embedded", "journal_dropped", b"journal_dropped", "journal_open", b"journal_open", "journal_pending", b"journal_pending", "namespace", b"namespace", "registered_workers", b"registered_workers", "restarts", b"restarts", "unavailable_s", b"unavailable_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__away_s: _TypeAlias = _typing.Literal["away_s"]  # noqa: Y015
-    _WhichOneofArgType__away_s: _TypeAlias = _typing.Literal["_away_s", b"_away_s"]  # noqa: Y015
     _WhichOneofReturnType__journal_open: _TypeAlias = _typing.Literal["journal_open"]  # noqa: Y015
     _WhichOneofArgType__journal_open: _TypeAlias = _typing.Literal["_journal_open", b"_journal_open"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__away_s) -> _WhichOneofReturnType__away_s | None: ...
+    _WhichOneofReturnType__unavailable_s: _TypeAlias = _typing.Literal["unavailable_s"]  # noqa: Y015
+    _WhichOneofArgType__unavailable_s: _TypeAlias = _typing.Literal["_unavailable_s", b"_unavailable_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__journal_open) -> _WhichOneofReturnType__journal_open | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unavailable_s) -> _WhichOneofReturnType__unavailable_s | None: ...
 
 Global___StoreStatus: _TypeAlias = StoreStatus  # noqa: Y015

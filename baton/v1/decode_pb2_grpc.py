@@ -40,10 +40,10 @@ class DecodeServiceStub:
                 request_serializer=baton_dot_v1_dot_decode__pb2.ReserveRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_decode__pb2.ReserveResponse.FromString,
                 _registered_method=True)
-        self.Follow = channel.unary_stream(
-                '/baton.v1.DecodeService/Follow',
-                request_serializer=baton_dot_v1_dot_decode__pb2.FollowRequest.SerializeToString,
-                response_deserializer=baton_dot_v1_dot_decode__pb2.FollowResponse.FromString,
+        self.Subscribe = channel.unary_stream(
+                '/baton.v1.DecodeService/Subscribe',
+                request_serializer=baton_dot_v1_dot_decode__pb2.SubscribeRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_decode__pb2.SubscribeResponse.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_unary(
                 '/baton.v1.DecodeService/Attach',
@@ -73,7 +73,7 @@ class DecodeServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Follow(self, request, context):
+    def Subscribe(self, request, context):
         """Streams the output of this router's sequences beyond its watermarks, at most one message of bounded size for
         each step; the rest follows in the next. Opening it again replaces the router's earlier stream. An empty
         message is a heartbeat, sent after half a second without output.
@@ -111,10 +111,10 @@ def add_DecodeServiceServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_v1_dot_decode__pb2.ReserveRequest.FromString,
                     response_serializer=baton_dot_v1_dot_decode__pb2.ReserveResponse.SerializeToString,
             ),
-            'Follow': grpc.unary_stream_rpc_method_handler(
-                    servicer.Follow,
-                    request_deserializer=baton_dot_v1_dot_decode__pb2.FollowRequest.FromString,
-                    response_serializer=baton_dot_v1_dot_decode__pb2.FollowResponse.SerializeToString,
+            'Subscribe': grpc.unary_stream_rpc_method_handler(
+                    servicer.Subscribe,
+                    request_deserializer=baton_dot_v1_dot_decode__pb2.SubscribeRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_decode__pb2.SubscribeResponse.SerializeToString,
             ),
             'Attach': grpc.unary_unary_rpc_method_handler(
                     servicer.Attach,
@@ -171,7 +171,7 @@ class DecodeService:
             _registered_method=True)
 
     @staticmethod
-    def Follow(request,
+    def Subscribe(request,
             target,
             options=(),
             channel_credentials=None,
@@ -184,9 +184,9 @@ class DecodeService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/baton.v1.DecodeService/Follow',
-            baton_dot_v1_dot_decode__pb2.FollowRequest.SerializeToString,
-            baton_dot_v1_dot_decode__pb2.FollowResponse.FromString,
+            '/baton.v1.DecodeService/Subscribe',
+            baton_dot_v1_dot_decode__pb2.SubscribeRequest.SerializeToString,
+            baton_dot_v1_dot_decode__pb2.SubscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

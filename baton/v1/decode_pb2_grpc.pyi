@@ -35,7 +35,7 @@ class DecodeServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DecodeServiceAsyncStub: ...
     Reserve: _grpc.UnaryUnaryMultiCallable[_decode_pb2.ReserveRequest, _decode_pb2.ReserveResponse]
     """Reserves a slot and blocks. Idempotent for one attempt."""
-    Follow: _grpc.UnaryStreamMultiCallable[_decode_pb2.FollowRequest, _decode_pb2.FollowResponse]
+    Subscribe: _grpc.UnaryStreamMultiCallable[_decode_pb2.SubscribeRequest, _decode_pb2.SubscribeResponse]
     """Streams the output of this router's sequences beyond its watermarks, at most one message of bounded size for
     each step; the rest follows in the next. Opening it again replaces the router's earlier stream. An empty
     message is a heartbeat, sent after half a second without output.
@@ -54,7 +54,7 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Reserve: _aio.UnaryUnaryMultiCallable[_decode_pb2.ReserveRequest, _decode_pb2.ReserveResponse]  # type: ignore[assignment]
     """Reserves a slot and blocks. Idempotent for one attempt."""
-    Follow: _aio.UnaryStreamMultiCallable[_decode_pb2.FollowRequest, _decode_pb2.FollowResponse]  # type: ignore[assignment]
+    Subscribe: _aio.UnaryStreamMultiCallable[_decode_pb2.SubscribeRequest, _decode_pb2.SubscribeResponse]  # type: ignore[assignment]
     """Streams the output of this router's sequences beyond its watermarks, at most one message of bounded size for
     each step; the rest follows in the next. Opening it again replaces the router's earlier stream. An empty
     message is a heartbeat, sent after half a second without output.
@@ -78,11 +78,11 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         """Reserves a slot and blocks. Idempotent for one attempt."""
 
     @_abc_1.abstractmethod
-    def Follow(
+    def Subscribe(
         self,
-        request: _decode_pb2.FollowRequest,
+        request: _decode_pb2.SubscribeRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_decode_pb2.FollowResponse], _abc.AsyncIterator[_decode_pb2.FollowResponse]]:
+    ) -> _typing.Union[_abc.Iterator[_decode_pb2.SubscribeResponse], _abc.AsyncIterator[_decode_pb2.SubscribeResponse]]:
         """Streams the output of this router's sequences beyond its watermarks, at most one message of bounded size for
         each step; the rest follows in the next. Opening it again replaces the router's earlier stream. An empty
         message is a heartbeat, sent after half a second without output.

@@ -120,7 +120,7 @@ class OpenLinkRequest(_message.Message):
     PROTOCOL_MIN_FIELD_NUMBER: _builtins.int
     PROTOCOL_MAX_FIELD_NUMBER: _builtins.int
     LINK_NUMBER_FIELD_NUMBER: _builtins.int
-    BESIDE_FIELD_NUMBER: _builtins.int
+    KEEP_EARLIER_FIELD_NUMBER: _builtins.int
     receiver_incarnation: _builtins.bytes
     """The receiver this link is meant for."""
     fingerprint: _builtins.bytes
@@ -128,7 +128,7 @@ class OpenLinkRequest(_message.Message):
     protocol_max: _builtins.int
     link_number: _builtins.int
     """Of the sender's links since its start, 1 for the first: of two the higher is the newer."""
-    beside: _builtins.bool
+    keep_earlier: _builtins.bool
     """The sender's earlier link stays until it has ended what goes over it."""
     @_builtins.property
     def sender(self) -> _types_pb2.WorkerIdentity: ...
@@ -141,11 +141,11 @@ class OpenLinkRequest(_message.Message):
         protocol_min: _builtins.int = ...,
         protocol_max: _builtins.int = ...,
         link_number: _builtins.int = ...,
-        beside: _builtins.bool = ...,
+        keep_earlier: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sender", b"sender"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beside", b"beside", "fingerprint", b"fingerprint", "link_number", b"link_number", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "receiver_incarnation", b"receiver_incarnation", "sender", b"sender"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "keep_earlier", b"keep_earlier", "link_number", b"link_number", "protocol_max", b"protocol_max", "protocol_min", b"protocol_min", "receiver_incarnation", b"receiver_incarnation", "sender", b"sender"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

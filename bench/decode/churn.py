@@ -231,7 +231,7 @@ def run(engine: DecodeEngine, case: Case, seconds: float, scatter: str) -> dict[
         "cancels": counts.cancels,
         "most_waiting": counts.most_waiting,
         "block_allocations": seen.grown,
-        "held_rows": seen.held,
+        "stalled_rows": seen.held,
         "scatter": scatter,
         "scattered_mb_s": round(counts.scattered_bytes / took / 1e6, 3),
     }
@@ -250,7 +250,7 @@ class _Seen:
     @classmethod
     def of(cls, engine: DecodeEngine, churn: Churn) -> _Seen:
         ring, grown = engine.loop.ring, churn.decode.allocation.allocations
-        return cls(engine.ended_steps, ring.steps, ring.held_rows, engine.loop.tokens_decoded, grown)
+        return cls(engine.ended_steps, ring.steps, ring.stalled_rows, engine.loop.tokens_decoded, grown)
 
     def since(self, before: _Seen) -> _Seen:
         return _Seen(*(b - a for a, b in zip(astuple(before), astuple(self), strict=True)))

@@ -3,7 +3,7 @@
     python -m bench.decode.ring_reader FD SLOTS ENDED [SOCKET]
 
 FD: the ring's memory. ENDED: a pipe that takes slot and generation, 16 bits each, of who has ended. SOCKET:
-takes one length-prefixed `FollowResponse` a reading that found something, made by the streams of a worker's
+takes one length-prefixed `SubscribeResponse` a reading that found something, made by the streams of a worker's
 front. Until stdin closes; then prints what it has read and sent as one JSON object.
 """
 

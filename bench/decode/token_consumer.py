@@ -11,7 +11,7 @@ import sys
 from typing import BinaryIO
 
 from baton.parent_death import die_with_parent
-from baton.v1.decode_pb2 import FollowResponse
+from baton.v1.decode_pb2 import SubscribeResponse
 from bench.decode.ring_reader import LENGTH
 
 
@@ -20,7 +20,7 @@ def consume(source: BinaryIO) -> tuple[int, int]:
     tokens = messages = 0
     following: dict[bytes, int] = {}
     while head := source.read(LENGTH.size):
-        message = FollowResponse.FromString(source.read(*LENGTH.unpack(head)))
+        message = SubscribeResponse.FromString(source.read(*LENGTH.unpack(head)))
         messages += 1
         for output in message.outputs:
             request = output.attempt.request_id

@@ -31,7 +31,7 @@ import uvloop
 
 from baton.cli.up.local_cluster import LocalCluster, Programs
 from baton.v1.admin_pb2 import WorkerAudit
-from baton.v1.decode_pb2 import CancelRequest, FollowRequest, ReserveRequest, Ticket, TicketBody
+from baton.v1.decode_pb2 import CancelRequest, SubscribeRequest, ReserveRequest, Ticket, TicketBody
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.types_pb2 import Attempt
 from baton.wakeups import batch_wakeups
@@ -193,8 +193,8 @@ class _Reservations:
         self._stub = stub
         self._router_id = secrets.token_bytes(16)
         # Open for as long as this is: tickets live as long as their router follows.
-        self._following = stub.Follow(
-            FollowRequest(router_id=self._router_id, incarnation=incarnation), metadata=METADATA
+        self._following = stub.Subscribe(
+            SubscribeRequest(router_id=self._router_id, incarnation=incarnation), metadata=METADATA
         )
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -30,7 +30,7 @@ def open_request(
         protocol_min=PROTOCOL_MIN,
         protocol_max=PROTOCOL_MAX,
         link_number=link_number,
-        beside=beside,
+        keep_earlier=beside,
     )
 
 

@@ -75,7 +75,7 @@ class ReceivingLinks:
             raise BatonError(ErrorKind.UNAVAILABLE, f"a newer start of sender {sender.name!r} has a link")
         newer = BatonError(ErrorKind.UNAVAILABLE, f"sender {sender.name!r} opened a newer link")
         for link in earlier:
-            if not call.request.beside or link.peer.incarnation != sender.incarnation:
+            if not call.request.keep_earlier or link.peer.incarnation != sender.incarnation:
                 self.break_off(link, newer)
         if len(self._open) + len(self._quarantined) >= MAX_LINKS:
             raise BatonError(ErrorKind.OVERLOADED, f"the receiver has {MAX_LINKS} links already")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
-from baton.v1.decode_pb2 import FollowResponse, Position
+from baton.v1.decode_pb2 import SubscribeResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.logprobs import logprobs_message
@@ -166,13 +166,13 @@ class OutputStreams:
         if router is not None and router.connection == connection:
             router.lost_at = self._clock()
 
-    def collect(self, router_id: bytes, step: int) -> FollowResponse | None:
+    def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
         """Output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them; None
         where there is none. The rest follows with the next call."""
         dirty = self._routers[router_id].dirty
         if not dirty:
             return None
-        message, room = FollowResponse(step=step), MESSAGE_BYTES
+        message, room = SubscribeResponse(step=step), MESSAGE_BYTES
         while dirty and room > 0:
             key = next(iter(dirty))
             stream = dirty.pop(key)
@@ -223,7 +223,7 @@ class OutputStreams:
                 del self._routers[router_id]
 
 
-def _add_output(message: FollowResponse, stream: OutputStream, room: int) -> int:
+def _add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> int:
     """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; the bytes
     added."""
     until, taken = len(stream.token_ids), _OUTPUT_BYTES

@@ -17,8 +17,8 @@ from baton.v1.decode_pb2 import (
     AttachResponse,
     CancelRequest,
     CancelResponse,
-    FollowRequest,
-    FollowResponse,
+    SubscribeRequest,
+    SubscribeResponse,
     GetHandoffRequest,
     GetHandoffResponse,
     ReserveRequest,
@@ -116,7 +116,7 @@ class DecodeServicer(DecodeServiceServicer):
         )
         self._reserved.set()
 
-    async def Follow(self, request: FollowRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Subscribe(self, request: SubscribeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams output to a router. Writes instead of yielding: a cancellation during a write is then
         raised here, and not in grpc's wrapper around a suspended generator."""
         router_id = request.router_id
@@ -128,7 +128,7 @@ class DecodeServicer(DecodeServiceServicer):
         news = self._news[router_id] = asyncio.Event()
         try:
             # At once: the router learns that its stream is open.
-            await context.write(FollowResponse(step=self._ring.steps, unknown=unknown))
+            await context.write(SubscribeResponse(step=self._ring.steps, unknown=unknown))
             while self._streams.is_current(router_id, connection):
                 message = self._streams.collect(router_id, self._ring.steps)
                 if message is not None:
@@ -141,7 +141,7 @@ class DecodeServicer(DecodeServiceServicer):
                     async with asyncio.timeout(_HEARTBEAT_S):
                         await news.wait()
                 except TimeoutError:
-                    await context.write(FollowResponse(step=self._ring.steps))
+                    await context.write(SubscribeResponse(step=self._ring.steps))
         finally:
             self._streams.unfollow(router_id, connection)
             if self._news.get(router_id) is news:

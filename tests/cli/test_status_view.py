@@ -113,7 +113,7 @@ def test_the_store_is_told_of() -> None:
         in text
     )
     assert "Redis" not in "\n".join(lines(160, answer, top=True))
-    store.away_s = 75
+    store.unavailable_s = 75
     for top in (False, True):
         assert "away for 1m 15s, requests go on" in "\n".join(lines(160, answer, top=top))
         assert max(map(len, lines(80, answer, top=top))) <= 80

@@ -7,7 +7,7 @@ import pytest
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import FollowResponse, Position
+from baton.v1.decode_pb2 import SubscribeResponse, Position
 from baton.v1.types_pb2 import Attempt, FinishReason
 from services.decode import output_streams as streams_module
 from services.decode.output_streams import LINGER_S, MESSAGE_BYTES, TICKET_GRACE_S, OutputStreams
@@ -27,7 +27,7 @@ def word(token: int, finish: Finish = Finish.NONE, slot: int = 3, generation: in
     return Record(slot, generation, token, finish)
 
 
-def outputs(message: FollowResponse | None) -> list[tuple[int, list[int], int]]:
+def outputs(message: SubscribeResponse | None) -> list[tuple[int, list[int], int]]:
     assert message is not None
     return [(o.first_number, list(o.token_ids), o.finish_reason) for o in message.outputs]
 

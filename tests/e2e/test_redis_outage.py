@@ -162,7 +162,7 @@ async def nobody_hears_redis(cluster: Cluster) -> None:
     while True:
         status = await cluster.status()
         seen = [await figure(worker.metrics_address, "baton_worker_registered") for worker in status.workers]
-        if status.store.HasField("away_s") and seen == [0.0] * len(WORKERS):
+        if status.store.HasField("unavailable_s") and seen == [0.0] * len(WORKERS):
             return
         assert time.monotonic() < deadline, (status.store, seen)
         await asyncio.sleep(0.1)
@@ -179,7 +179,7 @@ async def quiet(cluster: Cluster, state: State) -> None:
         assert time.monotonic() < deadline, store
         await asyncio.sleep(0.1)
     assert store.journal_dropped == 0
-    assert not store.HasField("away_s")
+    assert not store.HasField("unavailable_s")
     assert store.registered_workers == len(WORKERS)
     assert await state.journal.count_open() == 0
 

@@ -100,7 +100,7 @@ def test_a_row_without_a_block_is_held_and_its_neighbours_go_on(engine: LocalEng
     engine.run(free)
     assert held not in engine.finish
     assert len(engine.output[held]) == 3  # two tokens had room for their KV
-    assert engine.reader.held_rows > 0
+    assert engine.reader.stalled_rows > 0
     engine.grow(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
     engine.run(held)
     assert len(engine.output[held]) == 10
@@ -114,7 +114,7 @@ def test_a_slot_that_grows_in_time_is_never_held(engine: LocalEngine, tmp_path: 
         growing.step()
         growing.grow(key, len(PROMPTS[2]) + before, len(PROMPTS[2]) + min(before + 5, 19))
     assert growing.run(key) == [expected]
-    assert growing.reader.held_rows == 0
+    assert growing.reader.stalled_rows == 0
 
 
 def test_a_slot_that_is_held_stands_still_until_it_grows(engine: LocalEngine, tmp_path: Path) -> None:

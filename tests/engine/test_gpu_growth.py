@@ -64,9 +64,9 @@ def test_a_held_slot_grows_and_ends_as_if_it_had_had_its_blocks(
     for capacity in (LENGTH + 4, LENGTH + 11, LENGTH + 30, LENGTH + 39):
         while len(engine.output[key]) < have:
             engine.step()
-        before, going = engine.reader.held_rows, len(engine.output[neighbour])
+        before, going = engine.reader.stalled_rows, len(engine.output[neighbour])
         case.quiet()
-        assert engine.reader.held_rows > before, "it was not held"
+        assert engine.reader.stalled_rows > before, "it was not held"
         assert len(engine.output[key]) == have
         assert len(engine.output[neighbour]) > going
         engine.grow(key, held, capacity)
@@ -88,7 +88,7 @@ def test_a_slot_that_grows_in_time_is_never_held(tmp_path: Path, dtype: str) -> 
         engine.step()
     assert engine.output[key] == wanted
     assert grown == 7
-    assert engine.reader.held_rows == 0
+    assert engine.reader.stalled_rows == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,7 +167,7 @@ def test_a_grow_for_an_earlier_tenant_changes_nothing(tmp_path: Path) -> None:
     assert tenant == (first[0], first[1] + 1)
     engine.decode.grow(*first, ((),), (0,), LENGTH + 29)
     engine.decode.hold(*first)
-    while not engine.reader.held_rows:
+    while not engine.reader.stalled_rows:
         engine.step()
     for _ in range(100):  # the only row is held, so no step is enqueued
         engine.step()

@@ -115,7 +115,7 @@ def prove(folder: Path, size: Size, seed: int) -> str:
     assert counts.preempted == 0, counts
     assert counts.cancelled > size.requests // 20, counts
     tokens = sum(len(answer.tokens) for answer in answers)
-    return f"{len(requests)} requests, {tokens} tokens, {counts}, held rows {many.reader.held_rows}"
+    return f"{len(requests)} requests, {tokens} tokens, {counts}, held rows {many.reader.stalled_rows}"
 
 
 def test_a_few_random_requests(tmp_path: Path) -> None:

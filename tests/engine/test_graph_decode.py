@@ -70,7 +70,7 @@ def test_growing_and_being_moved(tmp_path: Path) -> None:
     engine = graph(tmp_path, slots=2, ring_slots=64)  # an engine may have fewer than there is room for
     growing = engine.start(PROMPTS[2], max_tokens=5, capacity=len(PROMPTS[2]) + 1)
     moved = engine.start(PROMPTS[1], max_tokens=20)
-    while engine.reader.held_rows == 0:
+    while engine.reader.stalled_rows == 0:
         engine.step()
     number = engine.decode.hold(*growing)
     while not engine.decode.applied(number):
@@ -161,7 +161,7 @@ def test_a_row_without_a_block_is_held(tmp_path: Path) -> None:
     engine.run(engine.start(PROMPTS[1], max_tokens=10))
     assert held not in engine.finish
     assert len(engine.output[held]) == 3
-    assert engine.reader.held_rows > 0
+    assert engine.reader.stalled_rows > 0
     engine.grow(held, len(PROMPTS[2]) + 2, len(PROMPTS[2]) + 9)
     engine.run(held)
     assert len(engine.output[held]) == 10

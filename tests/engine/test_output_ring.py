@@ -82,7 +82,7 @@ def test_counters_are_seen_by_the_other_side() -> None:
     writer.count_step()
     writer.count_full()
     writer.count_held(3)
-    assert (reader.steps, reader.full_steps, reader.held_rows) == (2, 1, 3)
+    assert (reader.steps, reader.full_steps, reader.stalled_rows) == (2, 1, 3)
 
 
 def batch_of(rows: list[int], count: int) -> LogprobBatch:
@@ -162,7 +162,7 @@ def test_the_header_is_a_cache_line_a_counter() -> None:
     writer.count_held(5)
     counters = memory.region(0, RING_HEADER_BYTES // 8, np.uint64)
     assert [int(counters[at]) for at in range(0, 32, 8)] == [2, 2, 3, 9]
-    assert (writer.tail, writer.steps, writer.full_steps, writer.held_rows) == (2, 2, 3, 9)
+    assert (writer.tail, writer.steps, writer.full_steps, writer.stalled_rows) == (2, 2, 3, 9)
     assert np.count_nonzero(counters) == 4
     writer.told[:] = np.arange(1, 9)
     assert counters[32:40].tolist() == list(range(1, 9))

@@ -64,7 +64,7 @@ def test_rows_that_do_not_fit_are_held_and_lose_nothing(tmp_path: Path, shape: S
     wanted = decode_all(SharedPrefix(tmp_path / "model", shape, graph=False), 4, shape.slots)
     engine = SharedPrefix(tmp_path / "model", shape, graph=True)
     assert decode_all(engine, 4, shape.slots) == wanted
-    assert (engine.reader.held_rows > 0) == (shape is SMALL)
+    assert (engine.reader.stalled_rows > 0) == (shape is SMALL)
 
 
 @pytest.mark.gpu
@@ -72,7 +72,7 @@ def test_64_slots_behind_8k_shared_tokens_on_a_gpu(tmp_path: Path) -> None:
     """Against the same slots one at a time, by the same kernels: in mode exact neighbours change nothing."""
     engine = SharedPrefix(tmp_path / "model", FULL, graph=True)
     together = decode_all(engine, 24, FULL.slots)
-    assert engine.reader.held_rows > 0
+    assert engine.reader.stalled_rows > 0
     engine = SharedPrefix(tmp_path / "model", FULL, graph=True)
     assert alone(engine, 24) == together
 

@@ -90,7 +90,7 @@ def test_a_better_way_is_asked_when_its_pause_is_over_and_no_sooner(ways: Ways) 
         ways.later(0.25)
         assert len(a.asked) == asked
     assert ways.send(2) == "b"
-    assert [request.beside for request in a.asked] == [False, True, True, True]
+    assert [request.keep_earlier for request in a.asked] == [False, True, True, True]
     assert [request.link_number for request in a.asked] == [1, 2, 3, 4]
     assert [request.link_number for request in b.asked] == [1]
     assert ways.counted() == (1, 1, 0, 0)
@@ -166,7 +166,7 @@ def test_a_link_that_is_needed_sooner_than_the_return_is_ready_takes_its_place(
     until(lambda: bool(a.pipes), lambda: ways.peers.receiver.poll(4))
     assert ways.send(2) == "a"
     assert logged(caplog, RETURNED) == []
-    assert a.asked[-1].beside is False
+    assert a.asked[-1].keep_earlier is False
     assert ways.counted() == (2, 1, 0, 1)
     assert ways.in_use() == ways.received() == ["a"]
 

@@ -168,7 +168,7 @@ class FakeWorker(
         if (key, request.attempt.number) in self.tombstones:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "cancelled")
         if request.router_id not in self._followers:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no Follow stream of this router")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no Subscribe stream of this router")
         self.tickets[key] = Ticketed(
             request.attempt, request.router_id, request.token_count, watermark=request.first_number
         )
@@ -181,9 +181,9 @@ class FakeWorker(
             kv_bytes=0 if local else BYTES_PER_TOKEN * request.token_count,
         )
 
-    async def Follow(
-        self, request: decode_pb2.FollowRequest, context: Any
-    ) -> AsyncIterator[decode_pb2.FollowResponse]:
+    async def Subscribe(
+        self, request: decode_pb2.SubscribeRequest, context: Any
+    ) -> AsyncIterator[decode_pb2.SubscribeResponse]:
         if request.incarnation != self.identity.incarnation:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the request is for another incarnation")
         self.follows_opened += 1
@@ -193,7 +193,7 @@ class FakeWorker(
         unknown = self._go_to(request.positions)
         self.former_router_ids = list(request.former_router_ids)
         if not self.behaviour.silent:
-            yield decode_pb2.FollowResponse(step=self._steps, unknown=unknown)
+            yield decode_pb2.SubscribeResponse(step=self._steps, unknown=unknown)
         sent, spoke_at = 0, time.monotonic()
         while self._followers[request.router_id] == mine:
             if self.behaviour.over:
@@ -206,10 +206,10 @@ class FakeWorker(
                     self.behaviour.follow_drops -= 1
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "stream dropped")
                 self.most_positions = max(self.most_positions, len(request.positions))
-                yield decode_pb2.FollowResponse(step=self._steps, outputs=outputs)
+                yield decode_pb2.SubscribeResponse(step=self._steps, outputs=outputs)
                 spoke_at = time.monotonic()
             elif time.monotonic() > spoke_at + BEAT_S and not self.behaviour.silent:
-                yield decode_pb2.FollowResponse(step=self._steps)
+                yield decode_pb2.SubscribeResponse(step=self._steps)
                 spoke_at = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S), self._step:

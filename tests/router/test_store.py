@@ -150,7 +150,7 @@ async def test_a_silent_redis_holds_up_nothing(
         many = await asyncio.gather(*(here.generate(ids_request(PROMPT, 24), timeout=5) for _ in range(20)))
         assert [tokens_of(responses) for responses in many] == [expected(PROMPT, 24)] * 20
         status = await store(here)
-        assert status.HasField("away_s")
+        assert status.HasField("unavailable_s")
         assert not status.HasField("journal_open")
         figures = (await client.get("/metrics")).text
         assert f'baton_router_redis_up{{model="{MODEL}"}} 0.0' in figures

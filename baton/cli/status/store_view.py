@@ -17,8 +17,8 @@ def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:
     if store.restarts:
         line.append(f", started again {store.restarts} x", "yellow")
     line.append(f"; namespace {store.namespace}")
-    if store.HasField("away_s"):
-        line.append(f"; away for {duration(store.away_s)}", "bold red").append(", requests go on without it")
+    if store.HasField("unavailable_s"):
+        line.append(f"; away for {duration(store.unavailable_s)}", "bold red").append(", requests go on without it")
     else:
         line.append(f"; workers registered: {store.registered_workers}, {_journal(store)}")
     return line
@@ -26,7 +26,7 @@ def store_line(status: admin_pb2.AdminServiceGetStatusResponse) -> Text:
 
 def store_trouble(status: admin_pb2.AdminServiceGetStatusResponse) -> Text | None:
     """The same where an operator should know of it."""
-    return store_line(status) if status.store.HasField("away_s") else None
+    return store_line(status) if status.store.HasField("unavailable_s") else None
 
 
 def _journal(store: admin_pb2.StoreStatus) -> str:

@@ -100,7 +100,7 @@ class _Ring:
         return int(self._full[0])
 
     @property
-    def held_rows(self) -> int:
+    def stalled_rows(self) -> int:
         """Rows that ran without advancing."""
         return int(self._held[0])
 

@@ -70,7 +70,7 @@ class Store:
             embedded=self._config.embedded,
             restarts=self.restarts,
             journal_open=await self._open(self.state.journal),
-            away_s=self.state.away_s,
+            unavailable_s=self.state.away_s,
             registered_workers=self.registered_workers,
             journal_pending=self.state.journal.pending,
             journal_dropped=self.state.counters.journal_dropped,

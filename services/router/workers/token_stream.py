@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import AttachRequest, FollowRequest, Position
+from baton.v1.decode_pb2 import AttachRequest, SubscribeRequest, Position
 from baton.v1.types_pb2 import Attempt
 from services.common.observability.logs import get_log
 from services.router.workers.worker_error import WorkerError
@@ -22,7 +22,7 @@ from services.router.workers.worker_error import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from baton.v1.decode_pb2 import FollowResponse
+    from baton.v1.decode_pb2 import SubscribeResponse
     from services.router.request.output_state import Sequence
     from services.router.workers.worker import Worker
 
@@ -62,13 +62,13 @@ async def follow(worker: Worker, on_break: Callable[[], None]) -> None:
 
 async def _follow_once(worker: Worker) -> None:
     """One stream, from its opening to its end. Its initial metadata says that it is open."""
-    request = FollowRequest(
+    request = SubscribeRequest(
         router_id=worker.router_id,
         incarnation=worker.identity.incarnation,
         positions=_positions(worker),
         former_router_ids=worker.former_router_ids,
     )
-    call = worker.peer.decode.Follow(request)
+    call = worker.peer.decode.Subscribe(request)
     try:
         with worker.while_alive(call):
             async with asyncio.timeout(_OPEN_S):
@@ -102,7 +102,7 @@ def _lose_unknown(worker: Worker, unknown: Iterable[Attempt]) -> None:
             sequence.lose(WorkerError(ErrorKind.UNAVAILABLE, worker.name, "it lost the sequence"))
 
 
-async def _deliver(worker: Worker, response: FollowResponse) -> None:
+async def _deliver(worker: Worker, response: SubscribeResponse) -> None:
     """Hands over one step's tokens, a few sequences at a time: between them the loop writes to those
     clients, and takes in what else has come."""
     for start in range(0, len(response.outputs), AT_ONCE):

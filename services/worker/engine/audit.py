@@ -53,7 +53,7 @@ class EngineAudit:
             decode_steps=decode.ring.steps,
             tokens_decoded=decode.tokens_decoded,
             ring_full_steps=decode.ring.full_steps,
-            stalled_rows=decode.ring.held_rows,
+            stalled_rows=decode.ring.stalled_rows,
             block_allocations=allocation.allocations,
             sequences_preempted=allocation.preempted,
             sequences_swapped_out=allocation.swapped_out,

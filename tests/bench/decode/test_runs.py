@@ -49,7 +49,7 @@ def test_churn(scatter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < found["longest_ms"]["step"] < lasted_ms
     assert found["scattered_mb_s"] > 0
     assert 1 < found["mean_rows"] <= engine.room.slots
-    assert found["held_rows"] == 0
+    assert found["stalled_rows"] == 0
     assert said["tokens_consumed"] == said["tokens_streamed"] > found["steps"] * found["mean_rows"]
     assert said["messages_consumed"] > 0
 
@@ -117,6 +117,6 @@ def test_by_graphs_in_the_interpreter() -> None:
     assert len(lines) == engine.ended_steps - reader.first
     assert lines[:, 3].max() == 2
     assert lines[:, 3].sum() == engine.loop.tokens_decoded == 2 * 11
-    assert ring.full_steps == ring.held_rows == 0
+    assert ring.full_steps == ring.stalled_rows == 0
     books_are_clean(engine)
     engine.close()
