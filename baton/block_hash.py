@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 HASH_BYTES = 16
 # How many names of a prompt's blocks a reservation may carry: those of 262,144 tokens in blocks of 64.
-MAX_RESERVE_NAMES = 4096
+MAX_RESERVE_HASHES = 4096
 
 
 def seed_of(secret: bytes, *, tenant: str, model: bytes, adapter: str, cache_dtype: str) -> bytes:

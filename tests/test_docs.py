@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from baton.cli.up.settings import FLAGS
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
 from tools.metrics_page import FAMILIES, PAGE, with_tables
 
 ROOT = Path(__file__).parents[1]

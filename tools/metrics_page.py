@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from services.common.metrics import Family
+from services.common.observability.metrics import Family
 from services.router.observability import metrics as router_metrics
 from services.worker.front import metrics as worker_metrics
 

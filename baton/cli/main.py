@@ -24,8 +24,8 @@ from baton.cli.up import settings
 from baton.cli.up.command import up
 from baton.cli.up.model_folder import with_model
 from baton.errors import BatonError, ErrorKind
-from services.common.child_process import ChildError
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
+from services.common.processes.child_process import ChildError
 
 FAILED, REFUSED = 1, 2
 _RUN_TIME = (ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.DEADLINE)

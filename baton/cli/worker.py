@@ -18,8 +18,10 @@ from baton.cli.up.local_cluster import ROLES
 from baton.cli.up.model_folder import require_weights
 from baton.cluster_auth import SECRET_VARIABLE, prefix_secret
 from baton.engine.model.source import resolve_model
-from services.common.child import DETACHED
-from services.common.config import NO_STATE, StateConfig, StateSettings, UpConfig, WorkerConfig
+from services.common.config.state import NO_STATE, StateConfig, StateSettings
+from services.common.config.up import UpConfig
+from services.common.config.worker import WorkerConfig
+from services.common.processes.child_protocol import DETACHED
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,9 @@ from baton.cluster.ray_cluster import RayCluster
 from baton.cluster.report import ClusterStatus
 from baton.cluster.supervision import UnresponsiveError
 from baton.errors import BatonError, ErrorKind
-from services.common.child import StopSignal, run_child, say, say_ready
-from services.common.config import ClusterConfig
-from services.common.logs import configure_logs
+from services.common.config.cluster import ClusterConfig
+from services.common.observability.logs import configure_logs
+from services.common.processes.child_protocol import StopSignal, run_child
 
 POLL_S = 0.1
 STARTING_POLL_S = 0.03

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from baton.cluster.gpu_count import find_driver
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig
-from services.common.logs import get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.observability.logs import get_log
 
 # Each GPU without persistence mode takes the driver seconds to initialise.
 _ANSWER_S = 60.0

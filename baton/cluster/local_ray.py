@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from baton.errors import BatonError, ErrorKind
-from services.common.cluster_secrets import VARIABLES, Secrets
+from services.common.config.secrets import VARIABLES, Secrets
 
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; Baton stores no objects in it
 _STARTED = "Ray runtime started"

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig, Role
+from services.common.config.cluster import ClusterConfig
+from services.common.config.types import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from baton.cluster.placement import gpu_workers, require_gpus
 from baton.cluster.report import ClusterStatus, Report
 from baton.cluster.supervision import Supervision
 from baton.cluster.worker_process import WorkerProcess
-from services.common.config import ClusterConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 
 class LocalWorkerProcesses:

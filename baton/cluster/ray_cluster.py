@@ -15,9 +15,9 @@ from baton.cluster.placement import require_gpus
 from baton.cluster.report import ClusterStatus
 from baton.cluster.supervision import UnresponsiveError
 from baton.errors import BatonError, ErrorKind
-from services.common.cluster_secrets import secrets_of, without_secrets
-from services.common.config import ClusterConfig
-from services.common.logs import get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.config.secrets import secrets_of, without_secrets
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

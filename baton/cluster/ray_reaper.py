@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 
-from services.common.process_tree import Orphans, adopt_orphans, kill_descendants
+from services.common.processes.process_tree import Orphans, adopt_orphans, kill_descendants
 
 _KILL_S = 5.0
 _REAP_S = 5.0

@@ -14,7 +14,8 @@ from baton.cluster.placement import Host, gpu_workers, least_used_gpu, place
 from baton.cluster.ray_calls import CREATE_S, ActorGoneError, call_actor, find_actor, in_thread
 from baton.cluster.report import Report
 from baton.cluster.worker_actor import WorkerActor
-from services.common.config import ClusterConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 # Added to the time that a worker may take to drain.
 _STOP_MARGIN_S = 2.0

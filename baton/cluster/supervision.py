@@ -20,8 +20,9 @@ from typing import Protocol
 from baton.cluster.reconcile import MAX_STARTS, Action, Kill, Observed, Remove, Start, plan, refused_until
 from baton.cluster.report import ClusterStatus, Failure, Phase, Report, WorkerStatus
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig, WorkerConfig
-from services.common.logs import get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import get_log
 
 POLL_S = 0.25
 # While a worker starts.

@@ -8,8 +8,8 @@ from typing import Any
 from baton.cluster.ray_worker_processes import RayWorkerProcesses
 from baton.cluster.stderr_forwarding import use_shared_stderr
 from baton.cluster.supervision import Supervision
-from services.common.config import ClusterConfig
-from services.common.logs import configure_logs, get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.observability.logs import configure_logs, get_log
 
 _log = get_log("supervisor")
 

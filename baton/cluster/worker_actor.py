@@ -14,9 +14,10 @@ from baton.cluster.stderr_forwarding import use_shared_stderr
 from baton.cluster.supervision import UnresponsiveError
 from baton.cluster.worker_process import WorkerProcess
 from baton.errors import BatonError
-from services.common.cluster_secrets import find_secrets, with_secrets
-from services.common.config import ClusterConfig, WorkerConfig
-from services.common.logs import configure_logs, get_log
+from services.common.config.cluster import ClusterConfig
+from services.common.config.secrets import find_secrets, with_secrets
+from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import configure_logs, get_log
 
 SUPERVISOR = "supervisor"
 # Time without a call of the supervisor after which the actor checks whether it still exists.

@@ -18,11 +18,11 @@ from baton.cluster.report import Failure, Phase, Report
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import DescribeRequest, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from services.common.child_process import Child, ChildError
-from services.common.config import WorkerConfig
-from services.common.grpc_server import channel_options
-from services.common.internal_rpc import internal_channel
-from services.common.logs import get_log
+from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import get_log
+from services.common.processes.child_process import Child, ChildError
+from services.common.rpc.grpc_server import channel_options
+from services.common.rpc.internal_rpc import internal_channel
 
 if TYPE_CHECKING:  # the class is in the stub file only
     from baton.v1.worker_pb2_grpc import WorkerServiceAsyncStub

@@ -54,7 +54,7 @@ class Ticket(_message.Message):
     body: _builtins.bytes
     """A serialised TicketBody."""
     signature: _builtins.bytes
-    """HMAC-SHA256 of body under the issuer's secret of this incarnation."""
+    """HMAC-SHA256 of body with a key that the issuer draws at each start."""
     def __init__(
         self,
         *,
@@ -95,7 +95,7 @@ class TicketBody(_message.Message):
     def issuer(self) -> _types_pb2.WorkerIdentity: ...
     @_builtins.property
     def block_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks that hold the tokens prefill computes, by cache group."""
+        """Blocks of the tokens that prefill computes, by cache group."""
 
     @_builtins.property
     def resident_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -247,7 +247,7 @@ class Position(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NEXT_NUMBER_FIELD_NUMBER: _builtins.int
     next_number: _builtins.int
-    """The first token that the router does not have."""
+    """Number of the first token that the router does not have."""
     @_builtins.property
     def attempt(self) -> _types_pb2.Attempt: ...
     def __init__(

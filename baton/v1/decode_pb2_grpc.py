@@ -90,7 +90,7 @@ class DecodeServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Idempotent; leaves a tombstone that refuses a late Reserve or commit.
+        """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,7 +43,7 @@ class DecodeServiceStub:
     Attach: _grpc.UnaryUnaryMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]
     """Transfers a sequence to another router, which receives it from next_number on."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_decode_pb2.CancelRequest, _decode_pb2.CancelResponse]
-    """Idempotent; leaves a tombstone that refuses a late Reserve or commit."""
+    """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused."""
     GetHandoff: _grpc.UnaryUnaryMultiCallable[_decode_pb2.GetHandoffRequest, _decode_pb2.GetHandoffResponse]
     """The state of an attempt's handoff, for a router whose prefill stream broke."""
 
@@ -62,7 +62,7 @@ class DecodeServiceAsyncStub(DecodeServiceStub):
     Attach: _aio.UnaryUnaryMultiCallable[_decode_pb2.AttachRequest, _decode_pb2.AttachResponse]  # type: ignore[assignment]
     """Transfers a sequence to another router, which receives it from next_number on."""
     Cancel: _aio.UnaryUnaryMultiCallable[_decode_pb2.CancelRequest, _decode_pb2.CancelResponse]  # type: ignore[assignment]
-    """Idempotent; leaves a tombstone that refuses a late Reserve or commit."""
+    """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused."""
     GetHandoff: _aio.UnaryUnaryMultiCallable[_decode_pb2.GetHandoffRequest, _decode_pb2.GetHandoffResponse]  # type: ignore[assignment]
     """The state of an attempt's handoff, for a router whose prefill stream broke."""
 
@@ -102,7 +102,7 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decode_pb2.CancelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decode_pb2.CancelResponse, _abc.Awaitable[_decode_pb2.CancelResponse]]:
-        """Idempotent; leaves a tombstone that refuses a late Reserve or commit."""
+        """Cancels an attempt. Idempotent; leaves a tombstone by which a late Reserve or commit is refused."""
 
     @_abc_1.abstractmethod
     def GetHandoff(

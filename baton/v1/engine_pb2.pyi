@@ -473,7 +473,7 @@ Global___PrefillEndedEvent: _TypeAlias = PrefillEndedEvent  # noqa: Y015
 
 @_typing.final
 class FailedEvent(_message.Message):
-    """Answers the command of this id; id 0 is the engine itself, which then exits."""
+    """The command of this id failed; id 0: the engine itself, which then exits."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

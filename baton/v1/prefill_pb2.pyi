@@ -149,7 +149,7 @@ Global___PrefillResponse: _TypeAlias = PrefillResponse  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """A run of the prompt, in order. The first token of a prompt has no logprob and is not counted."""
+    """Logprobs of consecutive tokens of the prompt. The first token of a prompt has none."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

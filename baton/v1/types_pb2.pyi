@@ -67,7 +67,7 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class Attempt(_message.Message):
-    """One dispatch of one request. A retry keeps the id and takes the next number."""
+    """One attempt at one request. A retry keeps the id and takes the next number."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -76,7 +76,7 @@ class Attempt(_message.Message):
     request_id: _builtins.bytes
     """16 random bytes, chosen by the router."""
     number: _builtins.int
-    """1 for the first dispatch; a higher attempt evicts a lower one."""
+    """1 for the first attempt; a higher one supersedes a lower one."""
     def __init__(
         self,
         *,
@@ -139,7 +139,7 @@ class WorkerIdentity(_message.Message):
     """16 random bytes, fresh at each start."""
     role: Global___WorkerRole.ValueType
     rank: _builtins.int
-    """This rank and the number of ranks that together hold the model."""
+    """This rank and the number of ranks among which the model is divided."""
     rank_count: _builtins.int
     cluster_id: _builtins.str
     """The cluster that started it, within which its name is unique. Empty: started by `baton worker`."""
@@ -264,7 +264,7 @@ class Limits(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Tokens of the whole request's output, those of earlier attempts included."""
+    """Output tokens of the request, those of earlier attempts included."""
     min_tokens: _builtins.int
     """Output tokens before which no stop id can be sampled."""
     @_builtins.property

@@ -76,7 +76,7 @@ class DescribeResponse(_message.Message):
     vocab_size: _builtins.int
     draining: _builtins.bool
     metrics_address: _builtins.str
-    """host:port of the worker's own Prometheus endpoint; empty where it has none."""
+    """host:port of the worker's Prometheus endpoint; empty where it has none."""
     cache_dtype: _builtins.str
     """Part of its block hashes, besides fingerprint and secret; empty where it caches no prefixes."""
     weight_format: _builtins.str
@@ -123,9 +123,9 @@ class Pool(_message.Message):
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name by which clients ask for the model."""
+    """Name of the model in the API."""
     checkpoint: _builtins.bytes
-    """SHA-256 of the source checkpoint: its configuration and its tensors as they are stored."""
+    """SHA-256 of the source checkpoint: its configuration and its stored tensors."""
     tokenizer: _builtins.bytes
     """SHA-256 of tokenizer, chat template and special tokens."""
     kv_format: _builtins.str
@@ -299,7 +299,7 @@ class Audit(_message.Message):
     live_tickets: _builtins.int
     tombstones: _builtins.int
     dropped_unknown: _builtins.int
-    """Unknown ids, late completions, bad checksums: each counted and dropped."""
+    """Messages about unknown or ended transfers and slots, which are dropped."""
     checksum_failures: _builtins.int
     integrity_error: _builtins.str
     """Empty if the block pools are consistent; else the first inconsistency."""
@@ -319,7 +319,7 @@ class Audit(_message.Message):
 
     @_builtins.property
     def blocks_shipped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks this worker sent, by cache group; bytes_shipped is their sum times block_bytes."""
+        """Blocks that this worker sent, by cache group; bytes_shipped is the sum of them times block_bytes."""
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkAudit]: ...
@@ -386,7 +386,7 @@ Global___Audit: _TypeAlias = Audit  # noqa: Y015
 
 @_typing.final
 class PrefixAudit(_message.Message):
-    """The prefix cache, if the worker has one. Counts are since its start."""
+    """The prefix cache, where the worker has one. Counts are since its start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -448,7 +448,7 @@ Global___PrefixAudit: _TypeAlias = PrefixAudit  # noqa: Y015
 
 @_typing.final
 class RecentSteps(_message.Message):
-    """The steps that ended within the last second."""
+    """Statistics of the steps that ended within the last second."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -458,7 +458,7 @@ class RecentSteps(_message.Message):
     P99_MS_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     tokens: _builtins.int
-    """Tokens they computed: rows of decode steps, prompt tokens of prefill steps."""
+    """Tokens computed: rows of decode steps, prompt tokens of prefill steps."""
     mean_ms: _builtins.float
     p99_ms: _builtins.float
     def __init__(
@@ -500,7 +500,7 @@ class LinkAudit(_message.Message):
     that are being verified.
     """
     quarantined_pieces: _builtins.int
-    """On the receiving side of a broken link: pieces that the sender may still write, until the fence."""
+    """At the receiver of a broken link: pieces that the sender may still write to, until the fence."""
     live_transfers: _builtins.int
     @_builtins.property
     def peer(self) -> _types_pb2.WorkerIdentity: ...

@@ -52,7 +52,7 @@ class WorkerServiceServicer:
     """
 
     def Describe(self, request, context):
-        """Identity, limits and load; the router's heartbeat.
+        """Identity, limits and load; routers use it as a heartbeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

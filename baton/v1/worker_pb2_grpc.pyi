@@ -34,7 +34,7 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]
-    """Identity, limits and load; the router's heartbeat."""
+    """Identity, limits and load; routers use it as a heartbeat."""
     GetAudit: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetAuditRequest, _worker_pb2.GetAuditResponse]
     """Resources and counters, in which leaks would be visible."""
 
@@ -44,7 +44,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_worker_pb2.DescribeRequest, _worker_pb2.DescribeResponse]  # type: ignore[assignment]
-    """Identity, limits and load; the router's heartbeat."""
+    """Identity, limits and load; routers use it as a heartbeat."""
     GetAudit: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetAuditRequest, _worker_pb2.GetAuditResponse]  # type: ignore[assignment]
     """Resources and counters, in which leaks would be visible."""
 
@@ -57,7 +57,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DescribeResponse, _abc.Awaitable[_worker_pb2.DescribeResponse]]:
-        """Identity, limits and load; the router's heartbeat."""
+        """Identity, limits and load; routers use it as a heartbeat."""
 
     @_abc_1.abstractmethod
     def GetAudit(

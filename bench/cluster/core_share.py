@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 
 _ROOT = Path("/sys/fs/cgroup")
 # The shortest quota, so that a throttled process continues soon.

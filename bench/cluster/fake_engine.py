@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,7 +37,8 @@ from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
 from baton.tokenizer_files import TokenizerFiles
-from services.common.config import CPU_SLOTS, EngineConfig, WorkerConfig
+from services.common.config.engine import CPU_SLOTS, EngineConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
 STEP_VARIABLE = "BATON_FAKE_STEP_MS"
@@ -88,7 +90,7 @@ class FakeModel(ReferenceModel):
 class FakeDecodeLoop(ReferenceDecodeLoop):
     """The plain loop's admissions, cancels and ends; a step's tokens are the moment, for all rows."""
 
-    def _advance(self, rows: Tensor) -> None:
+    def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
         state, count = self._state, rows.numel()
         position = state.position[rows].long()
         steps = Rows(rows, position, list(range(count + 1)), ())
@@ -167,12 +169,11 @@ def write_model(folder: Path, context: int = CONTEXT, kv_heads: int = 1, head_di
 def _run_worker() -> int:
     import uvloop
 
-    from services.common.child import run_child
-    from services.worker.front import engine_handle as engine_launch
+    from services.common.processes.child_protocol import run_child
     from services.worker.front.process import serve
 
-    engine_launch.ENGINE_PROGRAM = (sys.executable, "-m", "bench.cluster.fake_engine", "engine")
-    return run_child(WorkerConfig, serve, uvloop.new_event_loop)
+    program = (sys.executable, "-m", "bench.cluster.fake_engine", "engine")
+    return run_child(WorkerConfig, partial(serve, engine_program=program), uvloop.new_event_loop)
 
 
 def _run_engine() -> int:

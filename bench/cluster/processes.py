@@ -15,7 +15,7 @@ import grpc.aio
 
 from baton.v1.admin_pb2 import AdminServiceGetAuditRequest, WorkerAudit
 from baton.v1.admin_pb2_grpc import AdminServiceStub
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 
 _ANSWER_S = 10.0
 

@@ -25,14 +25,14 @@ from bench.decode.churn_plan import Join, StepTime, joins, mean_age, mean_steps,
 from bench.decode.clocks import figures
 from bench.decode.engine import DEADLINE_S, DecodeEngine, Key, first_logprobs
 from bench.decode.scatter import PiecesScatter, PinnedScatter, Scatter, StagedScatter
-from services.worker.engine.decode.ticket_book import AttemptKey
+from services.common.engine.attempt_key import AttemptKey
 
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
-    from services.worker.engine.decode.reservations import DecodeSide
+    from services.worker.engine.components import DecodeComponents
 
-SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
+SCATTERS: dict[str, Callable[[DecodeEngine, DecodeComponents, int], Scatter]] = {
     "staged": StagedScatter,
     "pinned": PinnedScatter,
     "pieces": PiecesScatter,
@@ -76,23 +76,25 @@ class Churn:
     """Runs sequences on an engine of its own; all calls from one thread."""
 
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
-        from baton.engine.memory.host_blocks import HostBlocks
         from baton.v1.types_pb2 import WorkerIdentity
         from kvtransfer.protocol.ticket import TicketSigner
-        from services.worker.engine.decode.reservations import DecodeSide
+        from services.worker.engine.assembly import build_decode
+        from services.worker.engine.startup.kv_wire_format import WireBlocks
 
         self._engine = engine
         self._case = case
         self.counts = Counts()
-        self.decode = DecodeSide(
+        self.decode = build_decode(
             engine.model,
             engine.loop,
             engine.slots,
-            WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
-            TicketSigner(bytes(32)),
-            lambda event: None,
-            host=HostBlocks(engine.model.cache, 0),
+            identity=WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
+            signer=TicketSigner(bytes(32)),
+            wire=WireBlocks(engine.model.cache, engine.model.fingerprint),
+            emit=lambda event: None,
+            host_kv_bytes=0,
             reserve_output_tokens=RESERVED_OUTPUT,
+            prefix_cache=None,
         )
         self._scatter = SCATTERS[scatter](engine, self.decode, case.context)
         self._late: deque[Join] = deque()
@@ -121,11 +123,11 @@ class Churn:
         self._cancel(self._engine.loop.ring.steps)
         for key in self._engine.front.ended():
             del self._running[key]
-            self.decode.slot_ended(*key)
+            self.decode.reserved.slot_ended(*key)
             self.counts.ended += 1
-        self.decode.expire()
+        self.decode.reserved.expire()
         at = took("end", at)
-        self.decode.growth.step()
+        self.decode.allocation.step()
         at = took("grow", at)
         did = self._engine.loop.step()
         took("step", at)
@@ -137,7 +139,7 @@ class Churn:
         self._late.clear()
         self._turn_until(lambda: not self._arriving)
         for running in self._running.values():
-            self.decode.cancel(AttemptKey.of(running.body.attempt))
+            self.decode.reserved.cancel(AttemptKey.of(running.body.attempt))
         self._turn_until(lambda: not self._running)
 
     def _turn_until(self, done: Callable[[], bool]) -> None:
@@ -159,22 +161,22 @@ class Churn:
             max_tokens=join.output,
             ttl_ms=_TTL_MS,
         )
-        body = TicketBody.FromString(self.decode.reserve(request).ticket.body)
+        body = TicketBody.FromString(self.decode.issuer.reserve(request).ticket.body)
         self.counts.scattered_bytes += self._scatter.begin(body)
         self._arriving.append((join, body))
 
     def _commit(self, join: Join, body: TicketBody) -> None:
         entry = self.decode.tickets.find_transfer(body.transfer_id)
         assert entry is not None, "no ticket here ends before it is committed"
-        self.decode.commit(body.transfer_id, self._record(join, body))
+        self.decode.handoffs.commit(body.transfer_id, self._record(join, body))
         at = None if join.cancel_after is None else self._engine.loop.ring.steps + 1 + join.cancel_after
-        self._running[entry.grant.key] = _Running(body, at)
+        self._running[entry.reservation.key] = _Running(body, at)
         self.counts.joins += 1
 
     def _record(self, join: Join, body: TicketBody) -> CommitRecord:
         from baton.v1 import types_pb2
         from baton.v1.transfer_pb2 import CommitRecord
-        from services.common.logprobs import logprobs_message
+        from services.common.engine.logprobs import logprobs_message
 
         settings = {"top_p": 1.0, **SAMPLINGS[self._case.sampling], "seed": join.number & 0xFFFFFFFF}
         return CommitRecord(
@@ -192,7 +194,7 @@ class Churn:
         for running in self._running.values():
             if running.cancel_at is not None and running.cancel_at <= step:
                 running.cancel_at = None
-                self.decode.cancel(AttemptKey.of(running.body.attempt))
+                self.decode.reserved.cancel(AttemptKey.of(running.body.attempt))
                 self.counts.cancels += 1
 
 

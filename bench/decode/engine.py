@@ -124,7 +124,7 @@ class DecodeEngine:
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)
             self.slots.release(*key)
-        return self.loop.step()
+        return self.loop.step(between_layers)
 
     def turn(self) -> bool:
         """`advance`, and a short sleep if there was nothing to do."""

@@ -24,7 +24,7 @@ from baton.engine.rings.output_ring import Finish, Record
 from baton.parent_death import die_with_parent
 from baton.v1.types_pb2 import Attempt
 from baton.wakeups import batch_wakeups
-from services.decode.output_streams import Streams
+from services.decode.output_streams import OutputStreams
 
 ENDED = struct.Struct("<HH")
 LENGTH = struct.Struct("<I")
@@ -38,7 +38,7 @@ class Outlet:
 
     def __init__(self, follower: socket.socket) -> None:
         self._follower = follower
-        self._streams = Streams()
+        self._streams = OutputStreams()
         self._streams.follow(_ROUTER)
         self._known: set[tuple[int, int]] = set()
         self._sweep_at = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from services.common.config import TransferConfig
+from services.common.config.transfer import TransferConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from baton.engine.memory.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
-    from services.worker.engine.decode.reservations import DecodeSide
+    from services.worker.engine.components import DecodeComponents
 
 # Sequences whose KV stands in pinned memory, taken in turn.
 _STANDING = 4
@@ -37,10 +37,11 @@ class Scatter(Protocol):
         """Whether all bytes are in their blocks."""
 
 
-def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
-    from services.worker.engine.decode.ticket_book import AttemptKey
-
-    return decode.blocks_of(body.transfer_id, AttemptKey.of(body.attempt), body.token_count)
+def _blocks(decode: DecodeComponents, body: TicketBody) -> BlockTables:
+    entry = decode.tickets.find_transfer(body.transfer_id)
+    assert entry is not None, "a ticket lives until its blocks have arrived"
+    tables = zip(entry.reservation.blocks, body.block_counts, strict=True)
+    return tuple(blocks[:count] for blocks, count in tables)
 
 
 def _ended(left: Counter[int], body: TicketBody) -> bool:
@@ -56,7 +57,7 @@ class StagedScatter:
     sender's writes would use none of this GPU's multiprocessors, unlike a copy within it."""
 
     def __init__(
-        self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
+        self, engine: DecodeEngine, decode: DecodeComponents, context: int, device: LinkDevice | None = None
     ) -> None:
         from baton.device.cuda_link_device import CudaLinkDevice
         from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
@@ -68,7 +69,7 @@ class StagedScatter:
         blocks = DeviceBlocks(device, engine.model.cache.groups)
         if engine.decoder.device.type == "cuda":
             warm(blocks)
-        sink = DeviceSink(blocks, decode.place, steps_run=lambda: True)
+        sink = DeviceSink(blocks, decode.sink.place, steps_run=lambda: True)
         self._decode = decode
         self._block_bytes = blocks.block_bytes
         self._piece_bytes = sink.piece_bytes
@@ -113,7 +114,7 @@ class StagedScatter:
 class PinnedScatter:
     """Copies on a stream of its own, one per block, few at a time."""
 
-    def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
+    def __init__(self, engine: DecodeEngine, decode: DecodeComponents, context: int) -> None:
         from baton.engine.memory.host_blocks import HostBlocks
 
         groups = engine.model.layout.groups
@@ -164,7 +165,7 @@ class PinnedScatter:
 class PiecesScatter:
     """Copies in the loop, some pieces per turn."""
 
-    def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
+    def __init__(self, engine: DecodeEngine, decode: DecodeComponents, context: int) -> None:
         self._decode = decode
         self._layout = engine.model.layout
         self._data = memoryview(bytearray(range(256)) * (_PIECE_BYTES // 256))
@@ -187,7 +188,7 @@ class PiecesScatter:
     def step(self) -> None:
         for _ in range(min(_PIECES_A_TURN, len(self._pieces))):
             transfer, group, ordinal, offset, size = self._pieces.popleft()
-            self._decode.scatter(transfer, group, ordinal, offset, self._data[:size])
+            self._decode.sink.scatter(transfer, group, ordinal, offset, self._data[:size])
             self._left[transfer] -= 1
 
     def ended(self, body: TicketBody) -> bool:

@@ -53,7 +53,7 @@ _SETS = 2 * EXPECTED
 _WARM = 32
 # As an engine's (services/worker/engine/process.py).
 _PIECES_A_TURN = 16
-_PIECES_MEANWHILE = 1
+_PIECES_BETWEEN_LAYERS = 1
 _IDLE_S = 0.05
 _RING_FULL_S = 0.001
 _EXPECTANT_S = 0.00002
@@ -139,11 +139,15 @@ class DecodingEnd:
             if isinstance(event, Committed):
                 self._take(event.transfer_id)
         begun = time.monotonic_ns()
-        stepped = self.engine.advance()
+        stepped = self.engine.advance(self._between_layers)
         if self._lines is not None:
             self._lines.turned(begun)
         if not (events or stepped):
             self._wait(self._patience())
+
+    def _between_layers(self) -> None:
+        """Within a step that the host computes: a device's own steps are never interrupted."""
+        self.receiver.progress(_PIECES_BETWEEN_LAYERS)
 
     def _patience(self) -> float:
         if self.receiver.busy_poll:

@@ -42,7 +42,11 @@ from bench.cluster.processes import cluster_processes, put_on, worker_audits
 from bench.transfer.ends import BLOCK_BYTES, blocks_for, receiver_process
 from bench.transfer.sending import SendingEnd
 from kvtransfer.protocol.frames import WithdrawReason
-from services.common.config import EngineConfig, RouterSettings, SupervisionSettings, TransferConfig, UpConfig
+from services.common.config.cluster import SupervisionSettings
+from services.common.config.engine import EngineConfig
+from services.common.config.router import RouterSettings
+from services.common.config.transfer import TransferConfig
+from services.common.config.up import UpConfig
 
 MODEL = "fake"
 _PROMPT = 32

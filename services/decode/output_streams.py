@@ -1,10 +1,10 @@
-"""What decode has emitted, and how much of it each router has been told.
+"""The output of decode's sequences, and how much of it each router has been sent.
 
-A stream is one sequence: its attempt, its slot and generation, every output token from its first
-number on. It outlives its slot until its router has received the end, or `LINGER_S`. Each router has a
-watermark a stream; `collect` gives what is beyond it in messages of bounded size, so a slow router gets
-fewer, larger messages and delays no other. A router that follows anew says where each of its streams stands,
-and gets the rest; it drops what it has by (attempt, number).
+An output stream belongs to one sequence: its attempt, its slot and generation, every output token from its
+first number on. It is kept until `LINGER_S` after its end. Each stream has a watermark; `collect` returns
+what is beyond it in messages of bounded size, so a slow router gets fewer, larger messages and delays no
+other. A router that opens its stream again states the position of each of its sequences and receives the
+rest; it drops duplicates by (attempt, number).
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1 import types_pb2
 from baton.v1.decode_pb2 import Position, SubscribeResponse
 from baton.v1.types_pb2 import Attempt, FinishReason
-from services.common.attempt_key import Key, key_of
-from services.common.logprobs import logprobs_message
+from services.common.engine.attempt_key import AttemptKey
+from services.common.engine.logprobs import logprobs_message
 
-LINGER_S = 10.0  # how long an ended stream, or one without a router, is kept
-TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's stream
-# The most that one message should hold; a token of 20 logprobs takes 229 bytes. Far below a message's limit.
+# How long an ended output, or one whose router is disconnected, is kept.
+LINGER_S = 10.0
+TICKET_GRACE_S = 2.0  # how long a reservation outlives its router's connection
+# The most bytes that one message should have; a token with 20 logprobs takes 229.
 MESSAGE_BYTES = 1 << 18
-# What a token takes beside its logprobs, and an output beside its tokens.
+# Bytes of a token without logprobs, and of an output without tokens.
 _TOKEN_BYTES, _OUTPUT_BYTES = 6, 64
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
-    """One sequence's output."""
+class OutputStream:
+    """The output of one sequence."""
 
     attempt: Attempt
     router_id: bytes
@@ -39,36 +40,36 @@ class Stream:
     generation: int
     first_number: int
     token_ids: list[int] = field(default_factory=list)
-    # Where asked for, one a token; serialised, which takes a fifth of the memory.
+    # Where asked for, one for each token; serialised, which takes a fifth of the memory.
     logprobs: list[bytes] = field(default_factory=list)
     finish: Finish = Finish.NONE
     ended_at: float | None = None
-    # Watermark: how many of token_ids the router has been sent, and whether it has been sent the finish.
+    # The watermark: how many of token_ids the router has been sent, and whether the finish reason.
     sent: int = 0
     sent_finish: bool = False
 
     @property
-    def has_news(self) -> bool:
+    def has_unsent(self) -> bool:
+        """Whether there is output beyond the watermark."""
         return self.sent < len(self.token_ids) or (self.finish is not Finish.NONE and not self.sent_finish)
 
 
 @dataclass(slots=True, eq=False)
 class _Router:
-    following: int = 0  # grows with each Subscribe; only the newest is served
-    is_open: bool = False
-    # It gave this worker up: what still runs for it is to end.
-    disowned: bool = False
+    connection: int = 0  # number of its latest Follow call; only that is served
+    # The router has discarded this id; the sequences of it are to end.
+    discarded: bool = False
     lost_at: float | None = None
-    dirty: dict[Key, Stream] = field(default_factory=dict)
+    dirty: dict[AttemptKey, OutputStream] = field(default_factory=dict)
 
 
-class Streams:
-    """All streams of a worker, by attempt, by slot and by router."""
+class OutputStreams:
+    """All output streams of a worker, by attempt, by slot and by router."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._by_key: dict[Key, Stream] = {}
-        self._by_slot: dict[tuple[int, int], Stream] = {}
+        self._by_key: dict[AttemptKey, OutputStream] = {}
+        self._by_slot: dict[tuple[int, int], OutputStream] = {}
         self._routers: dict[bytes, _Router] = {}
 
     @property
@@ -80,15 +81,17 @@ class Streams:
         self, attempt: Attempt, router_id: bytes, first_number: int, slot: int, generation: int
     ) -> None:
         """Registers a reservation; idempotent."""
-        if key_of(attempt) in self._by_key:
+        if AttemptKey.of(attempt) in self._by_key:
             return
-        stream = Stream(attempt, router_id, slot, generation, first_number)
-        self._by_key[key_of(attempt)] = stream
+        stream = OutputStream(attempt, router_id, slot, generation, first_number)
+        self._by_key[AttemptKey.of(attempt)] = stream
         self._by_slot[slot, generation] = stream
         self._router(router_id)
 
     def emit(self, record: Record) -> list[int] | None:
-        """Takes one word of the ring; where it was the slot's last, all the tokens that it emitted."""
+        """Adds one record of the output ring; the sequence's whole output where it was the last one, else
+        None.
+        Raises RuntimeError for a slot that is not reserved."""
         stream = self._by_slot.get((record.slot, record.generation))
         if stream is None:
             raise RuntimeError(f"slot {record.slot} emitted in unknown generation {record.generation}")
@@ -102,21 +105,22 @@ class Streams:
         return None if record.finish is Finish.NONE else stream.token_ids
 
     def end_unused(self, attempt: Attempt) -> None:
-        """A reservation ended before its slot was ever active."""
-        stream = self._by_key.get(key_of(attempt))
+        """Ends the stream of a reservation whose slot was never active."""
+        stream = self._by_key.get(AttemptKey.of(attempt))
         if stream is not None and stream.finish is Finish.NONE:
             self._finish(stream, Finish.CANCELLED)
             self._mark(stream)
 
     def attach(self, attempt: Attempt, router_id: bytes, next_number: int) -> None:
-        """Gives a stream to another router from `next_number` on. Raises BatonError NOT_FOUND or INVALID."""
-        stream = self._by_key.get(key_of(attempt))
+        """Moves a stream to another router, which receives it from `next_number` on. Raises BatonError:
+        NOT_FOUND for an unknown attempt, INVALID for a token that is neither emitted nor next."""
+        stream = self._by_key.get(AttemptKey.of(attempt))
         if stream is None:
             raise BatonError(ErrorKind.NOT_FOUND, "this worker has no such attempt")
         behind = next_number - stream.first_number
         if not 0 <= behind <= len(stream.token_ids):
-            raise BatonError(ErrorKind.INVALID, f"token {next_number} is not among those emitted or next")
-        self._router(stream.router_id).dirty.pop(key_of(attempt), None)
+            raise BatonError(ErrorKind.INVALID, f"token {next_number} is neither emitted nor next")
+        self._router(stream.router_id).dirty.pop(AttemptKey.of(attempt), None)
         stream.router_id = router_id
         stream.sent, stream.sent_finish = behind, False
         self._mark(stream)
@@ -124,47 +128,47 @@ class Streams:
     def follow(
         self, router_id: bytes, positions: Iterable[Position] = (), former: Iterable[bytes] = ()
     ) -> tuple[int, list[Attempt]]:
-        """Opens a router's stream. `positions`: from where on it wants which sequences; it gets any other of
-        its own from its first number on. `former`: ids under which it wants nothing any more.
+        """Opens a router's connection. `positions`: where to continue its sequences; any other of its
+        sequences is sent from its first number on. `former`: ids that the router has discarded.
 
-        Returns the stream's number, and the attempts of `positions` that are not here.
+        Returns the connection's number, and the attempts of `positions` that are unknown here.
         """
         for one in former:
-            self._disown(one)
+            self._discard(one)
         router = self._router(router_id)
-        router.following += 1
-        router.is_open, router.lost_at = True, None
-        wanted = {key_of(position.attempt): position for position in positions}
+        router.connection += 1
+        router.lost_at = None
+        wanted = {AttemptKey.of(position.attempt): position for position in positions}
         for key, stream in self._by_key.items():
             if stream.router_id == router_id:
                 position = wanted.pop(key, None)
                 behind = 0 if position is None else position.next_number - stream.first_number
-                # Prefill may have told it a token that is not here yet.
+                # Prefill may have sent it a token that has not been emitted here yet.
                 stream.sent, stream.sent_finish = min(max(behind, 0), len(stream.token_ids)), False
                 self._mark(stream)
-        return router.following, [position.attempt for position in wanted.values()]
+        return router.connection, [position.attempt for position in wanted.values()]
 
-    def _disown(self, router_id: bytes) -> None:
-        """Ends the stream of a router's former id, and with the next `sweep` what runs for it."""
+    def _discard(self, router_id: bytes) -> None:
+        """Ends the connection of a discarded router id; the next `sweep` cancels its sequences."""
         router = self._routers.get(router_id)
         if router is not None:
-            router.following += 1
-            router.is_open, router.disowned, router.lost_at = False, True, self._clock()
+            router.connection += 1
+            router.discarded, router.lost_at = True, self._clock()
 
-    def is_newest(self, router_id: bytes, following: int) -> bool:
-        """Whether no later stream of that router was opened, and it still wants this one."""
+    def is_current(self, router_id: bytes, connection: int) -> bool:
+        """Whether this is the router's latest connection and its id has not been discarded."""
         router = self._routers.get(router_id)
-        return router is not None and router.following == following
+        return router is not None and router.connection == connection
 
-    def unfollow(self, router_id: bytes, following: int) -> None:
-        """A router's stream was closed; nothing if it was not the newest."""
+    def unfollow(self, router_id: bytes, connection: int) -> None:
+        """Records that a router's connection was closed; nothing where it was not the latest."""
         router = self._routers.get(router_id)
-        if router is not None and router.following == following:
-            router.is_open, router.lost_at = False, self._clock()
+        if router is not None and router.connection == connection:
+            router.lost_at = self._clock()
 
     def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
-        """What is beyond this router's watermarks, which move up: about `MESSAGE_BYTES` of it at most, the
-        rest with the next call. None where there is nothing."""
+        """Output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them; None
+        where there is none. The rest follows with the next call."""
         dirty = self._routers[router_id].dirty
         if not dirty:
             return None
@@ -173,11 +177,11 @@ class Streams:
             key = next(iter(dirty))
             stream = dirty.pop(key)
             room -= _add_output(message, stream, room)
-            self._mark(stream)  # behind the others
+            self._mark(stream)  # the rest of it behind the others
         return message
 
     def sweep(self) -> list[Attempt]:
-        """Drops what has lingered; returns the attempts to cancel because their router is gone."""
+        """Drops ended streams after `LINGER_S`; returns the attempts to cancel since their router is gone."""
         now = self._clock()
         orphans = []
         for key, stream in list(self._by_key.items()):
@@ -186,21 +190,21 @@ class Streams:
             if stream.ended_at is not None:
                 if now - stream.ended_at > LINGER_S:
                     self._drop(key, stream)
-            elif router.disowned or lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
+            elif router.discarded or lost_for > (LINGER_S if stream.token_ids else TICKET_GRACE_S):
                 orphans.append(stream.attempt)
         self._forget_idle_routers(now)
         return orphans
 
-    def _finish(self, stream: Stream, finish: Finish) -> None:
+    def _finish(self, stream: OutputStream, finish: Finish) -> None:
         stream.finish = finish
         stream.ended_at = self._clock()
         self._by_slot.pop((stream.slot, stream.generation), None)
 
-    def _mark(self, stream: Stream) -> None:
-        if stream.has_news:
-            self._router(stream.router_id).dirty[key_of(stream.attempt)] = stream
+    def _mark(self, stream: OutputStream) -> None:
+        if stream.has_unsent:
+            self._router(stream.router_id).dirty[AttemptKey.of(stream.attempt)] = stream
 
-    def _drop(self, key: Key, stream: Stream) -> None:
+    def _drop(self, key: AttemptKey, stream: OutputStream) -> None:
         del self._by_key[key]
         self._router(stream.router_id).dirty.pop(key, None)
 
@@ -219,8 +223,9 @@ class Streams:
                 del self._routers[router_id]
 
 
-def _add_output(message: SubscribeResponse, stream: Stream, room: int) -> int:
-    """Adds what of the stream fits in about `room` bytes, one token at least; how many it takes."""
+def _add_output(message: SubscribeResponse, stream: OutputStream, room: int) -> int:
+    """Adds the stream's unsent output to a message, about `room` bytes of it, at least one token; the bytes
+    added."""
     until, taken = len(stream.token_ids), _OUTPUT_BYTES
     if stream.logprobs:
         for at in range(stream.sent, until):

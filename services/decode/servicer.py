@@ -1,4 +1,4 @@
-"""Decode's gRPC face: reservations go to the engine, tokens come from the output ring."""
+"""The DecodeService of a worker: reservations go to the engine, tokens come from the output ring."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_NAMES
+from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.engine.rings.output_ring import RingReader
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import (
@@ -33,24 +33,24 @@ from baton.v1.engine_pb2 import (
     ReserveCommand,
     SlotEndedCommand,
 )
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
-from services.common.histogram import Histogram
-from services.decode.output_streams import Streams
+from services.common.observability.histogram import Histogram
+from services.common.processes.drain import Drain
+from services.decode.output_streams import OutputStreams
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 ID_BYTES = 16
-# A token waits in the ring for half of this on average. Never a spin: the engine shares these cores.
+# The ring is polled this often. Never a busy loop: the engine shares these cores.
 _POLL_S = 0.001
 _SWEEP_S = 0.2
-# A router's stream is never silent for longer: it tells a worker with nothing to say from one that is frozen.
-_BEAT_S = 0.5
+# The interval of heartbeats on a router's stream without output: they tell an idle worker from a frozen one.
+_HEARTBEAT_S = 0.5
 
 
 class DecodeServicer(DecodeServiceServicer):
-    """Owns the streams; `run` reads the ring for as long as the worker lives."""
+    """Owns the output streams; `run` reads the output ring for the lifetime of the worker."""
 
     def __init__(
         self,
@@ -59,41 +59,44 @@ class DecodeServicer(DecodeServiceServicer):
         ring: RingReader,
         drain: Drain,
         *,
-        tells_output: bool = False,
+        reports_output: bool = False,
     ) -> None:
-        """`tells_output`: the engine hears what a sequence emitted when it ends, for its prefix cache."""
-        self._tells_output = tells_output
+        """`reports_output`: whether the engine receives the output of each sequence at its end, for its
+        prefix cache."""
+        self._reports_output = reports_output
         self._incarnation = incarnation
         self._engine = engine
         self._ring = ring
         self._drain = drain
-        self._streams = Streams()
-        self._reserved = asyncio.Event()  # there is something to poll for
-        # How much later than it meant to the ring was read, in seconds.
+        self._streams = OutputStreams()
+        self._reserved = asyncio.Event()  # set while there is something to poll for
+        # Delay of each poll of the ring, in seconds.
         self.poll_lag = Histogram()
-        self._news: dict[bytes, asyncio.Event] = {}  # by router that follows
-        self._over = False
+        self._news: dict[bytes, asyncio.Event] = {}  # by router id, of open streams
+        self._ended = False
 
     @property
     def live(self) -> int:
-        """Reservations and sequences that have not ended."""
+        """The number of reservations and sequences that have not ended."""
         return self._streams.live
 
     async def run(self) -> None:
-        """Moves words from the ring to the streams and wakes the routers, one message a poll."""
+        """Moves records from the ring to the streams and wakes the routers, one message a poll; runs until
+        cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll())
             tasks.create_task(self._sweep())
 
     def on_event(self, event: EngineEvent) -> None:
-        """The engine's unasked events."""
+        """Handles an event of the engine that answers no command."""
         if event.WhichOneof("event") == "ticket_ended":
             self._streams.end_unused(event.ticket_ended.attempt)
             self._wake()
 
     def end(self) -> None:
-        """Nothing more will come: routers hear what is left, and that this start of the worker is over."""
-        self._over = True
+        """Ends the routers' streams once they have received all output: this start of the worker has
+        ended."""
+        self._ended = True
         self._wake()
 
     async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # noqa: N802
@@ -114,33 +117,33 @@ class DecodeServicer(DecodeServiceServicer):
         self._reserved.set()
 
     async def Subscribe(self, request: SubscribeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        """Writes instead of yielding: a cancel that comes while a write waits is then raised here, and not
-        in grpc's wrapper around a suspended generator."""
+        """Streams output to a router. Writes instead of yielding: a cancellation during a write is then
+        raised here, and not in grpc's wrapper around a suspended generator."""
         router_id = request.router_id
         if len(router_id) != ID_BYTES:
-            await abort(context, BatonError(ErrorKind.INVALID, f"router_id has {ID_BYTES} bytes"))
+            await abort(context, BatonError(ErrorKind.INVALID, f"router_id must have {ID_BYTES} bytes"))
         if request.incarnation != self._incarnation:
-            await abort(context, BatonError(ErrorKind.CONFLICT, "another start of this worker is meant"))
-        following, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
+            await abort(context, BatonError(ErrorKind.CONFLICT, "the request is for another incarnation"))
+        connection, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
         try:
-            # A message at once: the router learns that its stream is open.
+            # At once: the router learns that its stream is open.
             await context.write(SubscribeResponse(step=self._ring.steps, unknown=unknown))
-            while self._streams.is_newest(router_id, following):
+            while self._streams.is_current(router_id, connection):
                 message = self._streams.collect(router_id, self._ring.steps)
                 if message is not None:
                     await context.write(message)
                     continue
-                if self._over:  # without this word routers would wait whether the stream comes back
-                    await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker is over"))
+                if self._ended:  # otherwise the router would try to reopen the stream
+                    await abort(context, BatonError(ErrorKind.CONFLICT, "this start of the worker has ended"))
                 news.clear()
                 try:
-                    async with asyncio.timeout(_BEAT_S):
+                    async with asyncio.timeout(_HEARTBEAT_S):
                         await news.wait()
                 except TimeoutError:
                     await context.write(SubscribeResponse(step=self._ring.steps))
         finally:
-            self._streams.unfollow(router_id, following)
+            self._streams.unfollow(router_id, connection)
             if self._news.get(router_id) is news:
                 del self._news[router_id]
 
@@ -174,10 +177,12 @@ class DecodeServicer(DecodeServiceServicer):
                 await self._reserved.wait()
             records = self._ring.read()
             for record in records:
-                if (emitted := self._streams.emit(record)) is not None:
-                    told = emitted if self._tells_output else ()
-                    ended = SlotEndedCommand(slot=record.slot, generation=record.generation, token_ids=told)
-                    await self._engine.tell(EngineCommand(slot_ended=ended))
+                if (output := self._streams.emit(record)) is not None:
+                    token_ids = output if self._reports_output else ()
+                    ended = SlotEndedCommand(
+                        slot=record.slot, generation=record.generation, token_ids=token_ids
+                    )
+                    await self._engine.send(EngineCommand(slot_ended=ended))
             if records:
                 self._wake()
             due = time.monotonic() + _POLL_S
@@ -188,7 +193,7 @@ class DecodeServicer(DecodeServiceServicer):
         while True:
             await asyncio.sleep(_SWEEP_S)
             for attempt in self._streams.sweep():
-                await self._engine.tell(EngineCommand(cancel=CancelCommand(attempt=attempt)))
+                await self._engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))
 
     def _wake(self) -> None:
         for news in self._news.values():
@@ -197,9 +202,9 @@ class DecodeServicer(DecodeServiceServicer):
 
 def _check_ids(request: ReserveRequest) -> None:
     if len(request.attempt.request_id) != ID_BYTES or len(request.router_id) != ID_BYTES:
-        raise BatonError(ErrorKind.INVALID, f"request_id and router_id have {ID_BYTES} bytes")
+        raise BatonError(ErrorKind.INVALID, f"request_id and router_id must have {ID_BYTES} bytes")
     names = request.block_hashes
-    if len(names) > MAX_RESERVE_NAMES or any(len(name) != HASH_BYTES for name in names):
+    if len(names) > MAX_RESERVE_HASHES or any(len(name) != HASH_BYTES for name in names):
         raise BatonError(
-            ErrorKind.INVALID, f"block_hashes are at most {MAX_RESERVE_NAMES} of {HASH_BYTES} bytes"
+            ErrorKind.INVALID, f"block_hashes are at most {MAX_RESERVE_HASHES} of {HASH_BYTES} bytes"
         )

@@ -13,9 +13,9 @@ import sys
 import uvloop
 
 from baton.wakeups import batch_wakeups
-from services.common.child import StopSignal, messages_from_parent, run_child, say_ready
-from services.common.config import RouterConfig
-from services.common.logs import configure_logs, get_log
+from services.common.config.router import RouterConfig
+from services.common.observability.logs import configure_logs, get_log
+from services.common.processes.child_protocol import StopSignal, messages_from_parent, run_child
 from services.router.app import Router
 from services.router.http.descriptors import raise_descriptor_limit
 

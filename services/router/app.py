@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry
 from baton.addresses import is_loopback
 from baton.cluster_auth import secret_name
 from baton.errors import BatonError, ErrorKind
-from services.common.grpc_server import GrpcServer, public_options
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
+from services.common.rpc.grpc_server import GrpcServer, public_options
 from services.router.api.admin_api import ADMIN_SERVICE_NAME, AdminService
 from services.router.api.grpc_api import SERVICE_NAME, GrpcApi
 from services.router.api.health_routes import health_routes
@@ -47,7 +47,7 @@ from services.router.workers.prefix_affinity import PrefixAffinity
 from services.router.workers.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
-    from services.common.config import RouterConfig
+    from services.common.config.router import RouterConfig
 
 _STOP_GRACE_S = 1.0
 # The largest request of AdminService names a worker or a pool.

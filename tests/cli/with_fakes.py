@@ -16,8 +16,8 @@ from baton.cli.demo.command import demo
 from baton.cli.up.command import up
 from baton.cli.up.local_cluster import Programs
 from baton.errors import BatonError, ErrorKind
-from services.common.child_process import ChildError
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
+from services.common.processes.child_process import ChildError
 
 DEFAULTS = {"router": {"http_port": 0, "grpc_port": 0}, "supervision": {"ray_address": "none"}}
 FAKE = str(Path(__file__).with_name("fake_child.py"))

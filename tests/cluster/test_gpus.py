@@ -14,7 +14,10 @@ from structlog.testing import capture_logs
 from baton.cluster.gpu_count import gpu_count
 from baton.cluster.gpus import available_gpus
 from baton.errors import BatonError, ErrorKind
-from services.common.config import ClusterConfig, Device, EngineConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.engine import EngineConfig
+from services.common.config.types import Device
+from services.common.config.worker import WorkerConfig
 
 
 class FakeDriver:

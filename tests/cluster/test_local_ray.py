@@ -16,8 +16,8 @@ import pytest
 
 from baton.cluster import local_ray
 from baton.cluster.local_ray import LocalRay, free_ports
-from services.common.cluster_secrets import Secrets, read_secrets
-from services.common.process_tree import descendants
+from services.common.config.secrets import Secrets, read_secrets
+from services.common.processes.process_tree import descendants
 
 # What Ray does to its folder, and the address that it prints.
 PLAYED_RAY = """

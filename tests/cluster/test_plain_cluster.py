@@ -8,7 +8,9 @@ from baton.cluster import plain_cluster
 from baton.cluster.plain_cluster import LocalWorkerProcesses, PlainCluster
 from baton.cluster.worker_process import WorkerProcess
 from baton.errors import BatonError
-from services.common.config import ClusterConfig, EngineConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.engine import EngineConfig
+from services.common.config.worker import WorkerConfig
 
 
 def cluster(names: str, engine: EngineConfig | None = None) -> ClusterConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 from tests.e2e.cluster import alive
 
 # Starts a child in a session of its own, which starts an orphan in another, and both ignore SIGTERM.

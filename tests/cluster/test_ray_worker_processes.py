@@ -12,7 +12,8 @@ from baton.cluster import ray_worker_processes
 from baton.cluster.placement import Host
 from baton.cluster.ray_worker_processes import RayWorkerProcesses
 from baton.cluster.report import Phase, Report
-from services.common.config import ClusterConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 
 class Remote:

@@ -9,7 +9,8 @@ import pytest
 
 from baton.cluster.report import Failure, Phase, Report
 from baton.cluster.supervision import Supervision, UnresponsiveError
-from services.common.config import ClusterConfig, WorkerConfig
+from services.common.config.cluster import ClusterConfig
+from services.common.config.worker import WorkerConfig
 
 
 @dataclass

@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import os
 import sys
+from functools import partial
 
 from baton.cli.main import _parser
 from baton.cli.up.command import up
@@ -30,13 +31,11 @@ def run_up(module: str) -> int:
 
 
 def run_worker(module: str) -> int:
-    from services.common.child import run_child
-    from services.common.config import WorkerConfig
-    from services.worker.front import engine_handle as engine_launch
+    from services.common.config.worker import WorkerConfig
+    from services.common.processes.child_protocol import run_child
     from services.worker.front.process import serve
 
-    engine_launch.ENGINE_PROGRAM = (*program(module), "engine")
-    return run_child(WorkerConfig, serve)
+    return run_child(WorkerConfig, partial(serve, engine_program=(*program(module), "engine")))
 
 
 def run_engine(module: str) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 from baton.device import nccl_channel
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config import TransferConfig, WorkerConfig
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine import process as engine_process
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
@@ -34,8 +35,8 @@ def install() -> None:
     def let_start(config: WorkerConfig) -> None:
         """There is no GPU."""
 
-    engine_process.device_blocks = blocks  # type: ignore[attr-defined]
-    engine_process.nccl_links = links  # type: ignore[attr-defined]
+    assembly.device_blocks = blocks  # type: ignore[attr-defined]
+    assembly.nccl_links = links  # type: ignore[attr-defined]
     engine_process.check_transport = let_start  # type: ignore[attr-defined]
     threading.Thread(target=_watch, args=(made,), name="played-hang", daemon=True).start()
 

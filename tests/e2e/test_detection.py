@@ -21,7 +21,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.common.config import Role
+from services.common.config.types import Role
 from tests.e2e.cluster import alive, eventually
 from tests.e2e.interrupted import (
     ANSWERS_SWALLOWED,

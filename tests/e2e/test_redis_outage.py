@@ -19,7 +19,7 @@ import pytest
 
 from baton.errors import BatonError
 from baton.state import State
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 from tests.e2e.cluster import (
     BATON,
     CLUSTER_SECRET,

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.block_hash import HASH_BYTES, MAX_RESERVE_NAMES
+from baton.block_hash import HASH_BYTES
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import Role
+from services.common.config.types import Role
 from tests.e2e.cluster import leaks
 from tests.e2e.ledger import process_book, router_counters
 from tests.e2e.soak_asks import Ask, Door

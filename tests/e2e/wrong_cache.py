@@ -22,7 +22,7 @@ from kvtransfer.protocol.checksum import PieceChecksum
 from kvtransfer.protocol.frames import Piece
 from kvtransfer.receiver import link as receiving_link
 from kvtransfer.sender.transfer import Transfer
-from services.worker.engine.prefill.requests import PrefillSide
+from services.worker.engine.prefill.jobs import PrefillJobs
 
 FAULTS = "BATON_TEST_FAULTS"
 _MAGIC = 0xFA017
@@ -90,14 +90,14 @@ class _Notes:
 
 
 def _note_harms(folder: Path) -> None:
-    begin = PrefillSide._begin
+    begin = PrefillJobs._begin_transfer
 
-    def noting(self: PrefillSide, request: PrefillRequest, body: TicketBody) -> Transfer:
+    def noting(self: PrefillJobs, request: PrefillRequest, body: TicketBody) -> Transfer:
         if Harm.of(request.sampling.seed) is not None and request.attempt.number == 1:
             (folder / str(body.transfer_id)).write_text(str(request.sampling.seed))
         return begin(self, request, body)
 
-    PrefillSide._begin = noting  # type: ignore[method-assign]
+    PrefillJobs._begin_transfer = noting  # type: ignore[method-assign]
 
 
 def _harm_what_lands(notes: _Notes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ class _Admitting(DecodeLoop):
     has_work = False
     tokens_decoded = 0
 
-    def step(self) -> bool:
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         return False
 
 

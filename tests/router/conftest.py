@@ -19,7 +19,7 @@ from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.router_pb2 import GenerateRequest, GenerateResponse, TokenIds
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
-from services.common.config import RouterConfig
+from services.common.config.router import RouterConfig
 from services.router.app import Router
 from services.router.workers import directory
 from tests.router.fake_model import VOCAB

@@ -27,7 +27,7 @@ from baton.v1.types_pb2 import (
     WorkerIdentity,
     WorkerRole,
 )
-from services.common.grpc_server import GrpcServer
+from services.common.rpc.grpc_server import GrpcServer
 from tests.router.behaviour import Behaviour
 from tests.router.fake_model import VOCAB, ending_of, logprobs_of, next_token, prompt_logprobs, with_logprobs
 from tests.router.fake_ticket import Ticketed
@@ -185,7 +185,7 @@ class FakeWorker(
         self, request: decode_pb2.SubscribeRequest, context: Any
     ) -> AsyncIterator[decode_pb2.SubscribeResponse]:
         if request.incarnation != self.identity.incarnation:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another start of this worker is meant")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the request is for another incarnation")
         self.follows_opened += 1
         mine = self._followers[request.router_id] = self.follows_opened
         if self.behaviour.send_metadata:

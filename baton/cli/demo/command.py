@@ -16,7 +16,7 @@ from baton.cli.up.command import STOP_MARGIN_S, StopSignals, no_process_left, re
 from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from baton.cli.up.model_folder import DEMO, RANDOM
 from baton.v1 import admin_pb2, admin_pb2_grpc, router_pb2_grpc
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
 
 # Defaults of this command: any free ports, and few log lines.
 DEFAULTS = {"router.http_port": "0", "router.grpc_port": "0", "log_level": "warning"}

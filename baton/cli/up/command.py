@@ -23,8 +23,8 @@ from baton.cli.common.messages import notify, write_line
 from baton.cli.up.first_of import first_of
 from baton.cli.up.local_cluster import Addresses, LocalCluster, Programs
 from baton.cli.up.settings import invalid
-from services.common.config import UpConfig
-from services.common.process_tree import Orphans, adopt_orphans, kill_descendants
+from services.common.config.up import UpConfig
+from services.common.processes.process_tree import Orphans, adopt_orphans, kill_descendants
 
 T = TypeVar("T")
 

@@ -23,16 +23,13 @@ from baton.cli.up.first_of import first_of
 from baton.cli.up.router_process import RouterProcess
 from baton.cluster_auth import prefix_secret
 from baton.errors import BatonError
-from services.common.child_process import Child, ChildError
-from services.common.config import (
-    NO_STATE,
-    ClusterConfig,
-    Role,
-    RouterConfig,
-    StateConfig,
-    UpConfig,
-    WorkerConfig,
-)
+from services.common.config.cluster import ClusterConfig
+from services.common.config.router import RouterConfig
+from services.common.config.state import NO_STATE, StateConfig
+from services.common.config.types import Role
+from services.common.config.up import UpConfig
+from services.common.config.worker import WorkerConfig
+from services.common.processes.child_process import Child, ChildError
 
 ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
 

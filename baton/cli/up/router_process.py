@@ -15,8 +15,8 @@ from typing import Any
 
 from baton.cli.common.messages import notify
 from baton.errors import BatonError
-from services.common.child_process import Child, ChildError
-from services.common.config import RouterConfig
+from services.common.config.router import RouterConfig
+from services.common.processes.child_process import Child, ChildError
 
 # Pause before the second restart in a row; it doubles before each further one, up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
@@ -72,7 +72,7 @@ class RouterProcess:
         """Sends a message to the router, and to later starts of it."""
         self._messages |= message
         if self._child is not None:
-            self._child.tell(message)
+            self._child.send(message)
 
     async def failure(self) -> Failure:
         """Returns the last error once no more restarts are tried. Only after `ready`."""

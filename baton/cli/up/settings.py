@@ -20,8 +20,9 @@ from baton.addresses import is_loopback
 from baton.admin_address import DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT
 from baton.cluster_auth import MIN_SECRET_LENGTH, SECRET_VARIABLE
 from baton.errors import BatonError, ErrorKind
-from services.common.cluster_secrets import read_secrets
-from services.common.config import NO_STATE, StateSettings, UpConfig
+from services.common.config.secrets import read_secrets
+from services.common.config.state import NO_STATE, StateSettings
+from services.common.config.up import UpConfig
 
 
 @dataclass(frozen=True, slots=True)

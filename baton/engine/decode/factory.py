@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,10 +34,12 @@ def decode_loop(
     *,
     exact: bool,
     serves: bool = True,
+    before_step: Callable[[float], None] | None = None,
 ) -> DecodeLoop:
     """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
 
-    `serves`: False where no slot will ever be admitted, and nothing need be captured.
+    `serves`: False where no slot will ever be admitted, and nothing need be captured. `before_step`: see
+    `DecodeLoop`.
     """
     if serves and model.device.type == "cuda" and model.precision.activations != torch.float64:
         return graph_loop(model, cache, state, rings, memory, exact=exact)

@@ -134,7 +134,7 @@ class GraphDecodeLoop(DecodeLoop):
             pending=pending, progress=seen.replays, expected_step_s=self._times.expected_s
         )
 
-    def step(self) -> bool:
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         seen = self._look()
         queued = self._enqueued - seen.replays
         if queued >= self._most_queued() or not self._would_advance(seen):

@@ -31,15 +31,19 @@ class DecodeLoop(ABC):
     """Posts changes of slots to the mailbox (`admit`, `grow`, `hold`, `move`, `cancel`), and runs the steps
     that apply them."""
 
-    def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
+    def __init__(
+        self,
+        state: SlotState,
+        mailbox: Mailbox,
+        ring: RingWriter,
+        before_step: Callable[[float], None] | None = None,
+    ) -> None:
+        """`before_step` is called with `expected_step_s` before a step that the host computes itself, which
+        blocks its caller."""
         self._state = state
         self._mailbox = mailbox
         self._ring = ring
-        # Called between the layers of a step that the host computes itself: for what need not wait for its
-        # end and touches no active slot. A step on a GPU keeps no host waiting, and calls nothing.
-        self.meanwhile: Callable[[], None] | None = None
-        # Called with `expected_step_s` before a step that the host computes itself, which blocks its loop.
-        self.before_step: Callable[[float], None] | None = None
+        self._before_step = before_step
 
     @property
     def shape(self) -> StepShape:

@@ -7,6 +7,7 @@ for each step.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ class ReferenceDecodeLoop(DecodeLoop):
     def has_work(self) -> bool:
         return bool(self._mailbox.pending) or bool(self._state.active.any())
 
-    def step(self) -> bool:
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         if not self.has_work:
             return False
         if self._ring.room() < self.shape.words:
@@ -55,10 +56,10 @@ class ReferenceDecodeLoop(DecodeLoop):
         if not (applied or rows.numel()):
             return False  # all are held
         if rows.numel():
-            if self.before_step is not None:
-                self.before_step(self.expected_step_s)
+            if self._before_step is not None:
+                self._before_step(self.expected_step_s)
             began = time.monotonic()
-            self._advance(rows)
+            self._advance(rows, between_layers)
             self._times.add(time.monotonic() - began)
         self._ring.count_step()
         return True
@@ -92,7 +93,7 @@ class ReferenceDecodeLoop(DecodeLoop):
             self._ring.count_held(int(held.sum()))
         return torch.nonzero(state.active & ~held).flatten()
 
-    def _advance(self, rows: Tensor) -> None:
+    def _advance(self, rows: Tensor, between_layers: Callable[[], None] | None) -> None:
         state = self._state
         position = state.position[rows].long()
         hidden = self._reference.forward(
@@ -103,7 +104,7 @@ class ReferenceDecodeLoop(DecodeLoop):
                 block_tables=tuple(table[rows].long() for table in state.block_tables),
             ),
             self._cache,
-            self.meanwhile,
+            between_layers,
         )
         logits = self._reference.logits(hidden)
         tokens, logprobs = state.sampler.draw(logits, rows, position + 1, state.stop_ids)

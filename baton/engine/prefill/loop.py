@@ -106,7 +106,10 @@ class PrefillLoop:
         scheduler: PrefillScheduler,
         stream: ComputeStream,
         clock: Callable[[], float] = time.monotonic,
+        before_step: Callable[[float], None] | None = None,
     ) -> None:
+        """`before_step` is called with `expected_step_s` before a step is begun: one that the host computes
+        itself blocks its caller."""
         self._pass = prompt_pass
         self._stream = stream
         self._clock = clock
@@ -122,8 +125,7 @@ class PrefillLoop:
         self._under_way: deque[_Step] = deque()
         self._watchdog = DeviceWatchdog(clock)
         self._begun_s = 0.0  # what the step begun last should take
-        # Called with `expected_step_s` before a step is begun. One that the host computes itself blocks it.
-        self.before_step: Callable[[float], None] | None = None
+        self._before_step = before_step
         self._unsettled: list[_Step] = []
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
@@ -175,8 +177,8 @@ class PrefillLoop:
         step = step_of(chunks)
         units = cost.of_step(step.runs)
         self._begun_s = cost.seconds_of(units)
-        if self.before_step is not None:
-            self.before_step(self._begun_s)
+        if self._before_step is not None:
+            self._before_step(self._begun_s)
         now = self._clock()
         with torch.inference_mode(), self._stream.activate():
             begun = self._stream.record_event()

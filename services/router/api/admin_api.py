@@ -20,7 +20,7 @@ from baton.v1.admin_pb2 import (
 )
 from baton.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 from services.common.errors import abort
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,8 +9,8 @@ import resource
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
-from services.common.connection_limits import ConnectionLimits
-from services.common.logs import get_log
+from services.common.config.connection_limits import ConnectionLimits
+from services.common.observability.logs import get_log
 from services.router.http.connections import RESERVE
 
 # Descriptors for workers, Redis, files, and connections that are accepted but not counted yet.

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import http_status, openai_body
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest

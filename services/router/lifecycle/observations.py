@@ -9,8 +9,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from services.common.histogram import Histogram, tokens_histogram
-from services.common.logs import get_log
+from services.common.observability.histogram import Histogram, tokens_histogram
+from services.common.observability.logs import get_log
 from services.router.request.request import Finish
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import grpc.aio
 from baton.errors import BatonError, ErrorKind
 from baton.v1.prefill_pb2 import HandedOff, PrefillRequest
 from baton.v1.types_pb2 import Attempt
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.workers.worker_error import WorkerError, from_rpc_error
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.router_pb2 import Stage
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.lifecycle.attempt import Attempt, Incomplete
 from services.router.lifecycle.journal_entry import JournalEntry
 from services.router.lifecycle.observations import CANCELLED

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from baton.v1.admin_pb2 import WorkerState
 from baton.v1.types_pb2 import WorkerRole
-from services.common.metrics import Metric, ScrapedCollector, collect, process_metrics, render
+from services.common.observability.metrics import Metric, ScrapedCollector, collect, process_metrics, render
 from services.router.workers.worker_state import state_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from baton.state import State
-    from services.common.metrics import Samples
+    from services.common.observability.metrics import Samples
     from services.router.http.connections import Connections
     from services.router.lifecycle.dispatcher import Dispatcher
     from services.router.lifecycle.observations import Observations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from baton.state import Journal, Member
-    from services.common.config import StateConfig
+    from services.common.config.state import StateConfig
 
 # At shutdown, the time to write pending journal entries, if Redis is available.
 _CLOSE_S = 0.5

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from baton.v1.router_pb2 import Latency
-from services.common.histogram import SECONDS, quantile
+from services.common.observability.histogram import SECONDS, quantile
 
 if TYPE_CHECKING:
     from services.router.lifecycle.observations import Observations

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.errors import BatonError, ErrorKind, FieldError
 from baton.parent_death import tied
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.tokenization.helper_frames import receive_frame, send_frame
 
 if TYPE_CHECKING:

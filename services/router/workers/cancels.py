@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from baton.v1.decode_pb2 import CancelRequest
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 
 from baton.v1.worker_pb2 import DescribeRequest
-from services.common.grpc_server import channel_options
-from services.common.internal_rpc import internal_channel
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
+from services.common.rpc.grpc_server import channel_options
+from services.common.rpc.internal_rpc import internal_channel
 from services.router.workers.liveness import CHECK_INTERVAL_S
 from services.router.workers.token_stream import follow
 from services.router.workers.worker import Peer, Worker

@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from baton.addresses import is_loopback, split_address
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.admin_pb2 import PoolStatus
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.request.pool import Binding
 
 if TYPE_CHECKING:

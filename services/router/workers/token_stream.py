@@ -16,7 +16,7 @@ import grpc.aio
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import AttachRequest, Position, SubscribeRequest
 from baton.v1.types_pb2 import Attempt
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.workers.worker_error import WorkerError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2_grpc import PrefillServiceStub
 from baton.v1.types_pb2 import WorkerRole
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 from services.router.request.pool import pool_id
 from services.router.workers.liveness import LivenessTimer
 from services.router.workers.worker_error import WorkerError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from baton.errors import BatonError, ErrorKind
 from services.common.errors import from_grpc
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     import grpc

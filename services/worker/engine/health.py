@@ -1,8 +1,8 @@
-"""How an engine shows that it makes progress: its heartbeat, and what it sees of its device.
+"""How an engine shows that it makes progress: its heartbeat, and the watch over its device.
 
-The loop writes the heartbeat to shared memory, with how long the current step should take; the front kills an
-engine whose heartbeat stands still (`engine_watch`). The loop itself watches its device, and ends where that
-hangs: every stream of the worker then goes on elsewhere.
+The loop writes the heartbeat to shared memory with the expected duration of the current step; the front
+kills an engine whose heartbeat stands still (`services/worker/front/engine_watch.py`). The loop itself
+watches its device, and the engine ends where that hangs: the router continues its requests on other workers.
 """
 
 from __future__ import annotations
@@ -11,34 +11,31 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.errors import BatonError, ErrorKind
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 log = get_log(__name__)
 
 
-class EngineHealth:
-    """Of one engine's loop, which calls `turned` once a turn."""
+class EngineHeartbeat:
+    """Writes the heartbeat of one engine's loop."""
 
-    def __init__(self, heartbeat: Heartbeat, decode: DecodeLoop, prefill: PrefillLoop) -> None:
+    def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
-        self._decode = decode
-        self._loops = (("decode", decode), ("prefill", prefill))
-        for _, loop in self._loops:
-            loop.before_step = self._step_begins
+
+    def turn(self) -> None:
+        """Records a turn of the loop."""
         self._heartbeat.beat(0.0)
 
-    def turned(self) -> None:
-        """Records a turn of the loop. Raises BatonError(UNAVAILABLE) where the device hangs."""
-        self._heartbeat.beat(0.0)
-        for name, loop in self._loops:
-            if loop.device_hung():
-                log.error("device_hung", steps=name, expected_step_s=loop.expected_step_s)
-                raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {name} steps")
-
-    def between_layers(self) -> None:
-        """Records progress within a decode step that the host computes."""
-        self._step_begins(self._decode.expected_step_s)
-
-    def _step_begins(self, expected_s: float) -> None:
-        """A step that the host computes blocks the loop for about `expected_s` seconds; 0: not known yet."""
+    def step(self, expected_s: float) -> None:
+        """Records progress before or within a step that blocks the loop for about `expected_s` seconds; 0
+        where no step was measured yet."""
         self._heartbeat.beat(expected_s or UNKNOWN_STEP_S)
+
+
+def check_devices(decode: DecodeLoop, prefill: PrefillLoop) -> None:
+    """Raises BatonError(UNAVAILABLE) where a device makes no progress. To be called once a turn."""
+    loops: tuple[tuple[str, DecodeLoop | PrefillLoop], ...] = (("decode", decode), ("prefill", prefill))
+    for name, loop in loops:
+        if loop.device_hung():
+            log.error("device_hung", steps=name, expected_step_s=loop.expected_step_s)
+            raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {name} steps")

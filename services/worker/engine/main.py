@@ -1,7 +1,7 @@
-"""`python -m services.worker.engine.main`: an engine's process, from its first moment.
+"""`python -m services.worker.engine.main`: entry point of the engine process.
 
-Loading makes a million objects that stay. The garbage collector, which would look at them again and again, a
-fifth of the time that loading takes, is off until they are all there.
+Loading creates a million objects that stay alive. The garbage collector would traverse them again and again,
+a fifth of the loading time, so it is disabled until they are all there.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import sys
 
 def main() -> int:
     gc.disable()
-    from services.worker.engine import (
-        process as engine_process,  # here, since most of what is loaded are its imports
-    )
+    from services.worker.engine.process import main as run  # most of what is loaded are its imports
 
-    return engine_process.main()
+    return run()
 
 
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # grpc's threads may outlive a receiver that stopped; nothing is left to finish.
+    # grpc's threads may outlive a closed receiver; nothing is left to finish.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""How long steps take: all of them in sum, and those of the last second one by one. Torch-free."""
+"""Measures steps: the total time of all of them, and each of the last second. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _RECENT_NS = 1_000_000_000
 
 
 class StepClock:
-    """Wraps a loop's step; `tokens` is the loop's own count of what it has computed.
+    """Times the steps of one loop.
 
-    A step that is only enqueued when its call returns (a GPU's) takes longer than the call: from then, or
-    from the end of the one before, until `ended` is seen to count it. That is looked at once a turn: one
-    step's time is right within a turn, that of many in a row is right in sum.
+    A GPU's step is only enqueued when its call returns. It takes from then, or from the end of the step
+    before it, until `ended` counts it. That is polled once a turn, so a single step's time is exact to one
+    turn, and the sum over many consecutive ones is exact.
     """
 
     def __init__(
@@ -25,39 +25,40 @@ class StepClock:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         ended: Callable[[], int] | None = None,
     ) -> None:
-        """`ended`: steps that have ended, by the loop's count; None where a call returns with its step."""
+        """`tokens`: the loop's count of computed tokens. `ended`: its count of ended steps; None where a
+        step has ended when its call returns."""
         self._tokens = tokens
         self._clock_ns = clock_ns
         self._count = ended
         self._counted = 0 if ended is None else ended()
         self.busy_ns = 0
-        # When each that has not ended was enqueued.
+        # When each step that has not ended was enqueued.
         self._under_way: deque[int] = deque()
         self._last_end = 0
-        # (when it ended, nanoseconds it took, tokens counted by then): a second's steps and the one before
-        # them, so that a busy loop holds no more after a day than after a second.
+        # (when it ended, its duration in ns, tokens counted by then): the steps of the last second and the
+        # one before them.
         self._ended: deque[tuple[int, int, int]] = deque()
 
     def timed(self, step: Callable[[], bool]) -> bool:
-        """Runs a step; only one that did something counts."""
+        """Runs a step and returns its result; one that returns False did nothing and does not count."""
         begun = self._clock_ns()
         did = step()
         if did:
             self._under_way.append(begun)
         if ended := self._just_ended():
-            self._take(ended)
+            self._record(ended)
         return did
 
     def _just_ended(self) -> int:
-        """How many of those under way have ended since the last look."""
+        """How many enqueued steps have ended since the last call."""
         if self._count is None:
             return len(self._under_way)
         counted = self._count()
         more, self._counted = counted - self._counted, counted
         return min(more, len(self._under_way))
 
-    def _take(self, steps: int) -> None:
-        """They ended one after the other, and the last just now."""
+    def _record(self, steps: int) -> None:
+        """Records steps that ended one after the other, the last one now."""
         now = self._clock_ns()
         for left in range(steps, 0, -1):
             begun = max(self._under_way.popleft(), self._last_end)
@@ -68,13 +69,8 @@ class StepClock:
         while len(self._ended) > 1 and self._ended[1][0] <= now - _RECENT_NS:
             self._ended.popleft()
 
-    @property
-    def remembered(self) -> int:
-        """How many steps are kept one by one."""
-        return len(self._ended)
-
     def recent(self) -> RecentSteps:
-        """The steps that ended within the last second."""
+        """Statistics of the steps that ended within the last second."""
         since = self._clock_ns() - _RECENT_NS
         steps = [step for step in self._ended if step[0] > since]
         if not steps:

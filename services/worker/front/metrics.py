@@ -1,10 +1,10 @@
-"""A worker's metrics: every name, its help, and where in the engine's audit it is read."""
+"""A worker's metrics: the name, help and source of each."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import TimeoutError as TookTooLongError
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,189 +12,147 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
-from services.common.histogram import Histogram
-from services.common.metrics import Family, ScrapedCollector, process_metrics
+from baton.v1.worker_pb2 import Audit, LinkAudit
+from services.common.observability.histogram import Histogram
+from services.common.observability.metrics import Family, ScrapedCollector, process_metrics
 
 if TYPE_CHECKING:
     from services.worker.front.registration import Registration
 
-_READ_S = 5.0
+_SCRAPE_TIMEOUT_S = 5.0
 
-Read = Callable[[Audit], float]
-
-
-def _links(audit: Audit, sending: bool) -> list[LinkAudit]:
-    return [link for link in audit.links if link.sending == sending]
+Values = dict[str, float]
+"""Values by the one label of a metric."""
 
 
-SLOTS = Family("baton_worker_slots", "Sequences that can be decoded at once.")
-FREE_SLOTS = Family("baton_worker_free_slots", "Slots that no sequence or ticket holds.")
-BLOCKS = Family("baton_worker_blocks", "KV blocks.")
-FREE_BLOCKS = Family("baton_worker_free_blocks", "KV blocks that nobody holds, idle cached ones among them.")
-PINNED = Family("baton_worker_pinned_blocks", "KV blocks that a transfer still reads.")
-TICKETS = Family("baton_worker_live_tickets", "Promises that have not ended, running sequences among them.")
-TOMBSTONES = Family("baton_worker_tombstones", "Cancelled attempts that would still be refused.")
-QUEUED = Family("baton_worker_queued_prefills", "Prompts that wait, run or are handed over.")
-QUEUED_TOKENS = Family("baton_worker_queued_prefill_tokens", "Prompt tokens not computed yet.")
-PROMPTS = Family("baton_worker_prompts_total", "Prompts computed to their end.")
-PROMPT_TOKENS = Family("baton_worker_prompt_tokens_total", "Prompt tokens computed.")
-DECODE_STEPS = Family("baton_worker_decode_steps_total", "Decode steps that ran.")
-DECODED = Family("baton_worker_decoded_tokens_total", "Tokens that decode steps sampled.")
-DECODE_SECONDS = Family("baton_worker_decode_step_seconds_total", "Time spent in decode steps.")
-PREFILL_SECONDS = Family("baton_worker_prefill_step_seconds_total", "Time spent in prefill steps.")
-RING_FULL = Family(
-    "baton_worker_ring_full_steps_total", "Decode steps that advanced nobody: the output ring had no room."
-)
-HELD = Family(
-    "baton_worker_held_rows_total",
-    "Rows that a decode step held: no block for their next token, or no room in its attention's list.",
-)
-GRANTS = Family("baton_worker_growth_grants_total", "Times a running sequence was given more KV blocks.")
-PAUSED = Family(
-    "baton_worker_paused_sequences_total", "Times a sequence was set aside in the host's memory for a while."
-)
-MOVED = Family(
-    "baton_worker_moved_sequences_total",
-    "Sequences given back to the router, to be prefilled again elsewhere.",
-)
-PREFIX_HIT_TOKENS = Family(
-    "baton_worker_prefix_hit_tokens_total", "Prompt tokens whose KV was found in the prefix cache."
-)
-PREFIX_MISSED_TOKENS = Family(
-    "baton_worker_prefix_missed_tokens_total", "Tokens of the same prompts that had to be computed."
-)
-PREFIX_EVICTED = Family(
-    "baton_worker_prefix_evicted_blocks_total", "Cached KV blocks that the device gave up for others."
-)
-PREFIX_IDLE = Family("baton_worker_prefix_idle_blocks", "Cached KV blocks on the device that nobody uses.")
-PREFIX_DROPPED = Family(
-    "baton_worker_prefix_disk_dropped_blocks_total", "Cached KV blocks that the disk was too slow to take."
-)
-PREFIX_CORRUPT = Family(
-    "baton_worker_prefix_disk_corrupt_blocks_total", "Files of KV blocks that were not what was written."
-)
-PREFIX_HITS = Family(
-    "baton_worker_prefix_hit_blocks_total",
-    "Cached KV blocks that prompts took over, by where they were; those from behind it go to the device.",
-    ("tier",),
-)
-PREFIX_BLOCKS = Family("baton_worker_prefix_blocks", "Cached KV blocks, by where they are.", ("tier",))
-PREFIX_BYTES = Family("baton_worker_prefix_bytes", "Bytes of cached KV blocks, by where they are.", ("tier",))
-SHIPPED = Family("baton_worker_shipped_blocks_total", "KV blocks sent whole.")
-SHIPPED_BYTES = Family("baton_worker_shipped_bytes_total", "Bytes of the KV blocks sent.")
-RECEIVED = Family("baton_worker_received_blocks_total", "KV blocks that arrived whole.")
-RECEIVED_BYTES = Family("baton_worker_received_bytes_total", "Bytes that arrived and were verified.")
-COMMITTED = Family("baton_worker_handoffs_total", "Handoffs whose sequence was admitted here.")
-LOCAL = Family("baton_worker_local_handoffs_total", "Those of them from this worker's own prefill.")
-UNSENT = Family(
-    "baton_worker_unsent_blocks_total", "KV blocks of handoffs that were here already, and were not sent."
-)
-UNSENT_BYTES = Family("baton_worker_unsent_bytes_total", "Bytes of the KV blocks that were not sent.")
-LINKS = Family("baton_worker_links", "Open links.", ("direction",))
-CREDITS = Family(
-    "baton_worker_staging_credits", "Staging pieces that may be filled; at rest all.", ("direction",)
-)
-WINDOW = Family("baton_worker_staging_pieces", "Staging pieces of all links.", ("direction",))
-QUARANTINED = Family(
-    "baton_worker_quarantined_pieces", "Staging pieces of broken links that a sender may still write."
-)
-BROKEN = Family("baton_worker_broken_links_total", "Links that broke.")
-FALLBACKS = Family(
-    "baton_worker_link_fallbacks_total",
-    "Links made over a slower transport than the first, which could not be had, or broke; the log line says "
-    "why.",
-)
-RETURNED = Family(
-    "baton_worker_links_returned_total",
-    "Links of a slower transport that were replaced by one of a better transport, without losing a transfer.",
-)
-CHECKSUMS = Family("baton_worker_checksum_failures_total", "Pieces that did not arrive as they were sent.")
-DROPPED = Family("baton_worker_dropped_unknown_total", "Messages about unknown or ended transfers and slots.")
-RESTARTS = Family("baton_worker_restarts_total", "How often its supervisor has started this worker again.")
-STREAMS = Family("baton_worker_live_streams", "Reservations and sequences whose slot may still emit.")
-POLL_LAG = Family(
-    "baton_worker_ring_poll_lag_seconds", "How much later than it meant to the front read the output ring."
-)
-REDIS_UP = Family("baton_worker_redis_up", "1 where Redis answered last, 0 where it did not; none: no state.")
-REDIS_OUTAGES = Family("baton_worker_redis_outages_total", "How often Redis went away.")
-REGISTERED = Family("baton_worker_registered", "1 where the registry has this worker, as far as it knows.")
-RENEWALS_FAILED = Family(
-    "baton_worker_failed_renewals_total", "Announcements to the registry that got no answer."
-)
+def _links(read: Callable[[Sequence[LinkAudit]], float]) -> Callable[[Audit], Values]:
+    """Reads a figure of the outgoing and of the incoming links."""
 
-FAMILIES = tuple(value for value in list(globals().values()) if isinstance(value, Family))
+    def by_direction(audit: Audit) -> Values:
+        outgoing = [link for link in audit.links if link.sending]
+        incoming = [link for link in audit.links if not link.sending]
+        return {"out": read(outgoing), "in": read(incoming)}
 
-_READ: dict[Family, Read] = {
-    SLOTS: lambda audit: audit.load.slots,
-    FREE_SLOTS: lambda audit: audit.load.free_slots,
-    BLOCKS: lambda audit: audit.load.blocks,
-    FREE_BLOCKS: lambda audit: audit.load.free_blocks,
-    PINNED: lambda audit: audit.pinned_blocks,
-    TICKETS: lambda audit: audit.live_tickets,
-    TOMBSTONES: lambda audit: audit.tombstones,
-    QUEUED: lambda audit: audit.load.queued_prefills,
-    QUEUED_TOKENS: lambda audit: audit.load.queued_prefill_tokens,
-    PROMPTS: lambda audit: audit.prompts_run,
-    PROMPT_TOKENS: lambda audit: audit.prompt_tokens_run,
-    DECODE_STEPS: lambda audit: audit.decode_steps,
-    DECODED: lambda audit: audit.tokens_decoded,
-    DECODE_SECONDS: lambda audit: audit.decode_busy_ns / 1e9,
-    PREFILL_SECONDS: lambda audit: audit.prefill_busy_ns / 1e9,
-    RING_FULL: lambda audit: audit.ring_full_steps,
-    HELD: lambda audit: audit.stalled_rows,
-    GRANTS: lambda audit: audit.block_grants,
-    PAUSED: lambda audit: audit.sequences_swapped_out,
-    MOVED: lambda audit: audit.sequences_preempted,
-    PREFIX_HIT_TOKENS: lambda audit: audit.prefixes.hit_tokens,
-    PREFIX_MISSED_TOKENS: lambda audit: audit.prefixes.missed_tokens,
-    PREFIX_EVICTED: lambda audit: audit.prefixes.evicted_blocks,
-    PREFIX_IDLE: lambda audit: audit.prefixes.idle_blocks,
-    PREFIX_DROPPED: lambda audit: audit.prefixes.disk_dropped,
-    PREFIX_CORRUPT: lambda audit: audit.prefixes.disk_corrupt,
-    SHIPPED: lambda audit: sum(audit.blocks_shipped),
-    SHIPPED_BYTES: lambda audit: audit.bytes_shipped,
-    RECEIVED: lambda audit: audit.blocks_received,
-    RECEIVED_BYTES: lambda audit: audit.bytes_received,
-    COMMITTED: lambda audit: audit.handoffs_committed,
-    LOCAL: lambda audit: audit.handoffs_local,
-    UNSENT: lambda audit: audit.blocks_resident,
-    UNSENT_BYTES: lambda audit: audit.bytes_resident,
-    QUARANTINED: lambda audit: sum(link.quarantined_pieces for link in audit.links),
-    BROKEN: lambda audit: audit.links_broken,
-    FALLBACKS: lambda audit: audit.link_fallbacks,
-    RETURNED: lambda audit: audit.links_returned,
-    CHECKSUMS: lambda audit: audit.checksum_failures,
-    DROPPED: lambda audit: audit.dropped_unknown,
-}
-
-Tiers = dict[str, int]
-
-_TIERS: dict[Family, Callable[[PrefixAudit], Tiers]] = {
-    PREFIX_HITS: lambda seen: {
-        "device": seen.device_hits,
-        "host": seen.host_hits,
-        "disk": seen.disk_hits,
-    },
-    PREFIX_BLOCKS: lambda seen: _blocks(seen),
-    PREFIX_BYTES: lambda seen: {tier: n * seen.block_bytes for tier, n in _blocks(seen).items()},
-}
+    return by_direction
 
 
-def _blocks(seen: PrefixAudit) -> Tiers:
-    return {"device": seen.device_blocks, "host": seen.host_blocks, "disk": seen.disk_blocks}
+def _cached_blocks(audit: Audit) -> Values:
+    cache = audit.prefixes
+    return {"device": cache.device_blocks, "host": cache.host_blocks, "disk": cache.disk_blocks}
 
 
-_LINKS: dict[Family, Callable[[list[LinkAudit]], float]] = {
-    LINKS: len,
-    CREDITS: lambda links: sum(link.free_pieces if link.sending else link.credited_pieces for link in links),
-    WINDOW: lambda links: sum(link.window_pieces for link in links),
-}
+def _cache_hits(audit: Audit) -> Values:
+    cache = audit.prefixes
+    return {"device": cache.device_hits, "host": cache.host_hits, "disk": cache.disk_hits}
+
+
+def _usable_pieces(links: Sequence[LinkAudit]) -> float:
+    return sum(link.free_pieces if link.sending else link.credited_pieces for link in links)
+
+
+_AUDITED: tuple[tuple[str, Callable[[Audit], float], str], ...] = (
+    ("slots", lambda a: a.load.slots, "Sequences that can be decoded at once."),
+    ("free_slots", lambda a: a.load.free_slots, "Slots without a sequence or reservation."),
+    ("blocks", lambda a: a.load.blocks, "KV blocks."),
+    ("free_blocks", lambda a: a.load.free_blocks,
+     "Free KV blocks, including cached ones that may be evicted."),
+    ("pinned_blocks", lambda a: a.pinned_blocks, "KV blocks that a transfer still reads."),
+    ("live_tickets", lambda a: a.live_tickets,
+     "Tickets that have not ended, including those of running sequences."),
+    ("tombstones", lambda a: a.tombstones,
+     "Ended attempts that are remembered so that late calls for them are refused."),
+    ("queued_prefills", lambda a: a.load.queued_prefills,
+     "Prompts that are queued, running or being handed over."),
+    ("queued_prefill_tokens", lambda a: a.load.queued_prefill_tokens,
+     "Prompt tokens that have not been computed yet."),
+    ("prompts_total", lambda a: a.prompts_run, "Prompts that have been computed completely."),
+    ("prompt_tokens_total", lambda a: a.prompt_tokens_run, "Prompt tokens that have been computed."),
+    ("decode_steps_total", lambda a: a.decode_steps, "Decode steps that have run."),
+    ("decoded_tokens_total", lambda a: a.tokens_decoded, "Tokens sampled by decode steps."),
+    ("decode_step_seconds_total", lambda a: a.decode_busy_ns / 1e9, "Time spent in decode steps."),
+    ("prefill_step_seconds_total", lambda a: a.prefill_busy_ns / 1e9, "Time spent in prefill steps."),
+    ("ring_full_steps_total", lambda a: a.ring_full_steps,
+     "Decode steps that advanced no sequence because the output ring was full."),
+    ("stalled_rows_total", lambda a: a.stalled_rows,
+     "Rows that a decode step did not advance: no KV block for their next token, or no room in the "
+     "attention kernel's list."),
+    ("block_allocations_total", lambda a: a.block_grants,
+     "Incremental allocations of KV blocks to running sequences."),
+    ("swapped_out_sequences_total", lambda a: a.sequences_swapped_out,
+     "Sequences whose KV blocks were swapped out to host memory."),
+    ("preempted_sequences_total", lambda a: a.sequences_preempted,
+     "Sequences that were preempted and returned to the router for recomputation."),
+    ("prefix_hit_tokens_total", lambda a: a.prefixes.hit_tokens,
+     "Prompt tokens whose KV was found in the prefix cache."),
+    ("prefix_missed_tokens_total", lambda a: a.prefixes.missed_tokens,
+     "Tokens of the same prompts whose KV had to be computed."),
+    ("prefix_evicted_blocks_total", lambda a: a.prefixes.evicted_blocks,
+     "Cached KV blocks that were evicted from the device."),
+    ("prefix_idle_blocks", lambda a: a.prefixes.idle_blocks,
+     "Cached KV blocks on the device that no sequence uses."),
+    ("prefix_disk_dropped_blocks_total", lambda a: a.prefixes.disk_dropped,
+     "Cached KV blocks that were dropped because the disk was too slow."),
+    ("prefix_disk_corrupt_blocks_total", lambda a: a.prefixes.disk_corrupt,
+     "Files of cached KV blocks whose content was corrupt."),
+    ("shipped_blocks_total", lambda a: sum(a.blocks_shipped), "KV blocks that were sent completely."),
+    ("shipped_bytes_total", lambda a: a.bytes_shipped, "Bytes of the KV blocks that were sent."),
+    ("received_blocks_total", lambda a: a.blocks_received, "KV blocks that were received completely."),
+    ("received_bytes_total", lambda a: a.bytes_received, "Bytes of KV that were received and verified."),
+    ("handoffs_total", lambda a: a.handoffs_committed,
+     "Handoffs whose sequence was admitted by this worker."),
+    ("local_handoffs_total", lambda a: a.handoffs_local,
+     "Handoffs from this worker's own prefill, among baton_worker_handoffs_total."),
+    ("unsent_blocks_total", lambda a: a.blocks_resident,
+     "KV blocks of handoffs that were in the prefix cache and therefore not sent."),
+    ("unsent_bytes_total", lambda a: a.bytes_resident, "Bytes of the KV blocks that were not sent."),
+    ("quarantined_pieces", lambda a: sum(link.quarantined_pieces for link in a.links),
+     "Staging pieces of broken links that a sender may still write to."),
+    ("broken_links_total", lambda a: a.links_broken, "Links that broke."),
+    ("link_fallbacks_total", lambda a: a.link_fallbacks,
+     "Links that fell back to a slower transport because the preferred one was unavailable or broke; "
+     "the log states why."),
+    ("links_returned_total", lambda a: a.links_returned,
+     "Links that returned from a slower to a better transport without losing a transfer."),
+    ("checksum_failures_total", lambda a: a.checksum_failures, "Pieces whose checksum was wrong."),
+    ("dropped_unknown_total", lambda a: a.dropped_unknown,
+     "Messages about unknown or ended transfers and slots."),
+)  # fmt: skip
+
+_LABELLED: tuple[tuple[str, str, str, Callable[[Audit], Values]], ...] = (
+    ("prefix_hit_blocks_total", "Prefix cache hits in KV blocks, by the tier that had the block.", "tier",
+     _cache_hits),
+    ("prefix_blocks", "Cached KV blocks, by tier.", "tier", _cached_blocks),
+    ("prefix_bytes", "Bytes of cached KV blocks, by tier.", "tier",
+     lambda a: {tier: n * a.prefixes.block_bytes for tier, n in _cached_blocks(a).items()}),
+    ("links", "Open links.", "direction", _links(len)),
+    ("staging_credits", "Staging pieces that may be filled; all while no transfer runs.", "direction",
+     _links(_usable_pieces)),
+    ("staging_pieces", "Staging pieces of all links.", "direction",
+     _links(lambda links: sum(link.window_pieces for link in links))),
+)  # fmt: skip
+
+AUDITED = tuple((Family(f"baton_worker_{name}", text), read) for name, read, text in _AUDITED)
+LABELLED = tuple(
+    (Family(f"baton_worker_{name}", text, (label,)), read) for name, text, label, read in _LABELLED
+)
+RESTARTS = Family("baton_worker_restarts_total", "Restarts of this worker by its supervisor.")
+STREAMS = Family("baton_worker_live_streams", "Reservations and sequences that may still emit tokens.")
+POLL_LAG = Family("baton_worker_ring_poll_lag_seconds", "Delay of the front's polls of the output ring.")
+REDIS_UP = Family("baton_worker_redis_up", "1 where Redis answered last, else 0; absent without state.")
+REDIS_OUTAGES = Family("baton_worker_redis_outages_total", "Outages of Redis.")
+REGISTERED = Family("baton_worker_registered", "1 where the registry lists this worker, else 0.")
+RENEWALS_FAILED = Family("baton_worker_failed_renewals_total", "Unanswered renewals of the registration.")
+
+FAMILIES = (
+    *(family for family, _ in AUDITED),
+    *(family for family, _ in LABELLED),
+    *(RESTARTS, STREAMS, POLL_LAG, REDIS_UP, REDIS_OUTAGES, REGISTERED, RENEWALS_FAILED),
+)
 
 
 @dataclass(frozen=True)
 class WorkerMetrics:
-    """What is read at a scrape. `audit` asks the engine, on the loop that made this."""
+    """Reads a worker's metrics at each scrape. `audit` requests the engine's counts, within `loop`."""
 
     labels: dict[str, str]
     audit: Callable[[], Awaitable[Audit]]
@@ -205,7 +163,7 @@ class WorkerMetrics:
     registration: Registration | None
 
     def register(self, registry: CollectorRegistry, engine_pid: int) -> None:
-        """Declares all of it, and the figures of both processes."""
+        """Registers all metrics, and those of both processes."""
         registry.register(ScrapedCollector(self._read))
         process_metrics(registry)
         process_metrics(registry, "engine", engine_pid)
@@ -213,31 +171,28 @@ class WorkerMetrics:
     def _read(self) -> Iterator[Metric]:
         """Runs on the scraper's thread; an engine that does not answer fails the scrape."""
         audit = self._fetch()
-        for family, read in _READ.items():
+        for family, read in AUDITED:
             yield family.metric([((), read(audit))], self.labels)
-        for family, of_links in _LINKS.items():
-            directions = (("out", _links(audit, True)), ("in", _links(audit, False)))
-            yield family.metric([((name,), of_links(links)) for name, links in directions], self.labels)
-        for family, of_tiers in _TIERS.items():
-            counted = of_tiers(audit.prefixes)
-            yield family.metric([((tier,), count) for tier, count in counted.items()], self.labels)
+        for family, read_values in LABELLED:
+            values = read_values(audit)
+            yield family.metric([((label,), value) for label, value in values.items()], self.labels)
         yield RESTARTS.metric([((), self.restarts)], self.labels)
         yield STREAMS.metric([((), self.live_streams())], self.labels)
         yield POLL_LAG.histograms([((), self.poll_lag)], self.labels)
-        for family, value in _of_registration(self.registration):
+        for family, value in _registration_metrics(self.registration):
             yield family.metric([((), value)], self.labels)
 
     def _fetch(self) -> Audit:
-        asked = asyncio.run_coroutine_threadsafe(_await(self.audit()), self.loop)
+        request = asyncio.run_coroutine_threadsafe(_await(self.audit()), self.loop)
         try:
-            return asked.result(_READ_S)
-        except TookTooLongError as error:
-            asked.cancel()
-            raise BatonError(ErrorKind.DEADLINE, f"no audit within {_READ_S} s") from error
+            return request.result(_SCRAPE_TIMEOUT_S)
+        except FutureTimeoutError as error:
+            request.cancel()
+            raise BatonError(ErrorKind.DEADLINE, f"no audit within {_SCRAPE_TIMEOUT_S} s") from error
 
 
-def _of_registration(registration: Registration | None) -> list[tuple[Family, float]]:
-    """Nothing where no state is kept."""
+def _registration_metrics(registration: Registration | None) -> list[tuple[Family, float]]:
+    """The metrics of the registration; none without state."""
     if registration is None:
         return []
     state = registration.state
@@ -249,5 +204,5 @@ def _of_registration(registration: Registration | None) -> list[tuple[Family, fl
     ]
 
 
-async def _await(asked: Awaitable[Audit]) -> Audit:
-    return await asked
+async def _await(audit: Awaitable[Audit]) -> Audit:
+    return await audit

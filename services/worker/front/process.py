@@ -1,7 +1,8 @@
-"""A worker's gRPC front: it mounts prefill's or decode's servicer, or both, by role.
+"""A worker's front process: starts the engine process and serves gRPC, prefill's or decode's servicer by
+role.
 
-Torch-free. The engine is a process of its own that shares this one's incarnation: when either ends,
-so does the other. An engine that hangs is killed here, and that is its end.
+Torch-free. Front and engine share one incarnation: when either process ends, so does the other. The front
+kills an engine that hangs.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import gc
 import secrets
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -25,48 +27,50 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import Audit
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from baton.wakeups import batch_wakeups
-from services.common.child import StartAnewError, StopSignal, say_ready
-from services.common.config import WorkerConfig
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
-from services.common.engine_launch import identity_of
-from services.common.grpc_server import GrpcServer
-from services.common.logs import configure_logs, get_log
-from services.common.metrics import MetricsServer
+from services.common.config.worker import WorkerConfig
+from services.common.engine.client import EngineClient
+from services.common.engine.launch import identity_of
+from services.common.observability.logs import configure_logs, get_log
+from services.common.observability.metrics import MetricsServer
+from services.common.processes.child_protocol import RestartNeededError, StopSignal, report_ready
+from services.common.processes.drain import Drain
+from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
-from services.worker.front.engine_handle import EngineHandle, start_engine
-from services.worker.front.engine_watch import hang_of
+from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, start_engine
+from services.worker.front.engine_watch import detect_hang
 from services.worker.front.metrics import WorkerMetrics
 from services.worker.front.worker_servicer import WorkerServicer
 
 if TYPE_CHECKING:
     from services.worker.front.registration import Registration
 
-# Reading a large checkpoint takes minutes; an engine that fails says so at once.
+# Loading a large checkpoint takes minutes; an engine that fails reports it at once.
 _READY_S = 1800.0
 _SERVER_GRACE_S = 1.0
-# A front that cannot write to its engine any more hears soon why.
-_LAST_WORDS_S = 1.0
+# How long the engine's last event may take once the front cannot write to it any more.
+_LAST_EVENT_S = 1.0
 
 log = get_log(__name__)
 
 
-async def serve(config: WorkerConfig, stop: StopSignal) -> None:
-    """Runs a worker until it is told to stop. Raises BatonError where it cannot serve or its engine dies."""
+async def serve(
+    config: WorkerConfig, stop: StopSignal, engine_program: Sequence[str] = ENGINE_PROGRAM
+) -> None:
+    """Runs a worker until `stop` is signalled. Raises BatonError where it cannot serve or its engine ends."""
     configure_logs(config.log_level, process="front", worker=config.name)
     _check_secret(config)
     identity = identity_of(config, secrets.token_bytes(16), time.time_ns())
-    handle = await start_engine(config, identity)
-    batch_wakeups()  # not the engine's: its time is the product's
+    handle = await start_engine(config, identity, engine_program)
+    batch_wakeups()  # in this process alone: the engine's timers stay exact
     try:
         await _Front(config, identity, handle, _registration(config)).run(stop)
     finally:
-        log.info("engine ended", code=await handle.stop())
+        log.info("engine_ended", code=await handle.stop())
 
 
 def _check_secret(config: WorkerConfig) -> None:
-    """BatonError(INVALID) where strangers on the network could call this worker."""
+    """Raises BatonError(INVALID) where other machines could call this worker without authentication."""
     if not config.cluster_secret:
         if not is_loopback(config.host):
             raise BatonError(ErrorKind.INVALID, f"a worker on {config.host} needs a cluster_secret")
@@ -74,7 +78,8 @@ def _check_secret(config: WorkerConfig) -> None:
 
 
 def _registration(config: WorkerConfig) -> Registration | None:
-    """Its imports take a fifth of a second, so they come while the engine loads."""
+    """The registration, where state is configured. Its imports take 0.2 s, so they are made while the engine
+    loads."""
     if config.state is None:
         return None
     from services.worker.front.registration import Registration
@@ -83,6 +88,8 @@ def _registration(config: WorkerConfig) -> Registration | None:
 
 
 class _Front:
+    """One start of a worker's front."""
+
     def __init__(
         self,
         config: WorkerConfig,
@@ -97,83 +104,85 @@ class _Front:
         self._engine = EngineClient(handle.channel)
         self._drain = Drain()
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
-        # Why the engine asks for another in its place.
+        # Why the engine asks to be replaced.
         self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._engine.on_event = self._on_event
         rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
         self._heartbeat = rings.heartbeat(handle.memory)
-        # Why the engine was killed, where it hung.
+        # Why the engine was killed; empty unless it hung.
         self._hung = ""
         self._decode = DecodeServicer(
             identity.incarnation,
             self._engine,
             rings.reader(handle.memory),
             self._drain,
-            tells_output=config.role != "prefill" and config.engine.prefix_cache,
+            reports_output=config.role != "prefill" and config.engine.prefix_cache,
         )
         self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
-        """Serves until `stop`; raises the BatonError that ended the engine, where one did, `StartAnewError`
-        when it has drained since the engine is unfit."""
-        engine = asyncio.create_task(self._engine.run())
+        """Serves until `stop`. Raises the BatonError that ended the engine, or `RestartNeededError` after a
+        drain because the engine is unfit."""
+        engine = asyncio.create_task(self._engine.run(self._on_event))
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
-        ousted = asyncio.create_task(self._ousted())
+        excluded = asyncio.create_task(self._excluded())
         watching: asyncio.Task[None] | None = None
         server: GrpcServer | None = None
         try:
-            ready = await self._engine_ready(engine, stopping, ousted)
+            ready = await self._engine_ready(engine, stopping, excluded)
             if ready is None:
                 self._handle.abort()
                 return
             watching = asyncio.create_task(self._watch_engine())
             server = self._server()
             await self._start_server(server, ready)
-            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, ousted, watching, self._unfit}
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, excluded, watching, self._unfit}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not (stopping.done() or ousted.done() or self._unfit.done()):
+            if not (stopping.done() or excluded.done() or self._unfit.done()):
                 raise await self._reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
-                raise ousted.result() if ousted.done() else StartAnewError(self._unfit.result())
+                raise excluded.result() if excluded.done() else RestartNeededError(self._unfit.result())
         finally:
-            if watching is not None:  # an engine that was asked to stop beats no more
+            if watching is not None:  # an engine that is stopping writes no heartbeat
                 watching.cancel()
             self._decode.end()
             if server is not None:
                 await server.stop(_SERVER_GRACE_S)
             if self._registration is not None:
-                await self._registration.leave()
+                await self._registration.close()
             await self._metrics.stop()
-            tasks = [task for task in (polling, stopping, engine, ousted, watching) if task is not None]
+            tasks = [task for task in (polling, stopping, engine, excluded, watching) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _engine_ready(
-        self, engine: asyncio.Task[BatonError], stopping: asyncio.Task[None], ousted: asyncio.Task[BatonError]
+        self,
+        engine: asyncio.Task[BatonError],
+        stopping: asyncio.Task[None],
+        excluded: asyncio.Task[BatonError],
     ) -> ReadyEvent | None:
-        """The engine's first event; None where the worker was told to stop before."""
-        waits: set[asyncio.Future[Any]] = {engine, stopping, ousted, self._ready}
+        """The engine's first event; None where `stop` was signalled before."""
+        waits: set[asyncio.Future[Any]] = {engine, stopping, excluded, self._ready}
         done, _ = await asyncio.wait(waits, timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
         if self._ready in done:
             return self._ready.result()
         if stopping in done:
             return None
-        if ousted in done:
+        if excluded in done:
             self._handle.abort()
-            raise ousted.result()
+            raise excluded.result()
         if engine in done:
             raise engine.result()
         raise BatonError(ErrorKind.DEADLINE, f"the engine was not ready within {_READY_S:g} s")
 
-    async def _ousted(self) -> BatonError:
-        """Why others will not have this worker serve; never returns where they do."""
+    async def _excluded(self) -> BatonError:
+        """Returns why the registry excludes this worker; never returns while it does not."""
         if self._registration is None:
             never: asyncio.Future[BatonError] = asyncio.get_running_loop().create_future()
             return await never
-        return await self._registration.ousted()
+        return await self._registration.excluded()
 
     def _server(self) -> GrpcServer:
         names = [worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name]
@@ -193,17 +202,16 @@ class _Front:
             add_DecodeServiceServicer_to_server(self._decode, server.server)
         address = await server.start(self._config.host, self._config.port)
         await server.set_serving(True)
-        said = {"grpc": address, "transfer": _endpoints_text(ready), "device": ready.device}
-        say_ready({**said, "metrics": metrics})
-        gc.freeze()  # a look at all that was loaded would hold up every stream
-        log.info("serving", role=self._config.role, metrics=metrics, **said)
+        addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
+        report_ready({**addresses, "device": ready.device})
+        gc.freeze()  # a collection over all loaded objects would delay every stream
+        log.info("serving", role=self._config.role, device=ready.device, **addresses)
         if self._registration is not None:
-            await servicer.ask_load()
-            addresses = {"grpc": address, "transfer": _endpoints_text(ready), "metrics": metrics}
-            self._registration.enter(self._config.served_name, servicer, addresses)
+            await servicer.update_load()
+            self._registration.register(self._config.served_name, servicer, addresses)
 
     def _start_metrics(self) -> str:
-        """Opens the endpoint; its address, or "" where the configuration wants none."""
+        """Opens the metrics endpoint; its address, or "" where none is configured."""
         config = self._config
         if config.metrics_port is None:
             return ""
@@ -225,7 +233,7 @@ class _Front:
         return (await self._engine.call(command)).audit
 
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
-        """Takes no new work, lets the old end, then stops the engine."""
+        """Refuses new work, waits for running work to end, then stops the engine."""
         await server.set_serving(False)
         if self._registration is not None:
             self._registration.drain()
@@ -234,7 +242,7 @@ class _Front:
         )
         if self._hung or engine.done():
             raise self._end_of(engine)
-        log.info("drained" if drained else "drain cut short")
+        log.info("drained" if drained else "drain_incomplete")
         await self._engine.call(EngineCommand(stop=StopCommand()))
 
     def _busy(self) -> bool:
@@ -245,31 +253,31 @@ class _Front:
             self._ready.set_result(event.ready)
         elif event.WhichOneof("event") == "unfit":
             if not self._unfit.done():
-                log.error("engine is unfit", reason=event.unfit.reason)
+                log.error("engine_unfit", reason=event.unfit.reason)
                 self._unfit.set_result(event.unfit.reason)
         elif event.WhichOneof("event") == "prefixes":
             if self._registration is not None:
-                self._registration.tell_prefixes(self._identity.incarnation, event.prefixes)
+                self._registration.publish_prefixes(self._identity.incarnation, event.prefixes)
         else:
             self._decode.on_event(event)
 
     async def _watch_engine(self) -> None:
-        """Kills the engine once it counts as hung; its end is then this worker's."""
-        self._hung = await hang_of(self._heartbeat)
+        """Kills the engine once it counts as hung, which ends this worker."""
+        self._hung = await detect_hang(self._heartbeat)
         log.error("engine_hung", reason=self._hung)
         self._handle.abort()
 
     async def _reason(self, engine: asyncio.Task[BatonError], polling: asyncio.Task[None]) -> BatonError:
-        """Why a worker that was not asked to stop has to end."""
+        """Why a worker has to end without having been stopped."""
         if polling.done() and not engine.done():
-            await asyncio.wait({engine}, timeout=_LAST_WORDS_S)
+            await asyncio.wait({engine}, timeout=_LAST_EVENT_S)
         if self._hung or engine.done():
             return self._end_of(engine)
-        log.error("the ring's reader failed", error=repr(polling.exception()))
-        return BatonError(ErrorKind.INTERNAL, "the ring's reader failed")
+        log.error("output_ring_reader_failed", error=repr(polling.exception()))
+        return BatonError(ErrorKind.INTERNAL, "the reader of the output ring failed")
 
     def _end_of(self, engine: asyncio.Task[BatonError]) -> BatonError:
-        """What ended the engine, or made this front kill it."""
+        """Why the engine ended or was killed."""
         return BatonError(ErrorKind.UNAVAILABLE, self._hung) if self._hung else engine.result()
 
 

@@ -1,6 +1,7 @@
-"""A worker's entry in the registry: from the moment it serves until it ends, and how busy it is.
+"""A worker's entry in the registry, with its load, from its first readiness until it ends.
 
-Nothing waits for Redis: with it away the worker serves whoever knows it, and registers when it is back.
+Nothing blocks on Redis: while it is unavailable the worker serves the routers that know it, and it registers
+once Redis is back.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ if TYPE_CHECKING:
     from baton.state import PrefixPublisher
     from baton.v1.engine_pb2 import PrefixesEvent
     from baton.v1.worker_pb2 import DescribeResponse, Load
-    from services.common.config import StateConfig, WorkerConfig
+    from services.common.config.state import StateConfig
+    from services.common.config.worker import WorkerConfig
     from services.worker.front.worker_servicer import WorkerServicer
 
-# At the end: for Redis to hear that we leave, where it answers at once.
-_LEAVE_S = 0.5
+# How long removing the entry may take at the end.
+_CLOSE_S = 0.5
 
 
 class Registration:
-    """Make it from a running loop; `enter`, then `leave`. BatonError(INVALID) where the URL is wrong."""
+    """One worker's registration: `register`, then `close`. To be constructed within a running event loop;
+    raises BatonError(INVALID) for an invalid URL."""
 
     def __init__(self, config: WorkerConfig, store: StateConfig) -> None:
         self.state = State.at(store.redis_url, namespace=store.namespace)
         self._config = config
         self._cluster_id = store.cluster_id
-        self._entered = asyncio.Event()
+        self._listed = asyncio.Event()
         self._lease: Lease | None = None
         self._publisher: PrefixPublisher | None = None
 
     @property
     def registered(self) -> bool:
-        """Whether the registry has this worker, as far as we know."""
+        """Whether the registry lists this worker, by the latest answer."""
         return self._lease is not None and self._lease.registered.is_set()
 
-    def enter(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
-        """Has the registry list the worker from now on; `model` is what clients call what it serves."""
+    def register(self, model: str, servicer: WorkerServicer, addresses: Mapping[str, str]) -> None:
+        """Lists the worker in the registry from now on. `model`: the served model's name."""
         config, described = self._config, servicer.describe()
         self._lease = self.state.lease(
             Member(
@@ -59,25 +62,25 @@ class Registration:
             ),
             load=lambda: load_hint(servicer.load),
         )
-        self._entered.set()
+        self._listed.set()
 
-    def tell_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
-        """Has the index know what came into the prefix cache and what left it; never waits."""
+    def publish_prefixes(self, incarnation: bytes, changed: PrefixesEvent) -> None:
+        """Publishes the blocks that entered and left the prefix cache to the routers' index; never waits."""
         if self._publisher is None:
             self._publisher = self.state.publish_prefixes(incarnation.hex())
         self._publisher.remove(changed.removed)
         self._publisher.add(changed.added)
 
     def drain(self) -> None:
-        """Tells that the worker takes nothing new."""
+        """Marks the worker as draining."""
         if self._lease is not None:
             self._lease.update(self._lease.member.model_copy(update={"draining": True}))
 
-    async def ousted(self) -> BatonError:
-        """Returns why this worker has to end: Redis refuses it at its very first start, or a newer start has
-        its name, and this one is a ghost."""
+    async def excluded(self) -> BatonError:
+        """Returns why this worker has to end: Redis refuses its credentials at its very first start, or a
+        newer start of the same name has registered."""
         tasks = {asyncio.create_task(self._replaced())}
-        if not self._config.restarts:  # later it would cost the cluster a worker, and help nobody
+        if not self._config.restarts:  # later it would only cost the cluster a worker
             tasks.add(asyncio.create_task(self.state.refusal()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -87,18 +90,18 @@ class Registration:
                 task.cancel()
 
     async def _replaced(self) -> BatonError:
-        await self._entered.wait()
+        await self._listed.wait()
         assert self._lease is not None
         await self._lease.replaced.wait()
         return BatonError(ErrorKind.CONFLICT, f"a newer {self._lease.member.name} has registered")
 
-    async def leave(self) -> None:
-        """Takes the entry out, where Redis answers at once; else it lapses."""
-        await self.state.close(_LEAVE_S)
+    async def close(self) -> None:
+        """Removes the entry where Redis answers at once; otherwise it expires."""
+        await self.state.close(_CLOSE_S)
 
 
 def load_hint(load: Load) -> dict[str, int]:
-    """How busy the worker was when it was last asked."""
+    """The worker's latest load, as the registry stores it."""
     return {
         "free_slots": load.free_slots,
         "free_blocks": load.free_blocks,

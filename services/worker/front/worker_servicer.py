@@ -1,4 +1,4 @@
-"""What every worker answers: who it is, what it holds, how busy it is."""
+"""The WorkerService of every worker: identity, limits, load, audit."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from baton.v1.engine_pb2 import AuditCommand, DescribeCommand, EngineCommand, Re
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load
 from baton.v1.worker_pb2_grpc import WorkerServiceServicer
-from services.common.drain import Drain
-from services.common.engine_client import EngineClient
+from services.common.engine.client import EngineClient
 from services.common.errors import abort
+from services.common.processes.drain import Drain
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# How long Describe waits for the engine's load. An engine may be busy with a step for longer; whether it
-# hangs is the front's to judge, and routers take Describe for the front's own sign of life.
+# How long Describe waits for the engine's load. An engine may be busy with a step for longer: the front
+# itself detects one that hangs, and to routers Describe is the front's heartbeat.
 _LOAD_S = 0.25
 
 
 class WorkerServicer(WorkerServiceServicer):
-    """Passes the engine's own counts on."""
+    """Answers with the engine's own counts."""
 
     def __init__(
         self,
@@ -40,29 +40,29 @@ class WorkerServicer(WorkerServiceServicer):
         self._ready = ready
         self._drain = drain
         self._metrics_address = metrics_address
-        # As the engine told it last.
+        # The latest that the engine has reported.
         self.load = Load()
-        # At most one question at a time is with the engine.
-        self._asking: asyncio.Task[None] | None = None
+        # At most one request at a time is sent to the engine.
+        self._updating: asyncio.Task[None] | None = None
 
-    async def ask_load(self) -> None:
+    async def update_load(self) -> None:
         """Updates `load` from the engine. Raises BatonError where the engine does not answer."""
         self.load = (await self._engine.call(EngineCommand(describe=DescribeCommand()))).load
 
     async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
-        """Answers with the last known load where the engine takes longer than `_LOAD_S`."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self.ask_load())
-        asking = self._asking
-        await asyncio.wait((asking,), timeout=_LOAD_S)
-        if asking.done():
-            self._asking = None
-            if isinstance(error := asking.exception(), BatonError):
+        """The latest load; an earlier one where the engine takes longer than `_LOAD_S` to answer."""
+        if self._updating is None:
+            self._updating = asyncio.create_task(self.update_load())
+        updating = self._updating
+        await asyncio.wait((updating,), timeout=_LOAD_S)
+        if updating.done():
+            self._updating = None
+            if isinstance(error := updating.exception(), BatonError):
                 await abort(context, error)
         return self.describe()
 
     def describe(self) -> DescribeResponse:
-        """Identity and limits of this worker, with its last known load."""
+        """Identity and limits of this worker, with its latest load."""
         return DescribeResponse(
             identity=self._identity,
             fingerprint=self._ready.fingerprint,

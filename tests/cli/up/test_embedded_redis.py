@@ -13,7 +13,7 @@ import pytest
 
 from baton.cli.up.embedded_redis import EmbeddedRedis
 from baton.state import State
-from services.common.process_tree import descendants
+from services.common.processes.process_tree import descendants
 from tests.state.waiting import until
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from baton.cli.up.model_folder import demo_folder, with_model
 from baton.errors import BatonError
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
 
 
 def test_without_a_model_the_demo_model_is_served() -> None:

@@ -10,7 +10,7 @@ import pytest
 from baton.cli.main import main
 from baton.cli.up.command import require_free_ports
 from baton.errors import BatonError
-from services.common.config import UpConfig
+from services.common.config.up import UpConfig
 
 
 @pytest.fixture

@@ -20,7 +20,10 @@ from baton.cli.up.local_cluster import (
     worker_configs,
 )
 from baton.errors import BatonError
-from services.common.config import RouterConfig, StateConfig, UpConfig, WorkerConfig
+from services.common.config.router import RouterConfig
+from services.common.config.state import StateConfig
+from services.common.config.up import UpConfig
+from services.common.config.worker import WorkerConfig
 
 
 def load(*flags: str, **environment: str) -> UpConfig:

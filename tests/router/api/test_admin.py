@@ -27,7 +27,7 @@ from baton.v1.admin_pb2 import (
 from baton.v1.router_pb2 import GetStatusRequest
 from baton.v1.router_pb2_grpc import RouterServiceStub
 from baton.v1.types_pb2 import WorkerRole
-from services.common.config import RouterSettings
+from services.common.config.router import RouterSettings
 from tests.router.conftest import MODEL, Site, SiteMaker, ids_request, until
 from tests.router.fake_workers import FakeCluster, FakeWorker
 from tests.router.http_client import http

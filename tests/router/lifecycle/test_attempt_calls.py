@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 
-from baton.block_hash import MAX_RESERVE_NAMES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import (
     AttachRequest,

@@ -1,29 +1,29 @@
-"""How many tokens requests turn out to have, so that no slot is given blocks for all it may ask for."""
+"""The lengths of recent outputs, by which blocks are reserved for new sequences."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# Requests that are remembered, and how many there must be before they tell anything.
+# Outputs to remember, and how many there must be before they count.
 _WINDOW = 256
 _ENOUGH = 32
 _SHARE = 0.9
 
 
 class OutputLengths:
-    """Of requests that ended by themselves."""
+    """A sliding window over the output lengths of sequences that ended by themselves."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=_WINDOW)
         self._most: int | None = None
 
     def add(self, tokens: int) -> None:
-        """One more has ended."""
+        """Adds the length of one output, in tokens."""
         self._lengths.append(tokens)
         if len(self._lengths) >= _ENOUGH:
             self._most = sorted(self._lengths)[int(_SHARE * (len(self._lengths) - 1))]
 
     @property
     def most(self) -> int | None:
-        """What nine of ten of them had at most; None while too few have ended."""
+        """The length that nine of ten outputs do not exceed; None while there are too few."""
         return self._most

@@ -1,10 +1,10 @@
-"""Running sequences that are set aside in the host's memory, and come back.
+"""Sequences that are swapped out to host memory, and swapped in again.
 
-    hold ──▶ the steps have heard ──▶ its blocks are copied out ──▶ freed, it waits
-                                                                      │ blocks for it are free again
-    grow ◀── copied in ◀──────────────────────────────────────────────┘
+    stall its slot ──▶ applied by the steps ──▶ its blocks are copied out ──▶ freed; it waits
+                                                                              │ blocks are free again
+    extend its block table ◀── copied in ◀────────────────────────────────────┘
 
-The slot stays the sequence's own all the while, held by every step, so nothing but its blocks is moved.
+The slot remains the sequence's throughout, stalled in every step, so only its blocks are copied.
 """
 
 from __future__ import annotations
@@ -16,112 +16,110 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.host_blocks import Copy, HostBlocks, Saved
-from baton.engine.step_shape import MAX_TOKENS_A_STEP
-from services.worker.engine.decode.reservation import Key, Reservation
+from services.worker.engine.decode.reservation import Reservation, SlotKey
 
 
 class _Stage(Enum):
-    HOLDING = auto()
+    STALLING = auto()
     SAVING = auto()
     WAITING = auto()
     LOADING = auto()
 
 
 @dataclass(slots=True)
-class _Pause:
+class _Swapped:
     reservation: Reservation
-    wanted: int  # tokens that its blocks hold when it comes back
-    number: int  # of the entry that holds it
+    capacity: int  # tokens that its blocks have room for when it returns
+    entry: int  # the mailbox entry that stalls its slot
     position: int  # of its last token, at the furthest, after `steps` steps
     steps: int
-    stage: _Stage = _Stage.HOLDING
+    stage: _Stage = _Stage.STALLING
     saved: Saved | None = None
     copy: Copy | None = None
 
 
-class Pauses:
-    """Of one engine; all calls from its loop. First paused, first back."""
+class SwappedSequences:
+    """The sequences of one engine that are swapped out; first out, first in. All calls come from its loop."""
 
     def __init__(self, pools: BlockPools, loop: DecodeLoop, host: HostBlocks) -> None:
         self._pools = pools
         self._loop = loop
         self._host = host
-        self._pauses: dict[Key, _Pause] = {}
+        self._swapped: dict[SlotKey, _Swapped] = {}
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._pauses
+    def __contains__(self, key: SlotKey) -> bool:
+        return key in self._swapped
 
     def __len__(self) -> int:
-        return len(self._pauses)
+        return len(self._swapped)
 
     def fits(self, reservation: Reservation) -> bool:
-        """Whether its blocks could be set aside now."""
-        kept = [pause.reservation.blocks for pause in self._pauses.values() if pause.saved is None]
-        kept.append(reservation.blocks)
-        return self._host.fits(tuple(sum(group, ()) for group in zip(*kept, strict=True)))
+        """Whether host memory has room for its blocks now."""
+        unsaved = [one.reservation.blocks for one in self._swapped.values() if one.saved is None]
+        unsaved.append(reservation.blocks)
+        return self._host.fits(tuple(sum(group, ()) for group in zip(*unsaved, strict=True)))
 
-    def begin(self, reservation: Reservation, position: int, wanted: int) -> None:
-        """Sets it aside; it comes back with blocks for `wanted` tokens. `position`: of its last token, at the
-        furthest."""
-        number = self._loop.hold(*reservation.key)
-        self._pauses[reservation.key] = _Pause(reservation, wanted, number, position, self._loop.ring.steps)
+    def swap_out(self, reservation: Reservation, position: int, capacity: int) -> None:
+        """Begins to swap a sequence out. `position`: of its last token, at the furthest. It returns with
+        blocks for `capacity` tokens."""
+        entry = self._loop.hold(*reservation.key)
+        self._swapped[reservation.key] = _Swapped(
+            reservation, capacity, entry, position, self._loop.ring.steps
+        )
 
-    def coming(self) -> list[BlockTables]:
-        """Blocks that will be free soon, those of slots that are leaving aside."""
-        soon = [pause for pause in self._pauses.values() if pause.stage in (_Stage.HOLDING, _Stage.SAVING)]
-        return [pause.reservation.blocks for pause in soon if not pause.reservation.leaving]
+    def blocks_being_freed(self) -> list[BlockTables]:
+        """Blocks that will be free soon, except those of sequences that are ending."""
+        soon = [one for one in self._swapped.values() if one.stage in (_Stage.STALLING, _Stage.SAVING)]
+        return [one.reservation.blocks for one in soon if not one.reservation.ending]
 
-    def end(self, key: Key) -> None:
-        """The slot has ended meanwhile; its blocks, whatever it has of them, are its owner's to free."""
-        pause = self._pauses.pop(key)
-        if pause.copy is not None:
-            pause.copy.wait()
-        if pause.saved is not None:
-            self._host.release(pause.saved)
+    def remove(self, key: SlotKey) -> None:
+        """Removes a sequence whose slot has ended; the blocks that it has are its owner's to free."""
+        one = self._swapped.pop(key)
+        if one.copy is not None:
+            one.copy.wait()
+        if one.saved is not None:
+            self._host.release(one.saved)
 
-    def step(self, *, may_return: bool) -> list[tuple[Key, int]]:
-        """Moves each on as far as it goes; those that are back, and their positions, at the furthest.
+    def step(self, *, may_return: bool) -> list[tuple[SlotKey, int]]:
+        """Advances each sequence as far as possible; those that have returned, with the furthest position of
+        their last token. `may_return`: whether no running sequence waits for blocks."""
+        returned: list[tuple[SlotKey, int]] = []
+        for key, one in list(self._swapped.items()):
+            if one.reservation.ending:
+                continue  # until its output was read
+            if one.stage is _Stage.STALLING and self._loop.applied(one.entry):
+                furthest = one.position + self._loop.ring.steps - one.steps
+                one.position = min(furthest, one.reservation.grant.capacity)
+                one.saved, one.copy = self._host.save(one.reservation.blocks)
+                one.stage = _Stage.SAVING
+            if one.stage is _Stage.SAVING and _ended(one.copy):
+                self._pools.release(one.reservation.take_blocks())
+                one.stage = _Stage.WAITING
+            if one.stage is _Stage.WAITING and may_return:
+                may_return = self._load(one)
+            if one.stage is _Stage.LOADING and _ended(one.copy):
+                self._restore(one)
+                returned.append((key, one.position))
+        return returned
 
-        `may_return`: nobody else waits for blocks.
-        """
-        back: list[tuple[Key, int]] = []
-        for key, pause in list(self._pauses.items()):
-            if pause.reservation.leaving:
-                continue  # until its last word is read
-            if pause.stage is _Stage.HOLDING and self._loop.applied(pause.number):
-                steps = self._loop.ring.steps - pause.steps
-                furthest = pause.position + steps * MAX_TOKENS_A_STEP
-                pause.position = min(furthest, pause.reservation.grant.capacity)
-                pause.saved, pause.copy = self._host.save(pause.reservation.blocks)
-                pause.stage = _Stage.SAVING
-            if pause.stage is _Stage.SAVING and _ended(pause.copy):
-                self._pools.release(pause.reservation.give_up_blocks())
-                pause.stage = _Stage.WAITING
-            if pause.stage is _Stage.WAITING and may_return:
-                may_return = self._return(pause)
-            if pause.stage is _Stage.LOADING and _ended(pause.copy):
-                self._restore(pause)
-                back.append((key, pause.position))
-        return back
-
-    def _return(self, pause: _Pause) -> bool:
-        """Begins to copy it in; False where there are no blocks for it, so that none overtakes it."""
-        assert pause.saved is not None
+    def _load(self, one: _Swapped) -> bool:
+        """Begins to copy a sequence in; False where it lacks blocks, so that none overtakes it."""
+        assert one.saved is not None
         try:
-            blocks = self._pools.allocate(pause.wanted)
+            blocks = self._pools.allocate(one.capacity)
         except OutOfBlocksError:
             return False
-        pause.reservation.grow(blocks, pause.wanted)
-        pause.copy = self._host.load(pause.saved, blocks)
-        pause.stage = _Stage.LOADING
+        one.reservation.append_blocks(blocks, one.capacity)
+        one.copy = self._host.load(one.saved, blocks)
+        one.stage = _Stage.LOADING
         return True
 
-    def _restore(self, pause: _Pause) -> None:
-        assert pause.saved is not None
-        self._host.release(pause.saved)
-        key, blocks = pause.reservation.key, pause.reservation.blocks
-        del self._pauses[key]
-        self._loop.grow(*key, blocks, tuple(0 for _ in blocks), pause.wanted)
+    def _restore(self, one: _Swapped) -> None:
+        assert one.saved is not None
+        self._host.release(one.saved)
+        key, blocks = one.reservation.key, one.reservation.blocks
+        del self._swapped[key]
+        self._loop.grow(*key, blocks, tuple(0 for _ in blocks), one.capacity)
 
 
 def _ended(copy: Copy | None) -> bool:

@@ -1,54 +1,89 @@
-"""The two ways a prefilled sequence reaches its slot, behind three verbs: push, commit, withdraw.
+"""The two ways a prefilled sequence reaches its slot, behind one interface: push, commit, withdraw.
 
-Over a link that is `kvtransfer.sender.sender.Transfer`. Within a worker of role both it is `LocalHandoff`:
-prefill has written into the reserved blocks themselves, so nothing is pushed and the commit admits.
+Over a link a handoff is a `kvtransfer.sender.transfer.Transfer`. Within a worker of role both it is a
+`LocalHandoff`: prefill has written into the reserved blocks, so nothing is pushed and the commit admits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from baton.device.stream import Event
-from baton.v1.decode_pb2 import Ticket
+from baton.engine.sequence import Sequence as PromptSequence
+from baton.v1.decode_pb2 import TicketBody
+from baton.v1.prefill_pb2 import FirstToken, PrefillRequest
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.inbound_transfer import add_first_token
-from services.worker.engine.decode.reservations import DecodeSide
+from services.common.engine.attempt_key import AttemptKey
+from services.worker.engine.decode.handoff_receiver import HandoffReceiver
 
 
 class Handoff(Protocol):
-    """One sequence on its way."""
+    """The transfer of one sequence to its slot."""
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
-        """Blocks `first` and following of the sequence are complete, now or at that moment of the step that
-        completes them."""
+        """Hands over the sequence's blocks `first` and following of a cache group, which are add_first_token now, or
+        when the device reaches `after`."""
 
     def commit(self, record: CommitRecord) -> None:
-        """All blocks are pushed. `record`: what the last step found, behind what was said at the beginning.
-        The acknowledgement comes later, over a link."""
+        """All blocks are pushed; `record` adds the first token to the early metadata. Over a link the
+        acknowledgement comes later."""
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        """There will be no commit."""
+        """Ends the handoff without a commit."""
 
 
 class LocalHandoff:
-    """The blocks change owner where they are."""
+    """A handoff within one worker: the sequence computes into the reserved blocks, which then change
+    owner."""
 
-    def __init__(self, decode: DecodeSide, transfer_id: int, ticket: Ticket, record: CommitRecord) -> None:
-        """`record`: all but what the last step finds, as a transfer is described."""
-        self._decode = decode
-        self._transfer_id = transfer_id
-        self._record = record
-        record.ticket_body, record.ticket_signature = ticket.body, ticket.signature
+    def __init__(
+        self,
+        receiver: HandoffReceiver,
+        request: PrefillRequest,
+        body: TicketBody,
+        sequence: PromptSequence,
+        revoke: Callable[[], None],
+    ) -> None:
+        """Gives `sequence` the reserved blocks; `revoke` is called before they are freed. Raises
+        BatonError(CONFLICT) where the ticket has ended."""
+        self._receiver = receiver
+        self._transfer_id = body.transfer_id
+        self._record = early_record(request)
+        self._record.ticket_body = request.ticket.body
+        self._record.ticket_signature = request.ticket.signature
+        reserved, key = receiver.reserved, AttemptKey.of(request.attempt)
+        sequence.blocks = reserved.borrow(body.transfer_id, key, sequence.length, revoke)
+        sequence.borrowed = True
+        sequence.lend = partial(reserved.lend_cached, body.transfer_id, token_count=sequence.length)
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
-        """Nothing to do: the blocks are already the ticket's."""
+        """Does nothing: the blocks are the ticket's already."""
 
     def commit(self, record: CommitRecord) -> None:
-        """Raises BatonError where the ticket has ended; else the sequence is admitted when this returns."""
+        """Admits the sequence before it returns. Raises BatonError where the ticket has ended."""
         add_first_token(self._record, record)
-        self._decode.commit_local(self._transfer_id, self._record)
+        self._receiver.commit_local(self._transfer_id, self._record)
 
     def withdraw(self, reason: WithdrawReason) -> None:
-        self._decode.withdrawn(self._transfer_id)
+        self._receiver.reserved.end_unused(self._transfer_id)
+
+
+def early_record(request: PrefillRequest) -> CommitRecord:
+    """Everything in a commit record that is known before the prompt is computed."""
+    return CommitRecord(
+        attempt=request.attempt,
+        token_ids=request.token_ids,
+        prompt_length=request.prompt_length,
+        sampling=request.sampling,
+        limits=request.limits,
+    )
+
+
+def final_record(first: FirstToken) -> CommitRecord:
+    """What the prompt's last step adds to it."""
+    logprobs = first.logprobs if first.HasField("logprobs") else None
+    return CommitRecord(first_token_id=first.token_id, first_number=first.number, first_logprobs=logprobs)

@@ -1,8 +1,8 @@
-"""How a worker's KV blocks look on a wire that goes through the host: as they lie in the cache, or in eight
-bits an element, with a scale for each token and head (`kvtransfer.device.quantise`).
+"""The format of KV blocks on a wire that goes through the host: as in the cache, or quantised to eight bits
+an element with a scale for each token and head (`kvtransfer.device.quantise`).
 
-In eight bits a block is a run of rows, each of one head's codes and, behind them, its scale in float32. So a
-piece of whole rows can be read, and written, without what is before and behind it.
+A quantised block is a run of rows, each the codes of one head and then its scale in float32. So a piece of
+whole rows can be read and written independently of the rest.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from baton.engine.memory.kv_cache import KVCache
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.quantise import EightBit, quantise, restore
-from services.common.config import KVWire
+from services.common.config.types import KVWire
 
 _KINDS: dict[KVWire, EightBit] = {"fp8": EightBit.E4M3, "int8": EightBit.INT8}
 _SCALE_BYTES = 4
 
 
 class WireBlocks:
-    """Blocks as they are. `block_bytes`: of one, by cache group; `fingerprint`: of what the bytes mean, equal
-    where two workers may send each other blocks."""
+    """Blocks on the wire as in the cache. `block_bytes`: bytes of a block, by cache group. `fingerprint`:
+    digest of the format, equal where two workers may send each other blocks."""
 
     def __init__(self, cache: KVCache, fingerprint: bytes) -> None:
         self.block_bytes = tuple(group.block_bytes for group in cache.layout.groups)
@@ -33,23 +33,24 @@ class WireBlocks:
         self._cache = cache
 
     def piece_bytes(self, most: int) -> int:
-        """The largest size of pieces, up to `most`, that cuts no row."""
+        """The largest piece size up to `most` bytes that splits no row."""
         return most
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
-        """Bytes of a block as they travel, on the host; `offset` and `length` cut no row."""
+        """Bytes of a block in wire format, on the host. `offset` and `length` must not split a row."""
         return self._cache.read_block(group, block, offset, length)
 
     def write(self, group: int, block: int, offset: int, data: memoryview) -> None:
-        """What `read` gave, into a block; done when it returns."""
+        """Writes what `read` returned into a block; complete when it returns."""
         self._cache.write_block(group, block, offset, data)
 
 
 class EightBitBlocks(WireBlocks):
-    """Blocks in eight bits: of float32 a good quarter of the bytes, of 16 bits a good half."""
+    """Blocks quantised to eight bits: a little more than a quarter of the bytes of float32, half of 16
+    bits."""
 
     def __init__(self, cache: KVCache, fingerprint: bytes, kind: KVWire) -> None:
-        """`BatonError` INVALID for a cache of another kind of element."""
+        """Raises BatonError(INVALID) for a cache whose elements are not of 16 or 32 bits."""
         super().__init__(cache, hashlib.sha256(fingerprint + kind.encode()).digest())
         wide = next((pool.dtype for pool in cache.groups if pool.dtype.itemsize not in (2, 4)), None)
         if wide is not None:
@@ -60,7 +61,7 @@ class EightBitBlocks(WireBlocks):
         self.block_bytes = tuple(map(int.__mul__, rows, self._row_bytes))
 
     def piece_bytes(self, most: int) -> int:
-        """`BatonError` INVALID where not one row of each group fits."""
+        """Raises BatonError(INVALID) where `most` bytes do not hold a whole row of each cache group."""
         step = math.lcm(*self._row_bytes)
         if most < step:
             raise BatonError(ErrorKind.INVALID, f"piece_bytes {most} hold no whole rows: {step} at least")
@@ -68,25 +69,25 @@ class EightBitBlocks(WireBlocks):
 
     def read(self, group: int, block: int, offset: int, length: int) -> memoryview:
         codes, scales = quantise(self._rows(group, block, offset, length), self._kind)
-        travels = torch.cat([codes, scales.view(torch.uint8).view(-1, _SCALE_BYTES)], dim=1)
-        return travels.view(-1).cpu().numpy().data
+        wire = torch.cat([codes, scales.view(torch.uint8).view(-1, _SCALE_BYTES)], dim=1)
+        return wire.view(-1).cpu().numpy().data
 
     def write(self, group: int, block: int, offset: int, data: memoryview) -> None:
         rows = self._rows(group, block, offset, len(data))
-        came = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(rows.device)
-        came = came.view(rows.shape[0], -1)
-        codes, scales = came[:, :-_SCALE_BYTES].contiguous(), came[:, -_SCALE_BYTES:].contiguous()
+        wire = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy()).to(rows.device)
+        wire = wire.view(rows.shape[0], -1)
+        codes, scales = wire[:, :-_SCALE_BYTES].contiguous(), wire[:, -_SCALE_BYTES:].contiguous()
         rows.copy_(restore(codes, scales.view(torch.float32).view(-1), self._kind, rows.dtype))
 
     def _rows(self, group: int, block: int, offset: int, length: int) -> Tensor:
-        """Those of the cache that these bytes are of: [rows, dim], its own memory."""
+        """The cache rows that these wire bytes stand for: a [rows, dim] view of the cache."""
         size, pool = self._row_bytes[group], self._cache.groups[group]
         if offset % size or length % size:
-            raise ValueError(f"bytes {offset} to {offset + length} of a block cut rows of {size}")
+            raise ValueError(f"bytes {offset} to {offset + length} of a block split rows of {size}")
         rows = pool[block].view(-1, pool.shape[-1])
         return rows[offset // size : (offset + length) // size]
 
 
 def wire_blocks(cache: KVCache, fingerprint: bytes, kind: KVWire) -> WireBlocks:
-    """By a configuration's `kv_wire`. `BatonError` INVALID."""
+    """The wire format for a configuration's `kv_wire`. Raises BatonError(INVALID)."""
     return WireBlocks(cache, fingerprint) if kind == "native" else EightBitBlocks(cache, fingerprint, kind)

@@ -1,4 +1,4 @@
-"""What a worker's links need of its GPU, where its KV blocks lie on one."""
+"""Sets up the links of a worker whose KV blocks are in a GPU's memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from kvtransfer.device.mover import warm
 from kvtransfer.protocol.addresses import NCCL
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from kvtransfer.transports.registry import transports_of
-from services.common.config import TransferConfig, WorkerConfig
-from services.common.logs import get_log
+from services.common.config.transfer import TransferConfig
+from services.common.config.worker import WorkerConfig
+from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel, device_of
 
 log = get_log(__name__)
 
 
 def check_transport(config: WorkerConfig) -> None:
-    """Before minutes of loading: `BatonError` INVALID where this worker is told to use NCCL and cannot."""
+    """Raises BatonError(INVALID) where the configuration demands NCCL and it cannot be used; called before
+    the model is loaded, which takes minutes."""
     if config.transfer.transport != NCCL:
         return
     if device_of(config.engine).type != "cuda":
-        raise _no_nccl("it is between GPUs, and this worker's KV blocks lie on the host")
+        raise _no_nccl("it connects GPUs, and this worker's KV blocks are in host memory")
     try:
         Nccl()
     except RuntimeError as error:
@@ -30,7 +32,7 @@ def check_transport(config: WorkerConfig) -> None:
 
 
 def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks | None:
-    """For links from GPU to GPU; None where blocks lie on the host, or travel through it."""
+    """The KV blocks for links between GPUs; None where they are in host memory or are sent through it."""
     if model.device.type != "cuda" or transfer.through_host:
         return None
     try:
@@ -38,18 +40,18 @@ def device_blocks(model: LoadedModel, transfer: TransferConfig) -> DeviceBlocks 
         warm(blocks)
         return blocks
     except (OSError, RuntimeError, AttributeError, ValueError) as error:
-        log.warning("no_links_between_gpus", reason=str(error))
+        log.warning("gpu_links_unavailable", reason=str(error))
         return None
 
 
 def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | None:
-    """What links by NCCL have in common; None where there are none, or `transport` does without them.
-    `BatonError` INVALID where it does not."""
+    """What this process's NCCL links share; None where NCCL cannot be used or `transport` excludes it. Raises
+    BatonError(INVALID) where `transport` demands it and it cannot be used."""
     if NCCL not in transports_of(transport):
         return None
     if blocks is None:
         if transport == NCCL:
-            raise _no_nccl("this worker's KV blocks cannot be moved where they lie")
+            raise _no_nccl("this worker's KV blocks cannot be moved between GPUs")
         return None
     from baton.device.cuda_nccl import CudaNccl
 
@@ -58,7 +60,7 @@ def nccl_links(blocks: DeviceBlocks | None, transport: str) -> NcclEndpoint | No
     except RuntimeError as error:
         if transport == NCCL:
             raise _no_nccl(str(error)) from error
-        log.warning("no_links_by_nccl", reason=str(error))
+        log.warning("nccl_unavailable", reason=str(error))
         return None
 
 

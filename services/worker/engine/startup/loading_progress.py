@@ -1,4 +1,5 @@
-"""What an operator sees while weights come: a bar where stderr is a terminal, else a line now and then."""
+"""Shows the progress of weight loading: a bar where stderr is a terminal, else a log line every few
+seconds."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
-from services.common.logs import get_log
+from services.common.observability.logs import get_log
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-# What is done sooner needs no bar.
-_PATIENCE_S = 1.0
+# Loading that is done sooner shows nothing.
+_SHOW_AFTER_S = 1.0
 _LINE_S = 3.0
 _FRAME_S = 0.1
 
@@ -26,26 +27,24 @@ log = get_log(__name__)
 
 
 class LoadingProgress:
-    """Call it within its block with bytes done and in all, as often as there is news, from one thread.
-
-    Where the block ends well, a line says how long it took.
-    """
+    """A context manager to be called within its block with the bytes done and the bytes in total, from one
+    thread. A block that ends without an error logs how long it took."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stderr
         self._clock = clock
         self._done = 0
-        self._began = self._told = clock()
+        self._began = self._shown = clock()
         self._bar: tuple[Bar, TaskID] | None = None
 
     def __call__(self, done: int, total: int) -> None:
         self._done, now = done, self._clock()
-        if now - self._began < _PATIENCE_S:
+        if now - self._began < _SHOW_AFTER_S:
             return
         on_terminal = self._stream.isatty()
-        if now - self._told < (_FRAME_S if on_terminal else _LINE_S):
+        if now - self._shown < (_FRAME_S if on_terminal else _LINE_S):
             return
-        self._told = now
+        self._shown = now
         if on_terminal:
             self._draw(done, total)
         else:
@@ -68,7 +67,7 @@ class LoadingProgress:
             log.info("weights_loaded", bytes=self._done, seconds=round(seconds, 2), gb_s=round(speed, 2))
 
     def _draw(self, done: int, total: int) -> None:
-        with contextlib.suppress(OSError):  # a terminal that is gone must stop nothing
+        with contextlib.suppress(OSError):  # a closed terminal must not fail the start
             if self._bar is None:
                 self._bar = _bar(self._stream, total)
             bar, task = self._bar
@@ -80,8 +79,8 @@ def _bar(stream: TextIO, total: int) -> tuple[Bar, TaskID]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    # Drawn when there is news: a thread of its own would be one more in the engine. It stays, since what
-    # removes it would remove a line that another process has written meanwhile.
+    # Drawn on progress: no thread of its own in the engine. It is not erased, since that could erase a line
+    # that another process has written since.
     bar = Progress(*columns, console=Console(file=stream), auto_refresh=False)
     worker = structlog.contextvars.get_contextvars().get("worker", "")
     task = bar.add_task(f"{worker} weights".strip(), total=total)

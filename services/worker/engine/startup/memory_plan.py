@@ -1,17 +1,17 @@
-"""How many KV blocks and slots a worker has: as configured, or as many as its share of the GPU's memory
-holds. Torch-free arithmetic.
+"""The number of KV blocks and slots of a worker: as configured, or by its share of the memory. Torch-free
+arithmetic.
 
-    GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ left alone: 1 - gpu_memory │
+    GPU  │ weights │ other │ links │ KV blocks │  the next worker's share  │ not used: 1 - gpu_memory │
          └───────── this worker's share: gpu_memory / gpu_workers ─┘
 
-The plan depends on the configuration and the GPU's total memory alone, so it is the same at every start. Free
-memory is no basis for it: workers of one GPU start at the same time.
+The plan is made before anything is loaded, and is the same at every start: workers of one GPU start at the
+same time, so the memory that is free at some moment does not tell which of them will use it.
 
-`links` is the staging memory of `gpu_links` links from GPU to GPU: a window on the receiver's GPU, and for
-NCCL as much on the sender's. It is allocated when a link is opened, so at start-up it looks free. A link
-beyond that number, or one that replaces a link whose window is still in quarantine, takes from what is left
-alone; where there is none, blocks go by the next transport. NCCL's own buffers are not included: they were
-not measured yet.
+`links` is the staging memory of `gpu_links` links between GPUs: a window on the receiver's GPU, and for NCCL
+as much on the sender's. It is allocated when links are opened, so it looks free at a start. Further links,
+and those that follow a link whose window is in quarantine, take unused memory; where there is none, blocks
+go over the next transport. NCCL's own buffers are allocated by the driver and not included; they have not
+been measured.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from baton.engine.model.tensors import layer_matrices
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from kvtransfer.device.blocks import staging_bytes
-from services.common.config import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
+from services.common.config.engine import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
 
 CPU_KV_BYTES = 512 * 10**6
-# What a process takes on a GPU before its first tensor and for libraries, kernels and graphs. Measured.
+# Memory that a process uses on a GPU beside its tensors: context, libraries, kernels, graphs. Measured.
 _BASE_BYTES = 1_000 * 2**20
 # Tokens of a sequence by which a GPU's slots are counted, where the context is not shorter. An assumption,
 # not a measurement: where sequences are longer, blocks run out before slots do, sequences are swapped out or
 # preempted, and a reservation waits for blocks instead of a slot; where shorter, some blocks stay unused.
 TYPICAL_TOKENS = 1024
-# Numbers of slots to choose from on a GPU: batch sizes that have a graph and measured kernels.
+# Candidate numbers of slots on a GPU: batch sizes that have a graph and tuned kernels.
 _SLOT_CHOICES = (256, 192, 128, 96, 64, 48, 32, 24, 16)
 assert _SLOT_CHOICES[0] == MOST_DEFAULT_SLOTS
-# As wide as slots and vocabulary: logits in the model's dtype, edited and candidates in float32, quads
-# of these, token counts, masks.
+# Bytes for each slot and vocabulary entry: logits in the model's dtype, edited logits and candidates in
+# float32, groups of these, token counts, masks.
 _LOGIT_COPIES_BYTES = 20
-# A prompt's row: its residual, norms, products and their inputs, some of them in float32.
+# Bytes for each element of a prompt's row: residual, norms, products and their inputs, some of them in
+# float32.
 _ROW_COPIES_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU's memory in bytes: in all, and unused."""
+    """A GPU's memory in bytes, in total and free."""
 
     name: str
     total_bytes: int
@@ -54,7 +55,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """KV blocks of each cache group, scratch included, and slots of the decode batch."""
+    """KV blocks of each cache group, the scratch block included, and slots of the decode batch."""
 
     kv_blocks: int
     slots: int
@@ -80,7 +81,8 @@ def memory_plan(
     each = max(group.blocks_for(typical) for group in layout.groups)
     *more, fewest = _SLOT_CHOICES
     for slots in more:
-        # Buffers of so many slots may leave no room for blocks; with the fewest slots that is an error.
+        # The buffers of so many slots may leave too little for blocks; with the fewest slots that is an
+        # error.
         with contextlib.suppress(BatonError):
             plan = with_slots(slots)
             if plan.kv_blocks - 1 >= slots * each:
@@ -89,14 +91,14 @@ def memory_plan(
 
 
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
-    """Bytes that a worker may allocate on a GPU beside weights, links and KV blocks."""
+    """Bytes that a worker may use on a GPU beside weights, links and KV blocks."""
     logits = slots * config.vocab_size * _LOGIT_COPIES_BYTES
     widest = max(rows for rows, _ in layer_matrices(config).values()) + 4 * config.hidden_size
     return _BASE_BYTES + logits + engine.chunk_tokens_on("cuda") * widest * _ROW_COPIES_BYTES
 
 
 def link_bytes(engine: EngineConfig, layout: Layout) -> int:
-    """Bytes of staging memory for a worker's links."""
+    """Bytes of a GPU for the staging memory of a worker's links."""
     return (engine.gpu_links or 0) * staging_bytes([group.block_bytes for group in layout.groups])
 
 
@@ -109,11 +111,11 @@ def kv_blocks(
     weight_bytes: int,
     gpu: Gpu | None,
 ) -> int:
-    """Blocks of each cache group, scratch included; unless configured, no more than all slots at full length
-    use.
+    """Blocks of each cache group, the scratch block included; unless configured, at most as many as all slots
+    use at full length.
 
-    `gpu`: None on a CPU. Raises BatonError(INVALID) where they do not fit within the worker's share, and
-    BatonError(UNAVAILABLE) where they do, but other processes use that memory now.
+    `gpu`: None on a CPU. Raises BatonError: INVALID where they do not fit into the worker's share of the
+    memory, UNAVAILABLE where they would, but other processes use that memory now.
     """
     block = sum(group.block_bytes for group in layout.groups)
     useful = slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
@@ -147,7 +149,8 @@ def _of_share(engine: EngineConfig, gpu: Gpu, weight_bytes: int, other: int, blo
 
 
 def _at_least_two(budget: int, block: int, setting: str) -> int:
-    """Blocks that a budget of bytes holds; at least two, since one is scratch."""
+    """Blocks in `budget` bytes, of which one is the scratch block. Raises BatonError(INVALID) for fewer
+    than two."""
     if budget < 2 * block:
         raise BatonError(ErrorKind.INVALID, f"{setting} of {_gb(budget)} does not hold two blocks")
     return budget // block

@@ -1,4 +1,4 @@
-"""Loads a model as a worker is configured: weights on the device, KV cache and block pools."""
+"""Loads a worker's model onto its device and allocates its KV cache."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from baton.engine.rings.output_ring import MAX_VOCAB
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from baton.tokenizer_files import TokenizerFiles
-from services.common.config import EngineConfig
+from services.common.config.engine import EngineConfig
 from services.worker.engine.startup.loading_progress import LoadingProgress
 from services.worker.engine.startup.memory_plan import Gpu, memory_plan
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, its cache, and the pools of the cache's blocks."""
+    """A model on its device, its KV cache, and the pools of the cache's blocks."""
 
     config: ModelConfig
     decoder: Model
@@ -40,13 +40,13 @@ class LoadedModel:
     max_context_tokens: int
     max_logprobs: int
     device: torch.device
-    # Equal where two workers may exchange KV blocks: of source checkpoint and layout.
+    # Equal where two workers may exchange KV blocks: a digest of source checkpoint and layout.
     fingerprint: bytes
     exact: bool
-    # SHA-256 of the source checkpoint, and of what turns text into its tokens.
+    # SHA-256 of the source checkpoint, and of the tokenizer's files.
     checkpoint: bytes
     tokenizer: bytes
-    # The dtype of its weights.
+    # The dtype of its weights, such as bfloat16.
     weight_format: str
 
     @property
@@ -55,7 +55,7 @@ class LoadedModel:
 
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
-    """Raises BatonError(INVALID) in one line where the model cannot run here."""
+    """Loads a model. Raises BatonError(INVALID) where it cannot run here."""
     folder = resolve_model(model)
     config = ModelConfig.load(folder)
     if config.vocab_size > MAX_VOCAB:
@@ -77,7 +77,7 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
             weights = load_weights(config, folder, device, dtype, progress)
             checkpoint = checkpoint_digest(config, folder)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # memory used for casting and drawing is free for blocks
+        torch.cuda.empty_cache()  # buffers of loading are free for KV blocks
     return LoadedModel(
         config=config,
         decoder=Model(config, weights, layout, device, Precision.of(dtype)),
@@ -96,12 +96,12 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
 
 
 def device_of(engine: EngineConfig) -> torch.device:
-    """The device that a model runs on. Raises BatonError(INVALID) where this machine has no such device."""
+    """The configured device. Raises BatonError(INVALID) where this machine has no such device."""
     name, index = engine.device, engine.device_index
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise BatonError(ErrorKind.INVALID, "device cuda was asked for and torch finds none")
+        raise BatonError(ErrorKind.INVALID, "device cuda is configured and torch finds none")
     if name == "cpu":
         return torch.device(name)
     if index is not None and index >= torch.cuda.device_count():
@@ -118,7 +118,7 @@ def _dtype_name(name: str, config: ModelConfig, device: torch.device) -> str:
 
 
 def _gpu(device: torch.device) -> Gpu | None:
-    """The memory of the device where it is a GPU, which becomes the process's current device; else None."""
+    """The memory of a GPU, which becomes this thread's current device; None for a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.set_device(device)

@@ -1,5 +1,5 @@
-"""A worker's prefix cache, as its configuration wants it: blocks on the device and, where prompts are
-computed, the host's memory behind them and a disk behind that."""
+"""Builds a worker's prefix cache from its configuration: blocks on the device and, where prompts are
+computed, host memory and a disk behind them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.prefix_cache.disk_store import DiskBlocks
 from baton.engine.prefix_cache.host_store import HostPrefixes
 from baton.errors import BatonError, ErrorKind
-from services.common.config import WorkerConfig
+from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 
-# Tenants whose seeds are at hand.
+# Tenants whose hashers are cached.
 _TENANTS = 1024
 
 
 def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], None]) -> PrefixCache | None:
-    """None where the worker is told to have none, or has cache groups of unlike blocks. `wake` is called from
-    another thread where a block has come from the disk."""
+    """The prefix cache; None where it is disabled or the cache groups have blocks of different sizes. `wake`
+    is called from another thread once a block has been read from the disk."""
     sizes = {group.block_tokens for group in model.layout.groups}
     if not config.engine.prefix_cache or len(sizes) != 1:
         return None
@@ -45,11 +45,11 @@ def _store(
     model: LoadedModel, config: WorkerConfig, key: bytes, wake: Callable[[], None]
 ) -> HostPrefixes | None:
     engine = config.engine
-    if not engine.prefix_host_mb or config.role == "decode":  # its steps wait for no copies
+    if not engine.prefix_host_mb or config.role == "decode":  # decode steps do not wait for copies
         return None
     disk = None
     if engine.prefix_disk_dir is not None:
-        folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no file
+        folder = Path(engine.prefix_disk_dir) / config.name  # workers of one host share no files
         block_bytes = sum(group.block_bytes for group in model.layout.groups)
         try:
             disk = DiskBlocks(folder, key, block_bytes, engine.prefix_disk_mb * 10**6, wake)

@@ -1,4 +1,4 @@
-"""What an engine on a GPU says of its start: how long it compiled and captured, and where its memory is."""
+"""Log lines of an engine's start on a GPU: how long it compiled and captured, and how its memory is used."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from baton.device.kernel_cache import counted_kernels, kernel_cache
 from baton.engine.model.weights import weight_bytes
 from baton.errors import BatonError, ErrorKind
-from services.common.config import EngineConfig
-from services.common.logs import get_log
+from services.common.config.engine import EngineConfig
+from services.common.observability.logs import get_log
 from services.worker.engine.startup.memory_plan import link_bytes, other_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 
@@ -20,9 +20,9 @@ log = get_log(__name__)
 
 
 @contextmanager
-def capture_told(device: torch.device) -> Iterator[None]:
-    """Around what compiles kernels and captures graphs. Raises BatonError(INVALID) where kernels cannot be
-    kept."""
+def capture_logged(device: torch.device) -> Iterator[None]:
+    """Logs how long its block takes, which compiles kernels and captures graphs. Raises BatonError(INVALID)
+    where compiled kernels cannot be cached."""
     if device.type != "cuda":
         yield
         return
@@ -30,7 +30,7 @@ def capture_told(device: torch.device) -> Iterator[None]:
         folder = kernel_cache()
     except OSError as error:
         raise BatonError(
-            ErrorKind.INVALID, f"kernels cannot be kept (engine.kernel_cache): {error}"
+            ErrorKind.INVALID, f"compiled kernels cannot be cached (engine.kernel_cache): {error}"
         ) from error
     began = time.monotonic()
     with counted_kernels() as kernels:
@@ -41,12 +41,12 @@ def capture_told(device: torch.device) -> Iterator[None]:
         log.info("graphs_captured", seconds=seconds, **counts, kernel_cache=str(folder))
 
 
-def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
-    """Logs in one line how the GPU's memory is used, and for how many slots.
+def log_memory(model: LoadedModel, engine: EngineConfig) -> None:
+    """Logs how the GPU's memory is used, and for how many slots.
 
-    `buffers_gb`: this process's tensors beside weights and KV blocks. `other_gb`: all but those two, the
-    driver's part included; only where no other worker shares the GPU. `planned_links_gb`: kept for links with
-    other GPUs, none of which is there yet.
+    `buffers_gb`: this process's tensors other than weights and KV blocks. `other_gb`: all but those two, the
+    driver's share included; only where no other worker shares the GPU. `planned_links_gb`: set aside for
+    links to other GPUs, which are opened later.
     """
     if model.device.type != "cuda":
         return
@@ -54,7 +54,7 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
     weights = weight_bytes(model.config, model.decoder.precision.weights)
     blocks = sum(group.nbytes for group in model.cache.groups)
     known = weights + blocks
-    told = {
+    used = {
         "weights_gb": weights,
         "kv_gb": blocks,
         "buffers_gb": torch.cuda.memory_reserved(model.device) - known,
@@ -63,7 +63,7 @@ def tell_memory(model: LoadedModel, engine: EngineConfig) -> None:
         "gpu_gb": total,
     }
     if (engine.gpu_workers or 1) == 1:
-        told["other_gb"] = total - free - known
-        told["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
-    figures = {name: round(count / 1e9, 2) for name, count in told.items()}
+        used["other_gb"] = total - free - known
+        used["planned_other_gb"] = other_bytes(model.config, engine, model.slots)
+    figures = {name: round(count / 1e9, 2) for name, count in used.items()}
     log.info("memory", gpu=model.device.index, slots=model.slots, **figures)

@@ -1,0 +1,51 @@
+"""Configuration of the process that starts and supervises the workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from services.common.config.strict_model import StrictModel
+from services.common.config.types import DRAIN_S, LogLevel
+from services.common.config.worker import WorkerConfig
+
+
+class SupervisionSettings(StrictModel):
+    """The operator's settings of how workers are started and supervised."""
+
+    ray_address: str = Field(
+        "local", min_length=1, description="local: start a Ray cluster; none: run without Ray"
+    )
+    hang_timeout_s: float = Field(5.0, gt=0, description="a worker without a heartbeat for so long is killed")
+    secrets_file: Path | None = Field(
+        None,
+        description="absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; where an "
+        "existing Ray cluster is joined (ray_address), each machine needs it, or the environment variables",
+    )
+
+    @property
+    def on_another_ray(self) -> bool:
+        """Whether workers run on an existing Ray cluster, and so possibly on other machines."""
+        return self.ray_address not in ("local", "none")
+
+    @field_validator("secrets_file")
+    @classmethod
+    def _same_everywhere(cls, path: Path | None) -> Path | None:
+        if path is not None and not path.is_absolute():
+            raise ValueError("secrets_file must be an absolute path")
+        return path
+
+
+class ClusterConfig(SupervisionSettings):
+    """Configuration of the process that starts the workers, on Ray or as children."""
+
+    cluster_id: str = Field(
+        pattern="^[0-9a-z-]+$", description="random, so that several clusters can share one Ray"
+    )
+    workers: tuple[WorkerConfig, ...]
+    worker_program: tuple[str, ...] = Field((), description="unset: python -m services.worker")
+    secret_names: tuple[str, ...] = Field((), description="secrets that are read on a worker's machine")
+    start_timeout_s: float = Field(600.0, gt=0)
+    drain_s: float = Field(DRAIN_S, ge=0)
+    log_level: LogLevel = "info"

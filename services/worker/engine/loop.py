@@ -1,0 +1,124 @@
+"""The loop of an engine process.
+
+    commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait where idle
+
+A decode step on a CPU is interrupted between its layers for reservations, which requests wait for before
+their prompts are begun. The front knows by a heartbeat that the loop makes progress.
+"""
+
+from __future__ import annotations
+
+import selectors
+from dataclasses import dataclass, field
+
+from baton.device.wakeup import Wakeup
+from baton.engine.prefix_cache.cache import PrefixCache
+from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, UnfitEvent
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
+from services.common.engine.channel import EngineEnd
+from services.worker.engine.commands import Commands
+from services.worker.engine.components import DecodeComponents, PrefillComponents
+from services.worker.engine.health import EngineHeartbeat, check_devices
+
+_PREFIXES_AN_EVENT = 512
+_PIECES_BETWEEN_LAYERS = 1
+# The longest that an idle loop waits.
+_IDLE_S = 0.05
+# The longest wait while a GPU computes a prefill step, and how near to its expected end the loop polls soon:
+# the rest of a handoff begins there, with nothing to overlap it.
+_STEP_RUNS_S = 0.0002
+_NEAR_END_S = 0.002
+# While a device moves blocks.
+_BUSY_POLL_S = 0.0
+# While a device may begin to. A zero timeout would starve the threads that carry its bytes, which need the
+# GIL; a blocking wait takes about 50 µs more.
+_POLL_SOON_S = 0.00002
+
+
+@dataclass(eq=False)
+class EngineLoop:
+    """Turns the components of one engine; `assembly` builds them."""
+
+    channel: EngineEnd
+    wakeup: Wakeup
+    heartbeat: EngineHeartbeat
+    commands: Commands
+    decode: DecodeComponents
+    prefill: PrefillComponents
+    prefix_cache: PrefixCache | None
+    nccl: NcclEndpoint | None
+    pieces_a_turn: int
+    _unfit: bool = field(default=False, init=False)
+
+    def run(self) -> None:
+        """Turns until a stop command. Raises ChannelClosedError where the front is gone, BatonError where the
+        device hangs."""
+        selector = selectors.SelectSelector()  # epoll waits for whole milliseconds
+        selector.register(self.channel, selectors.EVENT_READ)
+        selector.register(self.wakeup, selectors.EVENT_READ)
+        while not self.commands.stopping:
+            if not self.turn():
+                selector.select(self._wait_s())
+        self.close()
+
+    def turn(self) -> bool:
+        """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
+        hangs."""
+        self.heartbeat.turn()
+        check_devices(self.decode.loop, self.prefill.loop)
+        self.wakeup.clear()
+        worked = self.commands.handle()
+        self.decode.reserved.expire()
+        if self.prefix_cache is not None:
+            worked |= self.prefix_cache.poll()
+        worked |= self.decode.handoffs.poll(self.pieces_a_turn)
+        worked |= self.prefill.pipeline.poll(self.pieces_a_turn)
+        steps_ended = self.prefill.loop.steps_ended
+        worked |= self.prefill.clock.timed(self.prefill.pipeline.step)
+        worked |= self.prefill.loop.steps_ended > steps_ended
+        self.decode.allocation.step()
+        worked |= self.decode.clock.timed(self._decode_step)
+        self._report_prefixes()
+        self._report_unfit()
+        return worked
+
+    def close(self) -> None:
+        """Closes links and the prefix cache's stores."""
+        self.prefill.sender.close()
+        if self.prefix_cache is not None:
+            self.prefix_cache.close()
+        if self.decode.receiver is not None:
+            self.decode.receiver.close()
+
+    def _wait_s(self) -> float:
+        """How long the loop may wait after a turn with nothing to do."""
+        receiver, prompts = self.decode.receiver, self.prefill.loop
+        if self.prefill.sender.busy_poll or (receiver is not None and receiver.busy_poll):
+            return _BUSY_POLL_S
+        if receiver is not None and receiver.poll_soon:
+            return _POLL_SOON_S
+        if prompts.under_way:
+            return _POLL_SOON_S if abs(prompts.ends_in_s) < _NEAR_END_S else _STEP_RUNS_S
+        return self.decode.loop.nap_s if self.decode.loop.has_work else _IDLE_S
+
+    def _decode_step(self) -> bool:
+        return self.decode.loop.step(self._between_layers)
+
+    def _between_layers(self) -> None:
+        """What cannot wait for the end of a decode step that the host computes."""
+        self.heartbeat.step(self.decode.loop.expected_step_s)
+        self.decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
+        self.commands.handle_urgent()
+
+    def _report_prefixes(self) -> None:
+        """Reports the blocks that entered and left the prefix cache, for the routers' index."""
+        if self.prefix_cache is not None:
+            added, removed = self.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
+            if added or removed:
+                self.channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
+
+    def _report_unfit(self) -> None:
+        """Reports once that NCCL hangs: the device memory of its links cannot be freed in this process."""
+        if self.nccl is not None and not self._unfit and self.nccl.hung:
+            self._unfit = True
+            self.channel.send(EngineEvent(unfit=UnfitEvent(reason="NCCL did not end a link in time")))
