@@ -44,7 +44,7 @@ def decode_loop(
     if serves and model.device.type == "cuda" and model.precision.activations != torch.float64:
         return graph_loop(model, cache, state, rings, memory, exact=exact)
     return ReferenceDecodeLoop(
-        ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory)
+        ReferenceModel(model), cache, state, rings.mailbox(memory), rings.writer(memory), before_step
     )
 
 

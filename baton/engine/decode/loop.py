@@ -179,8 +179,12 @@ class DecodeLoop(ABC):
         """Since the loop was made."""
 
     @abstractmethod
-    def step(self) -> bool:
-        """Runs or enqueues one step; False where there was nothing to do or no room in the output ring."""
+    def step(self, between_layers: Callable[[], None] | None = None) -> bool:
+        """Runs or enqueues one step; False where there was nothing to do or no room in the output ring.
+
+        `between_layers` is called between the layers of a step that the host computes itself, for work that
+        cannot wait for its end and touches no active slot. A step on a GPU blocks no caller and ignores it.
+        """
 
 
 def _entry(kind: EntryKind, slot: int, generation: int, from_step: int) -> Entry:

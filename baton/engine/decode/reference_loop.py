@@ -25,9 +25,15 @@ class ReferenceDecodeLoop(DecodeLoop):
     """A step runs when `step` is called, and has run when that returns."""
 
     def __init__(
-        self, reference: ReferenceModel, cache: KVCache, state: SlotState, mailbox: Mailbox, ring: RingWriter
+        self,
+        reference: ReferenceModel,
+        cache: KVCache,
+        state: SlotState,
+        mailbox: Mailbox,
+        ring: RingWriter,
+        before_step: Callable[[float], None] | None = None,
     ) -> None:
-        super().__init__(state, mailbox, ring)
+        super().__init__(state, mailbox, ring, before_step)
         self._reference = reference
         self._cache = cache
         self._tokens_decoded = 0

@@ -26,6 +26,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.v1.engine_pb2 import EngineEvent, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.link_auth import LinkAuth
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
@@ -64,8 +65,9 @@ from services.worker.engine.step_clock import StepClock
 _PIECES_A_TURN = 16
 _PIECE_BYTES_A_TURN = 8 << 20
 
-OpenReceiver = Callable[[ReservedBlockSink], tuple[Receiver | None, str]]
-"""Opens the receiver that writes into a sink; its address for tickets. None and empty where there is none."""
+OpenReceiver = Callable[[ReservedBlockSink], tuple[Receiver | None, tuple[Endpoint, ...]]]
+"""Opens the receiver that writes into a sink, and its endpoints for tickets. None and empty where there is
+none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def build_engine(
     audit = EngineAudit(model, decode, prefill, cache, links.wire.block_bytes)
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
-    channel.send(EngineEvent(ready=_ready(config, model, audit, decode.transfer_address, cache)))
+    channel.send(EngineEvent(ready=_ready(config, model, audit, decode.endpoints, cache)))
     pieces = links.pieces_a_turn
     return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, cache, links.nccl, pieces)
 
@@ -127,17 +129,17 @@ def build_decode(
     host_kv_bytes: int,
     reserve_output_tokens: int | None,
     prefix_cache: PrefixCache | None,
-    open_receiver: OpenReceiver = lambda sink: (None, ""),
+    open_receiver: OpenReceiver = lambda sink: (None, ()),
     ticket_clock: Callable[[], float] = time.monotonic,
 ) -> DecodeComponents:
     """Builds the decode side. `host_kv_bytes`: host memory for sequences that are swapped out."""
     tickets: TicketTable[Reservation] = TicketTable(clock=ticket_clock)
     sink = ReservedBlockSink(tickets, wire)
-    receiver, address = open_receiver(sink)
+    receiver, endpoints = open_receiver(sink)
     allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
     reserved = ReservedSlots(tickets, loop, slots, model.pools, allocation, receiver, prefix_cache, emit)
     issuer = TicketIssuer(
-        model, identity, signer, tickets, reserved, slots, allocation, receiver, address, wire.block_bytes,
+        model, identity, signer, tickets, reserved, slots, allocation, receiver, endpoints, wire.block_bytes,
         reserve_output_tokens, prefix_cache,
     )  # fmt: skip
     admissions = AdmissionChecks(model, loop, prefix_cache if receiver is not None else None)
@@ -146,7 +148,7 @@ def build_decode(
     )
     clock = StepClock(lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps)
     return DecodeComponents(
-        loop, clock, slots, tickets, sink, allocation, receiver, address, reserved, issuer, handoffs
+        loop, clock, slots, tickets, sink, allocation, receiver, endpoints, reserved, issuer, handoffs
     )
 
 
@@ -200,10 +202,10 @@ def _step_loops(
 
 def _open_receiver(
     config: WorkerConfig, links: _Links, sink: ReservedBlockSink, loop: DecodeLoop
-) -> tuple[Receiver | None, str]:
+) -> tuple[Receiver | None, tuple[Endpoint, ...]]:
     """Listens where the role is decode; no other role receives blocks over links."""
     if config.role != "decode":
-        return None, ""
+        return None, ()
     transfer, device = config.transfer, None
     if links.device is not None:
         device = DeviceSink(links.device, sink.place, steps_run=lambda: loop.has_work)
@@ -219,7 +221,7 @@ def _open_receiver(
         peer_timeout_s=transfer.peer_timeout_s,
         device=device,
     )
-    address = receiver.listen(
+    endpoints = receiver.listen(
         config.host,
         transfer.transfer_port,
         transport=transfer.transport,
@@ -227,7 +229,7 @@ def _open_receiver(
         auth=links.auth,
         frames_port=transfer.frames_port,
     )
-    return receiver, address
+    return receiver, endpoints
 
 
 def _build_prefill(
@@ -273,7 +275,7 @@ def _ready(
     config: WorkerConfig,
     model: LoadedModel,
     audit: EngineAudit,
-    transfer_address: str,
+    endpoints: tuple[Endpoint, ...],
     cache: PrefixCache | None,
 ) -> ReadyEvent:
     return ReadyEvent(
@@ -282,7 +284,7 @@ def _ready(
         vocab_size=model.config.vocab_size,
         load=audit.load(),
         device=str(model.device),
-        transfer_address=transfer_address,
+        transfer_endpoints=[endpoint.message() for endpoint in endpoints],
         cache_dtype=model.layout.cache_dtype if cache is not None else "",
         pool=pool_of(config, model),
         weight_format=model.weight_format,

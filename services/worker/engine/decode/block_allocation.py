@@ -21,6 +21,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import OutOfBlocksError
 from baton.engine.memory.host_blocks import HostBlocks
+from baton.engine.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.output_lengths import OutputLengths
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 from services.worker.engine.decode.swapping import SwappedSequences
@@ -146,11 +147,13 @@ class BlockAllocation:
         reservation = running.reservation
         if reservation.grant.capacity < reservation.most_tokens:
             left = reservation.grant.capacity - _AHEAD_TOKENS - running.position
-            heapq.heappush(self._due, (running.step + left, reservation.key))
+            steps = left // MAX_TOKENS_A_STEP
+            heapq.heappush(self._due, (running.step + steps, reservation.key))
 
     def _position(self, running: _Running) -> int:
         """The furthest position that its last token may have."""
-        position = running.position + self._loop.ring.steps - running.step
+        steps = self._loop.ring.steps - running.step
+        position = running.position + steps * MAX_TOKENS_A_STEP
         return min(position, running.reservation.grant.capacity)
 
     def _make_room(self, short: _Running) -> None:

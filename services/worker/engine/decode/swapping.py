@@ -16,6 +16,7 @@ from baton.engine.decode.loop import DecodeLoop
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.host_blocks import Copy, HostBlocks, Saved
+from baton.engine.step_shape import MAX_TOKENS_A_STEP
 from services.worker.engine.decode.reservation import Reservation, SlotKey
 
 
@@ -88,7 +89,8 @@ class SwappedSequences:
             if one.reservation.ending:
                 continue  # until its output was read
             if one.stage is _Stage.STALLING and self._loop.applied(one.entry):
-                furthest = one.position + self._loop.ring.steps - one.steps
+                steps = self._loop.ring.steps - one.steps
+                furthest = one.position + steps * MAX_TOKENS_A_STEP
                 one.position = min(furthest, one.reservation.grant.capacity)
                 one.saved, one.copy = self._host.save(one.reservation.blocks)
                 one.stage = _Stage.SAVING

@@ -16,6 +16,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.types_pb2 import WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.receiver import Receiver
 from services.common.engine.attempt_key import AttemptKey
@@ -32,10 +33,10 @@ MAX_TTL_S = 3600.0
 class TicketIssuer:
     """Answers the Reserve calls of one engine.
 
-    `receiver`, `transfer_address`: where other workers send blocks; None and empty where tickets are for this
+    `receiver`, `endpoints`: where other workers send blocks; None and empty where tickets are for this
     worker's own prefill. `block_bytes`: bytes of a block on the wire, by cache group.
-    `reserve_output_tokens`:
-    output tokens that blocks are reserved for at first; None: by the lengths of recent outputs.
+    `reserve_output_tokens`: output tokens that blocks are reserved for at first; None: by the lengths of
+    recent outputs.
     """
 
     model: LoadedModel
@@ -46,7 +47,7 @@ class TicketIssuer:
     slots: SlotPool
     allocation: BlockAllocation
     receiver: Receiver | None
-    transfer_address: str
+    endpoints: tuple[Endpoint, ...]
     block_bytes: Sequence[int]
     reserve_output_tokens: int | None
     prefix_cache: PrefixCache | None
@@ -85,7 +86,7 @@ class TicketIssuer:
         body = TicketBody(
             attempt=request.attempt,
             issuer=self.identity,
-            transfer_address=self.transfer_address,
+            endpoints=[endpoint.message() for endpoint in self.endpoints],
             transfer_id=self._new_transfer_id(),
             block_counts=self.model.pools.counts_for(request.token_count),
             token_count=request.token_count,
@@ -105,7 +106,8 @@ class TicketIssuer:
         )
         entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
         if self.receiver is not None:
-            self.receiver.transfers.expect(body.transfer_id, list(body.block_counts), list(body.resident_counts))
+            resident_counts = list(body.resident_counts)
+            self.receiver.transfers.expect(body.transfer_id, list(body.block_counts), resident_counts)
         return entry
 
     def _new_transfer_id(self) -> int:

@@ -25,7 +25,7 @@ class Handoff(Protocol):
     """The transfer of one sequence to its slot."""
 
     def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
-        """Hands over the sequence's blocks `first` and following of a cache group, which are add_first_token now, or
+        """Hands over the sequence's blocks `first` and following of a cache group, which are complete now, or
         when the device reaches `after`."""
 
     def commit(self, record: CommitRecord) -> None:

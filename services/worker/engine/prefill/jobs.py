@@ -214,7 +214,7 @@ class PrefillJobs:
             raise
 
     def _begin_transfer(self, request: PrefillRequest, body: TicketBody) -> Transfer:
-        if not body.transfer_address:
+        if not body.endpoints:
             raise BatonError(ErrorKind.CONFLICT, "the ticket is for its issuer's own prefill")
         transfer = self.sender.begin(request.ticket, body)
         try:
