@@ -18,7 +18,7 @@ from baton.cluster.supervision import UnresponsiveError
 from baton.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig
 from services.common.observability.logs import configure_logs
-from services.common.processes.child_protocol import StopSignal, run_child
+from services.common.processes.child_protocol import StopSignal, report, report_ready, run_child
 
 POLL_S = 0.1
 STARTING_POLL_S = 0.03
@@ -77,10 +77,10 @@ async def _publish(workers: Workers, stop: StopSignal) -> None:
                 raise status.failure.error()
             if not ready and status.serving:
                 ready = True
-                say_ready({})
+                report_ready({})
             if ready and status.settled and status.addresses != published:
                 published = status.addresses
-                say({"workers": published})
+                report({"workers": published})
         await asyncio.sleep(POLL_S if ready else STARTING_POLL_S)
 
 

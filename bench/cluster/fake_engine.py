@@ -94,7 +94,7 @@ class FakeDecodeLoop(ReferenceDecodeLoop):
         state, count = self._state, rows.numel()
         position = state.position[rows].long()
         steps = Rows(rows, position, list(range(count + 1)), ())
-        self._reference.forward(steps, self._cache, self.meanwhile)
+        self._reference.forward(steps, self._cache, between_layers)
         token = ticks()
         going = position + 2 < state.end[rows]
         state.position[rows] += 1

@@ -249,7 +249,7 @@ class _Seen:
 
     @classmethod
     def of(cls, engine: DecodeEngine, churn: Churn) -> _Seen:
-        ring, grown = engine.loop.ring, churn.decode.growth.grown
+        ring, grown = engine.loop.ring, churn.decode.allocation.allocations
         return cls(engine.ended_steps, ring.steps, ring.stalled_rows, engine.loop.tokens_decoded, grown)
 
     def since(self, before: _Seen) -> _Seen:

@@ -118,8 +118,9 @@ class DecodeEngine:
         vocab = self.model.config.vocab_size
         return [token % vocab for token in range(tokens)]
 
-    def advance(self) -> bool:
-        """Frees ended sequences and enqueues a step if possible; returns False if there was nothing to do."""
+    def advance(self, between_layers: Callable[[], None] | None = None) -> bool:
+        """Frees ended sequences and enqueues a step if possible; returns False if there was nothing to do.
+        `between_layers`: see `DecodeLoop.step`."""
         for key in self.front.ended():
             grant = self.holds.pop(key)
             self.model.pools.release(grant.blocks)

@@ -82,7 +82,7 @@ def two_processes(
 
         def begin() -> Transfer:
             number = next(numbers)
-            receiver.transfers.expect(number, blocks)
+            receiver.expect(number, blocks)
             return sending.begin(*ticket_for(receiver.said["address"], number, blocks))
 
         step = None if device == "cpu" else _held_step(device)

@@ -111,8 +111,6 @@ class DecodingEnd:
         nccl = nccl_links_for(setting.transport, None if sink is None else sink.blocks)
         endpoints = self.receiver.listen("127.0.0.1", transport=setting.transport, nccl=nccl)
         self.address = to_text(endpoints)
-        if sink is None:  # a device's own steps are never interrupted
-            engine.loop.meanwhile = lambda: self.receiver.progress(_PIECES_MEANWHILE)
         self._expected: set[int] = set()
         self._next = 1
         self._lines: StepLines | None = None

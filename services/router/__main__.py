@@ -15,7 +15,12 @@ import uvloop
 from baton.wakeups import batch_wakeups
 from services.common.config.router import RouterConfig
 from services.common.observability.logs import configure_logs, get_log
-from services.common.processes.child_protocol import StopSignal, messages_from_parent, run_child
+from services.common.processes.child_protocol import (
+    StopSignal,
+    messages_from_parent,
+    report_ready,
+    run_child,
+)
 from services.router.app import Router
 from services.router.http.descriptors import raise_descriptor_limit
 
@@ -36,7 +41,7 @@ async def serve(config: RouterConfig, stop: StopSignal) -> None:
     try:
         await asyncio.wait((stopping, ready, refused), return_when=asyncio.FIRST_COMPLETED)
         if ready.done():
-            say_ready(addresses)
+            report_ready(addresses)
             gc.freeze()  # a full collection would delay every stream by 50 ms or more
         elif refused.done():
             raise refused.result()

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from baton.block_hash import HASH_BYTES
+from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.decode_pb2_grpc import DecodeServiceStub
 from baton.v1.prefill_pb2 import PrefillRequest
@@ -186,7 +186,7 @@ async def test_each_role_refuses_the_others_calls(cluster: Cluster) -> None:
         reserve = ReserveRequest(
             attempt=attempt, router_id=b"o" * 16, token_count=4, max_tokens=4, ttl_ms=999
         )
-        for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_NAMES + 1)):
+        for names in ([b"short"], [b"n" * HASH_BYTES] * (MAX_RESERVE_HASHES + 1)):
             told = ReserveRequest(block_hashes=names)
             told.MergeFrom(reserve)
             with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -79,9 +79,13 @@ class LocalCluster:
         state = state_config(self._config, cluster_id, self._redis)
         workers = cluster_config(self._config, self._model, cluster_id, state, self._programs.worker)
         router = router_config(self._config, self._model, state)
-        self._cluster = await Child.start("cluster", self._programs.cluster, workers.model_dump_json())
-        self._cluster.prefix = ""  # its log lines name workers themselves
-        self._cluster.on_message = self._forward
+        self._cluster = await Child.start(
+            "cluster",
+            self._programs.cluster,
+            workers.model_dump_json(),
+            error_prefix="",  # its errors name workers themselves
+            on_message=self._forward,
+        )
         self._router = RouterProcess(self._programs.router, router, self._config.router_restarts)
         await self._router.spawn()
         serving = asyncio.Event()

@@ -96,9 +96,9 @@ class RouterProcess:
             self._child.kill()
 
     async def _start(self) -> Child:
-        child = await Child.start("router", self._command, self._config.model_dump_json(), informed=True)
+        child = await Child.start("router", self._command, self._config.model_dump_json(), keep_stdin=True)
         if self._messages:
-            child.tell(self._messages)
+            child.send(self._messages)
         return child
 
     async def _supervise(self, addresses: Collection[str]) -> Failure:

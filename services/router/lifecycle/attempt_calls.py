@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from baton.block_hash import MAX_RESERVE_NAMES
+from baton.block_hash import MAX_RESERVE_HASHES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffRequest, ReserveRequest, TicketState
 from baton.v1.prefill_pb2 import GiveTicketRequest
@@ -53,7 +53,7 @@ class AttemptCalls:
         block_hashes: tuple[bytes, ...] = (),
     ) -> None:
         """`block_hashes`: of the prompt's first full blocks, as decode's prefix cache has them."""
-        self._block_hashes = block_hashes[:MAX_RESERVE_NAMES]
+        self._block_hashes = block_hashes[:MAX_RESERVE_HASHES]
         self._request = request
         self._output = output
         self._claim = claim

@@ -249,7 +249,9 @@ def _build_prefill(
         source=_PinnedBlocks(model, links.wire),
         peer_timeout_s=transfer.peer_timeout_s,
         wake=links.wakeup.set,
-        connectors=make_connectors(transfer.transport, links.wakeup.set, links.device, links.nccl, links.auth),
+        connectors=make_connectors(
+            transfer.transport, links.wakeup.set, links.device, links.nccl, links.auth
+        ),
     )
     check = RequestCheck(model, cache, shared_prefix_secret=bool(config.prefix_secret))
     local = decode.handoffs if config.role == "both" else None

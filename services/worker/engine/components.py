@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.decode.slots import SlotPool
 from baton.engine.prefill.loop import PrefillLoop
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.sender.sender import Sender
 from services.worker.engine.decode.block_allocation import BlockAllocation
@@ -33,7 +34,7 @@ class DecodeComponents:
     sink: ReservedBlockSink
     allocation: BlockAllocation
     receiver: Receiver | None
-    transfer_address: str
+    endpoints: tuple[Endpoint, ...]
     reserved: ReservedSlots
     issuer: TicketIssuer
     handoffs: HandoffReceiver

@@ -202,7 +202,7 @@ class _Front:
             add_DecodeServiceServicer_to_server(self._decode, server.server)
         address = await server.start(self._config.host, self._config.port)
         await server.set_serving(True)
-        addresses = {"grpc": address, "transfer": ready.transfer_address, "metrics": metrics}
+        addresses = {"grpc": address, "transfer": _endpoints_text(ready), "metrics": metrics}
         report_ready({**addresses, "device": ready.device})
         gc.freeze()  # a collection over all loaded objects would delay every stream
         log.info("serving", role=self._config.role, device=ready.device, **addresses)

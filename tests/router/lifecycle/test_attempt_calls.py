@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.block_hash import MAX_RESERVE_HASHES
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import (
     AttachRequest,
@@ -54,7 +55,7 @@ async def test_initial_state(scene: Scene) -> None:
 
 
 async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_NAMES + 3))
+    names = tuple(number.to_bytes(4, "big") for number in range(MAX_RESERVE_HASHES + 3))
     scene = Scene(monkeypatch, names)
     # Of a prompt ahead of its ticket the first token may be there already.
     scene.output.accept_first_token(3, NEXT)
@@ -69,7 +70,7 @@ async def test_the_reserve_request(monkeypatch: pytest.MonkeyPatch) -> None:
         first_number=2,
         max_tokens=8,
         ttl_ms=60_000,
-        block_hashes=names[:MAX_RESERVE_NAMES],
+        block_hashes=names[:MAX_RESERVE_HASHES],
     )
     assert call.timeout == attempt_calls.RESERVE_S
     assert scene.pair.decode.outputs == {REQUEST_ID: scene.output}

@@ -238,7 +238,7 @@ async def test_decode_gets_the_hashes_of_a_prompts_full_blocks(
         assert len(sent) >= 3, "a worker that was sent a prompt gets those that continue it"
         asked = {tuple(one.block_hashes) for one in (*first, *second)}
         assert asked == {tuple(names_of(prompt)) for prompt in prompts}
-        monkeypatch.setattr("services.router.lifecycle.attempt_calls.MAX_RESERVE_NAMES", 2)
+        monkeypatch.setattr("services.router.lifecycle.attempt_calls.MAX_RESERVE_HASHES", 2)
         await here.generate(ids_request(prompts[0]))
         assert list(sent[-1].block_hashes) == names_of(prompts[0])[:2]
         await here.quiet()

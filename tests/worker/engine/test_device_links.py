@@ -22,7 +22,7 @@ from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
 from tests.worker.engine.engine_pair import Pair
-from tests.worker.engine.prefill.test_step_pipeline import LateLane
+from tests.worker.engine.prefill.test_step_pipeline import LateStream
 from tests.worker.engine.stepped_engine import SteppedEngine
 from tests.worker.engine.test_prefix_cache import ask
 
@@ -131,7 +131,7 @@ def test_completed_blocks_are_sent_before_the_next_step_begins(
     tmp_path: Path, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "services.worker.engine.startup.prefill_setup.compute_stream", lambda device: LateLane()
+        "services.worker.engine.startup.prefill_setup.compute_stream", lambda device: LateStream()
     )
     pair = Pair(tmp_path)
     pair.each_turn = pump.some

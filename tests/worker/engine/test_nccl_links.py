@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from baton.device import nccl_channel
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
+from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.config.engine import EngineConfig
 from services.common.config.transfer import TransferConfig
 from services.common.config.types import Transport
@@ -79,7 +81,7 @@ def test_prompts_are_sent_over_nccl_where_configured(
         assert pair.generate(prompt)[0] == ask(truth, prompt)[0]
         pair.assert_free()
     assert transports(pair) == ["nccl"]
-    assert sum(len(links.lines) for links in made) == 2
+    assert sum(len(links.channels) for links in made) == 2
     assert pair.audit().bytes_received == pair.source.engine.prefill.sender.counters.bytes_shipped > 0
     assert unfit(pair.source) == unfit(pair.target) == []
     pair.close()
@@ -95,7 +97,7 @@ def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
     assert transports(ways) == ["nccl"]
     engine, links = getattr(ways, end), made[0 if end == "source" else 1]
     links.double.hangs.set()
-    links.lines[0].abort("played")
+    links.channels[0].abort("played")
     # A request that comes before the sender notices loses an attempt.
     ways.run_until(lambda: bool(unfit(engine)) and not transports(ways))
     for seed in (2, 3):

@@ -26,9 +26,10 @@ from baton.layout import CacheGroup, Layout, Plane
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.transfer_pb2 import CommitRecord
 from baton.v1.types_pb2 import Attempt, Limits, Sampling, WorkerIdentity
+from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.events import Committed, MetadataReceived, Withdrawn
+from kvtransfer.receiver.events import CommitPending, Committed, MetadataReceived, Withdrawn
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.assembly import build_decode
 from services.worker.engine.startup.kv_wire_format import WireBlocks
@@ -83,7 +84,8 @@ class Driver:
             cast(Any, model), cast(Any, self.loop), self.slots, identity=WorkerIdentity(name="d"),
             signer=TicketSigner(b"s" * 16), wire=WireBlocks(self.cache, b"f"), emit=lambda event: None,
             host_kv_bytes=host * BLOCK_BYTES * groups, reserve_output_tokens=4, prefix_cache=self.prefixes,
-            open_receiver=lambda sink: (cast(Any, self.link), "here"), ticket_clock=lambda: self.now,
+            open_receiver=lambda sink: (cast(Any, self.link), (Endpoint("grpc", "here:1"),)),
+            ticket_clock=lambda: self.now,
         )  # fmt: skip
         self.host = self.decode.allocation._swapped._host
         self.texts = [[self.draw.randrange(VOCAB) for _ in range(60)] for _ in range(4)]
