@@ -22,7 +22,6 @@ PATIENT = tuple(
     f"{E2E}test_{name}.py"
     for name in (
         "bad_commands",
-        "bench_cluster",
         "bench_transfer",
         "demo",
         "demo_model",

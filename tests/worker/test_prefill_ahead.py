@@ -79,6 +79,7 @@ def run(folder: Path) -> tuple[list[int], list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_tokens_are_the_same_by_the_kernels_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
