@@ -19,7 +19,21 @@ if TYPE_CHECKING:
 E2E = "tests/e2e/"
 # Of these, what may run beside a cluster of another test: nothing in them is due at a time.
 PATIENT = tuple(
-    f"{E2E}test_{name}.py" for name in ("bad_commands", "bench_cluster", "bench_transfer", "demo")
+    f"{E2E}test_{name}.py"
+    for name in (
+        "bad_commands",
+        "bench_transfer",
+        "demo",
+        "demo_model",
+        "exact_tokens",
+        "kv_wire",
+        "metrics",
+        "pools",
+        "prefix_cache",
+        "separation",
+        "shared_namespace",
+        "strangers",
+    )
 )
 
 # Without a GPU its interpreter runs the kernels. Triton reads this when first imported, by whatever test.

@@ -50,7 +50,7 @@ class Seal:
         nonce, ciphertext = sealed[1 : 1 + _NONCE_BYTES], sealed[1 + _NONCE_BYTES :]
         try:
             if sealed[:1] != _VERSION:
-                raise ValueError("unknown version")
+                raise ValueError  # of another version
             plain = self._cipher.decrypt(nonce, ciphertext, self._context + request_id)
         except (InvalidTag, ValueError) as error:
             raise BatonError(ErrorKind.INTERNAL, "a journal entry cannot be opened with this key") from error

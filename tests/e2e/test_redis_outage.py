@@ -202,7 +202,7 @@ def no_secret_told(cluster: Cluster, secret: str) -> None:
     ("fault", "away_s"),
     [
         ("frozen", 6.0),
-        ("wiped", 0.0),
+        pytest.param("wiped", 0.0, marks=pytest.mark.slow),
         pytest.param("frozen", 30.0, marks=pytest.mark.slow),
         pytest.param("wiped", 30.0, marks=pytest.mark.slow),
     ],

@@ -200,7 +200,7 @@ OF_THE_OUTPUT = {"presence_penalty", "frequency_penalty"}
 @pytest.mark.parametrize(
     ("name", "draws"),
     [
-        *((name, 300) for name in ("min-p", "repetition", "everything")),
+        ("everything", 300),
         *(pytest.param(name, 3000, marks=pytest.mark.slow) for name in DRAWS),
     ],
 )

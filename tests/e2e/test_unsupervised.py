@@ -49,7 +49,7 @@ class Size:
 
 
 FULL = Size(1000, tuple(Fault), 4)
-REDUCED = Size(40, (Fault.FREEZE_FRONT, Fault.HALF_OPEN_BOTH), 1)
+REDUCED = Size(20, (Fault.HALF_OPEN_BOTH,), 1)
 
 
 @pytest.fixture(scope="module")

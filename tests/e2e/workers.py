@@ -193,9 +193,10 @@ def _all_found(admin: str) -> None:
 
 def _stop(process: subprocess.Popen[str], log: Path) -> None:
     assert process.stdout is not None
+    if process.poll() is not None:
+        process.stdout.close()  # a test killed it, or its other half, and may have started it again
+        return
     with process.stdout:
-        if process.poll() is not None:
-            return  # a test killed it, or its other half
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(STOP_S)

@@ -258,7 +258,7 @@ def test_a_trace_and_leaving_clients(serve: Serve, tmp_path: Path) -> None:
     assert report["cautions"] == ["the load changes over time by design: the whole run is summed up"]
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", ["grpc", pytest.param("http", marks=pytest.mark.slow)])
 def test_every_way_to_fail_is_counted_as_what_it_was(serve: Serve, protocol: str, tmp_path: Path) -> None:
     """A server that does everything wrong in turn; the run goes on and ends in time."""
     ways = ("hang", "reset", "no_finish", "busy", "down", "malformed", "stream_error", "late_reset", "ok")

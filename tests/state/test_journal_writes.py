@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+import structlog
 
 from baton.errors import BatonError, ErrorKind
 from baton.state import JournalRecord, new_journal_key
@@ -21,14 +22,19 @@ MAX_PENDING = 8
 
 @dataclass
 class RecordingStore:
-    """Keeps each batch; fails while `away`."""
+    """Keeps each batch; fails while `away`. A write of `held_up` waits until that is set."""
 
     away: bool = False
+    held_up: asyncio.Event | None = None
+    writing: asyncio.Event = field(default_factory=asyncio.Event)
     batches: list[list[JournalWrite]] = field(default_factory=list)
     failures: int = 0
     limits: list[int] = field(default_factory=list)
 
     async def write(self, writes: Sequence[JournalWrite]) -> None:
+        if self.held_up is not None:
+            self.writing.set()
+            await self.held_up.wait()
         if self.away:
             self.failures += 1
             raise BatonError(ErrorKind.UNAVAILABLE, "away")
@@ -166,6 +172,44 @@ async def test_changes_meanwhile_merge_with_the_batch_that_failed(rig: Rig) -> N
     assert one.acknowledged
     assert other.acknowledged
     assert rig.counters.journal_batches_failed == rig.store.failures
+
+
+async def test_changes_during_a_write_that_fails_merge_with_it(rig: Rig) -> None:
+    """They are newer than the batch under way, which may have arrived although it failed."""
+    for name in (b"a", b"b", b"c"):
+        rig.journal.append(record(name), 60)
+    rig.store.away, rig.store.held_up = True, asyncio.Event()
+    await asyncio.wait_for(rig.store.writing.wait(), 3)
+    rig.journal.mark_attempt(b"a", 3)
+    rig.journal.close(b"b")
+    rig.journal.append(record(b"d"), 60)
+    with structlog.testing.capture_logs() as logged:
+        rig.store.held_up.set()
+        async with asyncio.timeout(3):
+            while not rig.store.failures:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    waits = {"event": "journal_waits", "part": "state", "changes": 3, "why": "away"}
+    assert logged == [waits | {"log_level": "debug"}]
+    assert rig.journal.pending == 4
+    rig.journal.close(b"a")
+    rig.store.away = False
+    assert await rig.written() == [
+        [("close", b"a", 0), ("close", b"b", 0)],
+        [("append", b"c", 1), ("append", b"d", 1)],
+    ]
+
+
+async def test_an_entry_that_expires_unsent_is_not_put_back_and_others_are(rig: Rig) -> None:
+    expired = rig.journal.append(record(b"a"), 5)
+    rig.journal.append(record(b"b"), 60)
+    rig.now += 5
+    await outage(rig)
+    assert expired.dropped
+    assert rig.journal.pending == 1
+    await outage(rig)
+    assert rig.counters.journal_batches_failed == rig.store.failures >= 2
+    rig.store.away = False
+    assert await rig.written() == [[("append", b"b", 1)]]
 
 
 async def test_a_failed_append_may_have_arrived_so_its_close_is_sent(rig: Rig) -> None:

@@ -78,7 +78,7 @@ async def started(
 @pytest.mark.parametrize(
     ("away_s", "fault"),
     [
-        (LEASE_S + 1.0, "stop"),
+        pytest.param(LEASE_S + 1.0, "stop", marks=pytest.mark.slow),
         (1.0, "wipe"),
         pytest.param(30.0, "stop", marks=pytest.mark.slow),
         pytest.param(30.0, "wipe", marks=pytest.mark.slow),

@@ -92,6 +92,7 @@ def test_a_front_that_loses_tokens_is_found_out() -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_by_graphs_in_the_interpreter() -> None:
     """Clocks come over, and each part of the budget can be run again without a trace."""
     case, times = tiny(2, context=20), []

@@ -75,10 +75,10 @@ def test_blocks_of_any_size_without_a_library(tmp_path: Path, block_tokens: int)
 
 def test_random_packings(tmp_path: Path) -> None:
     draw = random.Random(5)
-    both = BothPasses(tmp_path, lengths=(40, 25, 50, 33), most_rows=48, device=DEVICE)
+    both = BothPasses(tmp_path, lengths=(20, 13, 25, 17), most_rows=24, device=DEVICE)
     done = [0, 0, 0, 0]
     while any(done[n] < sequence.length for n, sequence in enumerate(both.sequences)):
-        chunks, room = [], 48
+        chunks, room = [], 24
         for number in draw.sample(range(4), 4):
             left = both.sequences[number].length - done[number]
             count = min(left, room, draw.choice((0, 1, 7, 8, 16, 23, 40)))
@@ -97,6 +97,7 @@ def test_what_overflowed_in_one_prompt_stays_there(tmp_path: Path) -> None:
     both.check([(0, 0, 13)])
 
 
+@pytest.mark.slow
 def test_a_library_that_refuses_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attend = AttentionLibrary.attend
 

@@ -286,7 +286,7 @@ class SendingSurvivor(Survivor):
 
 
 @pytest.mark.parametrize("over", ["grpc", SLOW, PLAYED, ON_CUDA, BETWEEN_GPUS, *OVER_NCCL])
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [pytest.param(*HOW[0].values, id="killed", marks=pytest.mark.slow), HOW[1]])
 def test_receivers(how: signal.Signals, over: str) -> None:
     survivor = SendingSurvivor(over)
     with remotes() as start:

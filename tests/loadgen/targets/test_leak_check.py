@@ -99,7 +99,7 @@ async def test_a_check_that_cannot_run_is_not_passed() -> None:
         assert (found.held, found.not_checked) == (None, f"no AdminService at {UNUSED}: UNAVAILABLE")
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize("protocol", [pytest.param("grpc", marks=pytest.mark.slow), "http"])
 def test_what_a_run_reports_of_it(serve: Serve, protocol: str, tmp_path: Path) -> None:
     common = ("--model", "m", "--rate", "100", "--num-requests", "6", "--warmup", "0", *MAY_LAG)
     with serve(Behaviour()) as served, admin_of(status()) as free, admin_of(status(held=1)) as leaking:
