@@ -83,6 +83,7 @@ def run(folder: Path) -> tuple[list[int], list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_with_the_gpu_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
