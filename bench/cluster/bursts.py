@@ -111,9 +111,9 @@ class Bursts:
         return {**Together(prompt, streams).figures(), "engine": {**own, "rows": rows}}
 
     async def one_by_one(self, count: int, prompt: int) -> dict[str, Any]:
-        """`count` prompts, one at a time: TTFT, and the exposed part of their handoffs. A request whose last
-        token reached the router before prefill's report of the handoff has no such part in its trace and is not
-        counted in it. Raises RuntimeError where none has one.
+        """`count` prompts, one at a time: TTFT, and the exposed part of their handoffs. A trace lacks that
+        part where the last token reached the router before prefill's report. Raises RuntimeError where all
+        lack it.
         """
         joined = asyncio.Semaphore(0)
         streams = [await self._stream(prompt, _ALONE_TOKENS, joined) for _ in range(count)]
