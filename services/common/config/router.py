@@ -16,62 +16,40 @@ class RouterSettings(StrictModel):
     """The operator's settings of the router."""
 
     host: str = "127.0.0.1"
-    http_port: int = Field(8000, ge=0, le=65535, description="0: any free port")
-    grpc_port: int = Field(50051, ge=0, le=65535, description="0: any free port")
-    public_metrics: bool | None = Field(
-        None, description="serve /metrics on http_port as well; unset: only where host is loopback"
-    )
-    admin_host: str = Field("127.0.0.1", description="address of the two admin ports")
-    admin_grpc_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description=f"AdminService; unset: {DEFAULT_GRPC_PORT}, or any free port where grpc_port is 0",
-    )
-    admin_http_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description=f"metrics and health; unset: {DEFAULT_HTTP_PORT}, or any free port where grpc_port is 0",
-    )
-    max_waiting: int = Field(1024, ge=1, description="most requests in the queue; more are refused")
-    waiting_share: float = Field(
-        0.125,
-        gt=0,
-        le=1,
-        description="share of max_waiting that the choices of one request may "
-        "use; further choices are queued after them",
-    )
-    pool: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{12}$",
-        description="id of the pool of workers that serves the model (`baton "
-        "pool list`); unset: the first one "
-        "that is ready",
-    )
-    queue_timeout_s: float = Field(60.0, gt=0, description="longest time in the queue")
-    request_timeout_s: float = Field(600.0, gt=0, description="longest duration of a request")
-    prefill_ahead_tokens: int = Field(
-        2048, ge=1, description="queued tokens above which a prefill worker gets no more prompts"
-    )
+    http_port: int = Field(8000, ge=0, le=65535)
+    """0: any free port."""
+    grpc_port: int = Field(50051, ge=0, le=65535)
+    """0: any free port."""
+    public_metrics: bool | None = None
+    """Serve /metrics on http_port as well; unset: only where host is loopback."""
+    admin_host: str = "127.0.0.1"
+    """Address of the two admin ports."""
+    admin_grpc_port: int | None = Field(None, ge=0, le=65535)
+    """AdminService; unset: DEFAULT_GRPC_PORT, or any free port where grpc_port is 0."""
+    admin_http_port: int | None = Field(None, ge=0, le=65535)
+    """Metrics and health; unset: DEFAULT_HTTP_PORT, or any free port where grpc_port is 0."""
+    max_waiting: int = Field(1024, ge=1)
+    """Most requests in the queue; more are refused."""
+    waiting_share: float = Field(0.125, gt=0, le=1)
+    """Share of max_waiting that the choices of one request may use; further choices are queued after them."""
+    pool: str | None = Field(None, pattern="^[0-9a-f]{12}$")
+    """Id of the pool of workers that serves the model (`baton pool list`); unset: the first one that is
+    ready."""
+    queue_timeout_s: float = Field(60.0, gt=0)
+    """Longest time in the queue."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """Longest duration of a request."""
+    prefill_ahead_tokens: int = Field(2048, ge=1)
+    """Queued tokens above which a prefill worker gets no more prompts."""
     max_attempts: int = Field(3, ge=1)
     tokenizer_threads: int = Field(2, ge=1)
-    max_body_bytes: int | None = Field(
-        None,
-        ge=65536,
-        description="largest HTTP body or gRPC message; unset: 1 MiB + 16 bytes for each token of context",
-    )
-    max_answer_values: int = Field(
-        1_048_576,
-        ge=1,
-        description="most numbers in one response: outputs x tokens x (1, or 2 + "
-        "top logprobs where asked for)",
-    )
-    allowed_hosts: tuple[str, ...] = Field(
-        (),
-        description="names that HTTP requests may have in Host, `.example.com` for a domain, `*` for any; "
-        "unset: loopback names where the listener is on loopback, else any",
-    )
+    max_body_bytes: int | None = Field(None, ge=65536)
+    """Largest HTTP body or gRPC message; unset: 1 MiB + 16 bytes for each token of context."""
+    max_answer_values: int = Field(1_048_576, ge=1)
+    """Most numbers in one response: outputs x tokens x (1, or 2 + top logprobs where asked for)."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that HTTP requests may have in Host, `.example.com` for a domain, `*` for any; unset: loopback
+    names where the listener is on loopback, else any."""
     connections: ConnectionLimits = ConnectionLimits()
 
     @property
@@ -94,12 +72,17 @@ class RouterSettings(StrictModel):
 class RouterConfig(RouterSettings):
     """Configuration of a router process."""
 
-    model: str = Field(description="folder with tokenizer.json and the model's configuration")
+    model: str
+    """Folder with tokenizer.json and the model's configuration."""
     served_model_name: str
-    byte_tokenizer: bool = Field(False, description="each byte is a token; no tokenizer.json")
-    workers: tuple[str, ...] = Field((), description="host:port of the workers' gRPC fronts at the start")
-    state: StateConfig | None = Field(None, description="unset: neither registry nor journal")
-    prefix_secret: str = Field("", repr=False, description="the workers'; unset: no placement by prefix")
+    byte_tokenizer: bool = False
+    """Each byte is a token; no tokenizer.json."""
+    workers: tuple[str, ...] = ()
+    """host:port of the workers' gRPC fronts at the start."""
+    state: StateConfig | None = None
+    """Unset: neither registry nor journal."""
+    prefix_secret: str = Field("", repr=False)
+    """The workers'; unset: no placement by prefix."""
     cluster_secret: str = ClusterSecret
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

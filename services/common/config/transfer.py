@@ -11,35 +11,24 @@ from services.common.config.types import KVWire, Transport
 class TransferConfig(StrictModel):
     """Links between workers."""
 
-    transport: Transport = Field(
-        "auto",
-        description="ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both workers "
-        "can use it, else grpc",
-    )
-    kv_wire: KVWire = Field(
-        "native",
-        description="wire quantization of KV: native: none, fp8 and int8: eight bits an element with a scale "
-        "for each token and head, which halves the bytes of 16-bit "
-        "KV and loses some precision; quantized KV is "
-        "sent through host memory",
-    )
+    transport: Transport = "auto"
+    """ipc: within one host, nccl: between GPUs, grpc: anywhere; auto: ipc where both workers can use it, else
+    grpc."""
+    kv_wire: KVWire = "native"
+    """Wire quantization of KV: native: none, fp8 and int8: eight bits an element with a scale for each token
+    and head, which halves the bytes of 16-bit KV and loses some precision; quantized KV is sent through
+    host memory."""
     piece_bytes: int = Field(1024 * 1024, ge=4096, le=1024 * 1024)
-    window_pieces: int = Field(32, ge=2, le=65536, description="staging pieces of a link at its receiver")
-    peer_timeout_s: float = Field(10.0, gt=0, description="longest wait for a peer's answer")
-    transfer_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="where a decode worker listens for links over grpc or nccl; 0: any free port. The first "
-        "worker of `baton up` gets this port, each further one the next",
-    )
-    frames_port: int = Field(
-        0,
-        ge=0,
-        le=65535,
-        description="where a decode worker listens for the frames of nccl links; 0: any free port; further "
-        "workers as above",
-    )
+    window_pieces: int = Field(32, ge=2, le=65536)
+    """Staging pieces of a link at its receiver."""
+    peer_timeout_s: float = Field(10.0, gt=0)
+    """Longest wait for a peer's answer."""
+    transfer_port: int = Field(0, ge=0, le=65535)
+    """Where a decode worker listens for links over grpc or nccl; 0: any free port. The first worker of `baton
+    up` gets this port, each further one the next."""
+    frames_port: int = Field(0, ge=0, le=65535)
+    """Where a decode worker listens for the frames of nccl links; 0: any free port; further workers as
+    above."""
 
     def of_worker(self, index: int) -> TransferConfig:
         """The configuration of the `index`-th of several workers, whose ports are higher by `index`."""

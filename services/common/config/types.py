@@ -25,9 +25,6 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 DRAIN_S = 20.0  # how long running requests may take to end at a stop
 
 
-# Authenticates a process's internal RPCs and links.
-ClusterSecret = Field(
-    "",
-    repr=False,
-    description="shared by the cluster's processes; empty only where all of them listen on loopback",
-)
+ClusterSecret = Field("", repr=False)
+"""Authenticates a process's internal RPCs and links. Shared by the cluster's processes; empty only where all
+of them listen on loopback."""

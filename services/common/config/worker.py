@@ -21,22 +21,26 @@ class WorkerConfig(StrictModel):
     name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
     role: Role
     model: str
-    cluster_id: str = Field("", description="the cluster within which its name is unique")
+    cluster_id: str = ""
+    """The cluster within which its name is unique."""
     host: str = "127.0.0.1"
-    port: int = Field(0, ge=0, le=65535, description="0: any free port, reported when ready")
-    metrics_port: int | None = Field(0, ge=0, le=65535, description="0: any free port; null: no metrics")
-    served_model_name: str | None = Field(
-        None,
-        description="the model's name in the API; a router uses only workers with its own name; unset: the "
-        "folder's name",
-    )
-    restarts: int = Field(0, ge=0, description="how often its supervisor has restarted this worker")
+    port: int = Field(0, ge=0, le=65535)
+    """0: any free port, reported when ready."""
+    metrics_port: int | None = Field(0, ge=0, le=65535)
+    """0: any free port; null: no metrics."""
+    served_model_name: str | None = None
+    """The model's name in the API; a router uses only workers with its own name; unset: the folder's name."""
+    restarts: int = Field(0, ge=0)
+    """How often its supervisor has restarted this worker."""
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
-    state: StateConfig | None = Field(None, description="unset: the worker is not registered")
-    prefix_secret: str = Field("", repr=False, description="keys the hashes of cached blocks; unset: random")
+    state: StateConfig | None = None
+    """Unset: the worker is not registered."""
+    prefix_secret: str = Field("", repr=False)
+    """Keys the hashes of cached blocks; unset: random."""
     cluster_secret: str = ClusterSecret
-    drain_s: float = Field(DRAIN_S, ge=0, description="longest drain at a stop")
+    drain_s: float = Field(DRAIN_S, ge=0)
+    """Longest drain at a stop."""
     log_level: LogLevel = "info"
 
     @property
