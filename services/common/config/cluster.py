@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from services.common.config.strict_model import StrictModel
-from services.common.config.types import DRAIN_S, LogLevel
+from services.common.config.types import DRAIN_S, LogLevel, StrictModel
 from services.common.config.worker import WorkerConfig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.common.config.strict_model import StrictModel
+from services.common.config.types import StrictModel
 
 # In place of Redis's URL: neither registry nor journal.
 NO_STATE = "none"

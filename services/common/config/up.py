@@ -8,12 +8,10 @@ from pydantic import Field, model_validator
 
 from baton.cluster_auth import MIN_SECRET_LENGTH
 from services.common.config.cluster import SupervisionSettings
-from services.common.config.engine import EngineConfig
 from services.common.config.router import RouterSettings
 from services.common.config.state import StateSettings
-from services.common.config.strict_model import StrictModel
-from services.common.config.transfer import TransferConfig
-from services.common.config.types import DRAIN_S, LogLevel, Role
+from services.common.config.types import DRAIN_S, LogLevel, Role, StrictModel
+from services.common.config.worker import EngineConfig, TransferConfig
 
 
 class UpConfig(StrictModel):

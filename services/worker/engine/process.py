@@ -21,7 +21,7 @@ from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.timer_slack import sharpen_timers
 from baton.v1.engine_pb2 import EngineEvent
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.common.engine.channel import ChannelClosedError, EngineEnd
 from services.common.engine.launch import EngineLaunch
 from services.common.observability.logs import configure_logs, get_log

@@ -23,10 +23,7 @@ from baton.v1.engine_pb2 import (
 )
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
-from services.common.config.engine import EngineConfig
-from services.common.config.transfer import TransferConfig
-from services.common.config.types import Transport
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch
 from services.worker.engine.assembly import build_engine

@@ -16,7 +16,7 @@ from baton.v1.prefill_pb2 import FirstToken
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.transfer import Transfer, TransferState
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel

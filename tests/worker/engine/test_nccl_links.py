@@ -14,10 +14,7 @@ from baton.device import nccl_channel
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config.engine import EngineConfig
-from services.common.config.transfer import TransferConfig
-from services.common.config.types import Transport
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump

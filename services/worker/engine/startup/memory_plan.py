@@ -24,7 +24,7 @@ from baton.engine.model.tensors import layer_matrices
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from kvtransfer.device.blocks import staging_bytes
-from services.common.config.engine import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
+from services.common.config.worker import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
 
 CPU_KV_BYTES = 512 * 10**6
 # Memory that a process uses on a GPU beside its tensors: context, libraries, kernels, graphs. Measured.

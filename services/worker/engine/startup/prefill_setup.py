@@ -10,7 +10,7 @@ from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
 

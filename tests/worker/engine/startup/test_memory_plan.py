@@ -11,8 +11,7 @@ import pytest
 
 from baton.engine.model.config import ModelConfig
 from baton.errors import BatonError, ErrorKind
-from services.common.config.engine import EngineConfig
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.memory_plan import CPU_KV_BYTES, Gpu, MemoryPlan, memory_plan, other_bytes
 
 LLAMA_8B = {
