@@ -1,17 +1,18 @@
-"""What an engine owns and has done, as messages for its front."""
+"""What an engine is, owns and has done, as messages for its front."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from baton.engine.memory.blocks import BlockTables
 from baton.engine.prefix_cache.cache import PrefixCache
-from baton.v1.worker_pb2 import Audit, LinkAudit, Load, PrefixAudit
-from services.worker.engine.components import DecodeComponents, PrefillComponents
+from baton.v1.engine_pb2 import ReadyEvent
+from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit
+from services.common.config.worker import WorkerConfig
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.model_loader import LoadedModel
 
 
@@ -21,10 +22,33 @@ class EngineAudit:
     group."""
 
     model: LoadedModel
-    decode: DecodeComponents
-    prefill: PrefillComponents
+    decode: DecodeSide
+    prefill: PrefillPipeline
     prefix_cache: PrefixCache | None
     block_bytes: Sequence[int]
+
+    def ready(self, config: WorkerConfig) -> ReadyEvent:
+        """What the engine is. Its pool: all that two workers must have in common for a request to pass
+        between them unchanged."""
+        model = self.model
+        blocks = ",".join(str(group.block_tokens) for group in model.layout.groups)
+        return ReadyEvent(
+            fingerprint=model.fingerprint,
+            max_context_tokens=model.max_context_tokens,
+            vocab_size=model.config.vocab_size,
+            load=self.load(),
+            device=str(model.device),
+            transfer_endpoints=[endpoint.message() for endpoint in self.decode.endpoints],
+            cache_dtype=model.layout.cache_dtype if self.prefix_cache is not None else "",
+            pool=Pool(
+                model=config.served_name,
+                checkpoint=model.checkpoint,
+                tokenizer=model.tokenizer,
+                kv_format=f"{model.layout.cache_dtype}/{blocks}/{config.transfer.kv_wire}",
+                numerics="exact" if model.exact else "fast",
+            ),
+            weight_format=model.weight_format,
+        )
 
     def load(self) -> Load:
         """The counts by which the router places requests."""
@@ -112,11 +136,9 @@ class EngineAudit:
         )
 
     def _integrity_error(self) -> str:
+        owned = [*self.decode.reserved.owned_blocks(), *self.prefill.jobs.owned_blocks()]
         try:
-            self.model.pools.check_integrity(self._owned_blocks())
+            self.model.pools.check_integrity(owned)
         except RuntimeError as error:
             return str(error)
         return ""
-
-    def _owned_blocks(self) -> Iterator[BlockTables]:
-        return chain(self.decode.reserved.owned_blocks(), self.prefill.jobs.owned_blocks())

@@ -19,7 +19,8 @@ from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.channel import EngineEnd
 from services.common.observability.logs import get_log
 from services.worker.engine.audit import EngineAudit
-from services.worker.engine.components import DecodeComponents, PrefillComponents
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 
 _COMMANDS_A_TURN = 64
 # Commands that are handled within a decode step: a reservation is what a request waits for before its prompt
@@ -35,8 +36,8 @@ class Commands:
 
     channel: EngineEnd
     role: Role
-    decode: DecodeComponents
-    prefill: PrefillComponents
+    decode: DecodeSide
+    prefill: PrefillPipeline
     audit: EngineAudit
     stopping: bool = field(default=False, init=False)
     _received: deque[EngineCommand] = field(default_factory=deque, init=False)
