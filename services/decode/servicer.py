@@ -25,14 +25,7 @@ from baton.v1.decode_pb2 import (
     SubscribeResponse,
 )
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
-from baton.v1.engine_pb2 import (
-    CancelCommand,
-    EngineCommand,
-    EngineEvent,
-    HandoffStateCommand,
-    ReserveCommand,
-    SlotEndedCommand,
-)
+from baton.v1.engine_pb2 import CancelCommand, EngineCommand, EngineEvent, SlotEndedCommand
 from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.histogram import Histogram
@@ -103,7 +96,7 @@ class DecodeServicer(DecodeServiceServicer):
         try:
             self._drain.check()
             _check_ids(request)
-            command = EngineCommand(reserve=ReserveCommand(request=request))
+            command = EngineCommand(reserve=request)
             event = await self._engine.call(command, on_answer=partial(self._register, request))
             return ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
         except BatonError as error:
@@ -163,7 +156,7 @@ class DecodeServicer(DecodeServiceServicer):
         return CancelResponse()
 
     async def GetHandoff(self, request: GetHandoffRequest, context: Context) -> GetHandoffResponse:  # noqa: N802
-        command = EngineCommand(handoff_state=HandoffStateCommand(attempt=request.attempt))
+        command = EngineCommand(handoff_state=request)
         try:
             event = await self._engine.call(command)
         except BatonError as error:

@@ -98,7 +98,7 @@ class EngineClient:
     async def stream(self, command: EngineCommand) -> AsyncIterator[EngineEvent]:
         """Sends a prefill and yields its events until its end. Raises the BatonError it failed with."""
         command.id = next(self._ids)
-        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill.request))
+        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill))
         self._streams[command.id] = queue
         try:
             await self.send(command)

@@ -6,14 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import (
-    CancelCommand,
-    DoneEvent,
-    EngineCommand,
-    EngineEvent,
-    FailedEvent,
-    HandoffStateEvent,
-)
+from baton.v1.decode_pb2 import GetHandoffResponse
+from baton.v1.engine_pb2 import CancelCommand, DoneEvent, EngineCommand, EngineEvent, FailedEvent
 from services.common.config.types import Role
 from services.common.engine.attempt_key import AttemptKey
 from services.common.engine.channel import EngineEnd
@@ -77,13 +71,13 @@ class Commands:
         match command.WhichOneof("command"):
             case "reserve":
                 self._require("decode")
-                return EngineEvent(reserved=self.decode.issuer.reserve(command.reserve.request))
+                return EngineEvent(reserved=self.decode.issuer.reserve(command.reserve))
             case "prefill":
                 self._require("prefill")
-                self.prefill.jobs.start(command.id, command.prefill.request)
+                self.prefill.jobs.start(command.id, command.prefill)
                 return None
             case "give_ticket":
-                self.prefill.jobs.give_ticket(command.give_ticket.request)
+                self.prefill.jobs.give_ticket(command.give_ticket)
             case "cancel":
                 self._cancel(command.cancel)
             case "slot_ended":
@@ -94,7 +88,7 @@ class Commands:
                 return EngineEvent(audit=self.audit.report(integrity=not command.audit.skip_integrity))
             case "handoff_state":
                 state = self.decode.tickets.state(AttemptKey.of(command.handoff_state.attempt))
-                return EngineEvent(handoff_state=HandoffStateEvent(state=state))
+                return EngineEvent(handoff_state=GetHandoffResponse(state=state))
             case "describe":
                 return EngineEvent(load=self.audit.load())
             case "stop":

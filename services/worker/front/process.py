@@ -21,10 +21,10 @@ from baton.engine.rings.layout import SharedRings
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
-from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyEvent, StopCommand
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from baton.wakeups import batch_wakeups
 from services.common.config.worker import WorkerConfig
@@ -229,7 +229,7 @@ class _Front:
         return self._metrics.start(registry, config.host, config.metrics_port)
 
     async def _audit(self) -> Audit:
-        command = EngineCommand(audit=AuditCommand(skip_integrity=True))
+        command = EngineCommand(audit=GetAuditRequest(skip_integrity=True))
         return (await self._engine.call(command)).audit
 
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from baton.errors import BatonError
-from baton.v1.engine_pb2 import AuditCommand, DescribeCommand, EngineCommand, ReadyEvent
+from baton.v1.engine_pb2 import EngineCommand, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load
 from baton.v1.worker_pb2_grpc import WorkerServiceServicer
@@ -47,7 +47,7 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def update_load(self) -> None:
         """Updates `load` from the engine. Raises BatonError where the engine does not answer."""
-        self.load = (await self._engine.call(EngineCommand(describe=DescribeCommand()))).load
+        self.load = (await self._engine.call(EngineCommand(describe=DescribeRequest()))).load
 
     async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
         """The latest load; an earlier one where the engine takes longer than `_LOAD_S` to answer."""
@@ -78,7 +78,7 @@ class WorkerServicer(WorkerServiceServicer):
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802
         try:
-            command = EngineCommand(audit=AuditCommand(skip_integrity=request.skip_integrity))
+            command = EngineCommand(audit=request)
             event = await self._engine.call(command)
         except BatonError as error:
             await abort(context, error)

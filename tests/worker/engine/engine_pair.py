@@ -13,10 +13,10 @@ from baton.block_hash import BlockHasher
 from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import TicketBody
-from baton.v1.engine_pb2 import AuditCommand, GiveTicketCommand, ReservedEvent
+from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
@@ -96,7 +96,7 @@ class Pair:
         if follows_in is not None:
             self.source.turn(follows_in)
             ticket = GiveTicketRequest(attempt=request.attempt, ticket=request.reserved.ticket)
-            self.source.send(give_ticket=GiveTicketCommand(request=ticket))
+            self.source.send(give_ticket=ticket)
         return request
 
     def generate(
@@ -142,7 +142,7 @@ class Pair:
 
     def audit(self) -> Audit:
         """Decode's."""
-        return self.target.ask(audit=AuditCommand()).audit
+        return self.target.ask(audit=GetAuditRequest()).audit
 
     def assert_free(self) -> None:
         self.source.assert_free()

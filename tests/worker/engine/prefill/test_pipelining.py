@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from baton.v1.engine_pb2 import AuditCommand
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 CHUNK = 8
@@ -14,7 +13,7 @@ TOKENS = 60
 
 
 def audit(stepped: SteppedEngine) -> Audit:
-    return stepped.ask(audit=AuditCommand()).audit
+    return stepped.ask(audit=GetAuditRequest()).audit
 
 
 def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
