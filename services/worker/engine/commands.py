@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import GetHandoffResponse
-from baton.v1.engine_pb2 import CancelCommand, DoneEvent, EngineCommand, EngineEvent, FailedEvent
+from baton.v1.engine_pb2 import CancelCommand, DoneEvent, EngineCommand, EngineEvent
 from services.common.config.types import Role
 from services.common.engine.attempt_key import AttemptKey
-from services.common.engine.channel import EngineEnd
+from services.common.engine.channel import EngineEnd, failed_event
 from services.common.observability.logs import get_log
 from services.worker.engine.audit import EngineAudit
 from services.worker.engine.decode.side import DecodeSide
@@ -62,7 +62,7 @@ class Commands:
             level = "debug" if error.kind is ErrorKind.OVERLOADED else "warning"
             kind = command.WhichOneof("command")
             getattr(log, level)("command_refused", command=kind, reason=error.message)
-            event = EngineEvent(failed=failed_event(error))
+            event = failed_event(error)
         if event is not None and command.id:  # commands of id 0 have no answer
             event.id = command.id
             self.channel.send(event)
@@ -106,7 +106,3 @@ class Commands:
     def _require(self, role: Role) -> None:
         if self.role not in (role, "both"):
             raise BatonError(ErrorKind.CONFLICT, f"this worker's role is {self.role}, not {role}")
-
-
-def failed_event(error: BatonError) -> FailedEvent:
-    return FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]

@@ -167,7 +167,7 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
             partial(_of_registration, lambda registration: registration.state.counters.renewals_failed)),
 )
 # fmt: on
-FAMILIES = (*AUDITED, *FRONT)
+FAMILIES: tuple[Metric[Any], ...] = (*AUDITED, *FRONT)
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
-from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, start_engine
-from services.worker.front.engine_watch import detect_hang
+from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
 from services.worker.front.metrics import WorkerMetrics
 from services.worker.front.worker_servicer import WorkerServicer
 
@@ -110,12 +109,9 @@ class _Front:
         self._heartbeat = rings.heartbeat(handle.memory)
         # Why the engine was killed; empty unless it hung.
         self._hung = ""
+        reports_output = config.role != "prefill" and config.engine.prefix_cache
         self._decode = DecodeServicer(
-            identity.incarnation,
-            self._engine,
-            rings.reader(handle.memory),
-            self._drain,
-            reports_output=config.role != "prefill" and config.engine.prefix_cache,
+            identity.incarnation, self._engine, rings.reader(handle.memory), self._drain, reports_output
         )
         self._metrics = MetricsServer()
 

@@ -46,9 +46,7 @@ class DecodeSide:
         `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one."""
         self.loop, self.slots, self.sink, self.tickets = loop, slots, sink, sink.tickets
         self.receiver, self.endpoints = receiver, endpoints
-        self.clock = StepClock(
-            lambda: loop.tokens_decoded, ended=lambda: loop.ring.steps + loop.ring.full_steps
-        )
+        self.clock = StepClock(lambda: loop.tokens_decoded, lambda: loop.ring.steps + loop.ring.full_steps)
         self.allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
         self.reserved = ReservedSlots(
             self.tickets, loop, slots, model.pools, self.allocation, receiver, prefix_cache, emit
