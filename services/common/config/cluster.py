@@ -13,13 +13,13 @@ from services.common.config.worker import WorkerConfig
 class SupervisionSettings(StrictModel):
     """The operator's settings of how workers are started and supervised."""
 
+    # local: start a Ray cluster; none: run without Ray.
     ray_address: str = Field("local", min_length=1)
-    """local: start a Ray cluster; none: run without Ray."""
+    # A worker without a heartbeat for so long is killed.
     hang_timeout_s: float = Field(5.0, gt=0)
-    """A worker without a heartbeat for so long is killed."""
+    # Absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; where an existing Ray
+    # cluster is joined (ray_address), each machine needs it, or the environment variables.
     secrets_file: Path | None = None
-    """Absolute path of a YAML file with redis_url, prefix_secret and cluster_secret; where an existing Ray
-    cluster is joined (ray_address), each machine needs it, or the environment variables."""
 
     @property
     def on_another_ray(self) -> bool:
@@ -37,13 +37,13 @@ class SupervisionSettings(StrictModel):
 class ClusterConfig(SupervisionSettings):
     """Configuration of the process that starts the workers, on Ray or as children."""
 
+    # Random, so that several clusters can share one Ray.
     cluster_id: str = Field(pattern="^[0-9a-z-]+$")
-    """Random, so that several clusters can share one Ray."""
     workers: tuple[WorkerConfig, ...]
+    # Unset: python -m services.worker.
     worker_program: tuple[str, ...] = ()
-    """Unset: python -m services.worker."""
+    # Secrets that are read on a worker's machine.
     secret_names: tuple[str, ...] = ()
-    """Secrets that are read on a worker's machine."""
     start_timeout_s: float = Field(600.0, gt=0)
     drain_s: float = Field(DRAIN_S, ge=0)
     log_level: LogLevel = "info"

@@ -13,10 +13,10 @@ NO_STATE = "none"
 class StateSettings(StrictModel):
     """The operator's settings of the soft state in Redis."""
 
+    # Unset: an embedded server; none: no state.
     redis_url: str | None = Field(None, repr=False)
-    """Unset: an embedded server; none: no state."""
+    # Processes with one namespace form one cluster; unset: a random one.
     namespace: str | None = Field(None, pattern="^[A-Za-z0-9_-]{1,64}$")
-    """Processes with one namespace form one cluster; unset: a random one."""
 
 
 class StateConfig(StrictModel):
@@ -24,9 +24,9 @@ class StateConfig(StrictModel):
 
     redis_url: str = Field(repr=False)
     namespace: str
+    # Precedes the names of its workers in the registry.
     cluster_id: str = ""
-    """Precedes the names of its workers in the registry."""
+    # The server is the embedded one of `baton up`.
     embedded: bool = False
-    """The server is the embedded one of `baton up`."""
+    # Hex; empty: a random one, so that no other router can read the journal.
     journal_key: str = Field("", repr=False)
-    """Hex; empty: a random one, so that no other router can read the journal."""
