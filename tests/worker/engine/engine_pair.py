@@ -71,11 +71,11 @@ class Pair:
         """Reserves at decode, with the hashes of the prompt or with `names`."""
         name = next(self._numbers).to_bytes(2, "little")
         command = reserve(name=name, tokens=len(prompt), most=most)
-        command.request.block_hashes[:] = self.hashes(prompt, tenant) if names is None else names
-        command.request.tenant = tenant
+        command.block_hashes[:] = self.hashes(prompt, tenant) if names is None else names
+        command.tenant = tenant
         event = self.target.ask(reserve=command)
         assert event.HasField("reserved"), event
-        return PairRequest(prompt, command.request.attempt, event.reserved)
+        return PairRequest(prompt, command.attempt, event.reserved)
 
     def begin(
         self, request: PairRequest, most: int = 4, tenant: str = "", *, follows_in: int | None = None
@@ -89,9 +89,9 @@ class Pair:
             ticket_follows=ahead,
             tenant=tenant,
         )
-        command.request.attempt.CopyFrom(request.attempt)
-        command.request.token_ids[:] = request.prompt
-        command.request.prompt_length = len(request.prompt)
+        command.attempt.CopyFrom(request.attempt)
+        command.token_ids[:] = request.prompt
+        command.prompt_length = len(request.prompt)
         request.number = self.source.send(prefill=command)
         if follows_in is not None:
             self.source.turn(follows_in)

@@ -25,7 +25,7 @@ def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[
     name = next(NUMBERS).to_bytes(2, "little")
     ticket = stepped.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
     command = prefill(ticket, name=name, tokens=len(prompt), most=most)
-    command.request.token_ids[:] = prompt
+    command.token_ids[:] = prompt
     number = stepped.send(prefill=command)
     stepped.records.clear()
     deadline = time.monotonic() + 10

@@ -33,7 +33,7 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
         deadline = time.monotonic() + 5
         while taking.engine.decode.receiver is None or _received(taking) < whole:
             assert time.monotonic() < deadline, (computed, _received(taking))
-            prompts.pipeline.poll(16)
+            prompts.poll(16)
             taking.turn()
             time.sleep(0.001)
         seen.append((computed, _received(taking)))
