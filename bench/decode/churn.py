@@ -78,7 +78,7 @@ class Churn:
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
         from baton.v1.types_pb2 import WorkerIdentity
         from kvtransfer.protocol.ticket import TicketSigner
-        from services.worker.engine.decode.block_sink import ReservedBlockSink
+        from services.worker.engine.decode.reserved_slots import ReservedBlockSink
         from services.worker.engine.decode.side import DecodeSide
         from services.worker.engine.decode.ticket_table import TicketTable
         from services.worker.engine.startup.kv_wire_format import WireBlocks

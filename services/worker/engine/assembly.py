@@ -34,7 +34,7 @@ from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch, identity_of
 from services.worker.engine.audit import EngineAudit
 from services.worker.engine.commands import Commands
-from services.worker.engine.decode.block_sink import ReservedBlockSink
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.loop import EngineLoop, beat_step

@@ -61,29 +61,23 @@ async def start_engine(
     memory = SharedMemory.create(f"baton-{config.name}", rings.size)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        process = _spawn(program, config, identity, theirs, memory)
+        launch = EngineLaunch(
+            worker=config.model_copy(update={"state": None}),  # the engine does not use Redis
+            incarnation=identity.incarnation.hex(),
+            started_ns=identity.started_ns,
+            channel_fd=theirs.fileno(),
+            memory_fd=memory.fd,
+        )
+        process = _spawn(program, launch)
     return EngineHandle(process, await FrontEnd.open(ours), memory)
 
 
-def _spawn(
-    program: Sequence[str],
-    config: WorkerConfig,
-    identity: WorkerIdentity,
-    channel: socket.socket,
-    memory: SharedMemory,
-) -> subprocess.Popen[bytes]:
-    launch = EngineLaunch(
-        worker=config.model_copy(update={"state": None}),  # the engine does not use Redis
-        incarnation=identity.incarnation.hex(),
-        started_ns=identity.started_ns,
-        channel_fd=channel.fileno(),
-        memory_fd=memory.fd,
-    )
+def _spawn(program: Sequence[str], launch: EngineLaunch) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         tied(program),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,  # the front's stdout belongs to its parent protocol
-        pass_fds=(channel.fileno(), memory.fd),
+        pass_fds=(launch.channel_fd, launch.memory_fd),
         env={**os.environ, **ENVIRONMENT},
     )
     assert process.stdin is not None

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -52,11 +51,6 @@ def _cached_blocks(cache: PrefixAudit, unit: int = 1) -> Samples:
 
 def _usable_pieces(links: Sequence[LinkAudit]) -> float:
     return sum(link.free_pieces if link.sending else link.credited_pieces for link in links)
-
-
-def _of_registration(read: Callable[[Registration], float], worker: WorkerMetrics) -> float | None:
-    """A metric that exists only with state."""
-    return None if worker.registration is None else read(worker.registration)
 
 
 def _metric(
@@ -157,17 +151,19 @@ FRONT: tuple[Metric[WorkerMetrics], ...] = (
             lambda worker: worker.live_streams()),
     _metric("ring_poll_lag_seconds", "Delay of the front's polls of the output ring.",
             lambda worker: worker.poll_lag),
+)
+# Only with state.
+REGISTRATION: tuple[Metric[Registration], ...] = (
     _metric("redis_up", "1 where Redis answered last, else 0; absent without state.",
-            partial(_of_registration, lambda registration: not registration.state.unavailable)),
-    _metric("redis_outages_total", "Outages of Redis.",
-            partial(_of_registration, lambda registration: registration.state.counters.outages)),
+            lambda r: not r.state.unavailable),
+    _metric("redis_outages_total", "Outages of Redis.", lambda r: r.state.counters.outages),
     _metric("registered", "1 where the registry lists this worker, else 0.",
-            partial(_of_registration, lambda registration: registration.registered)),
+            lambda r: r.registered),
     _metric("failed_renewals_total", "Unanswered renewals of the registration.",
-            partial(_of_registration, lambda registration: registration.state.counters.renewals_failed)),
+            lambda r: r.state.counters.renewals_failed),
 )
 # fmt: on
-FAMILIES: tuple[Metric[Any], ...] = (*AUDITED, *FRONT)
+FAMILIES: tuple[Metric[Any], ...] = (*AUDITED, *FRONT, *REGISTRATION)
 
 
 @dataclass(frozen=True)
@@ -192,6 +188,8 @@ class WorkerMetrics:
         """Runs on the scraper's thread; an engine that does not answer fails the scrape."""
         yield from collect(AUDITED, self._fetch(), self.labels)
         yield from collect(FRONT, self, self.labels)
+        if self.registration is not None:
+            yield from collect(REGISTRATION, self.registration, self.labels)
 
     def _fetch(self) -> Audit:
         request = asyncio.run_coroutine_threadsafe(self.audit(), self.loop)

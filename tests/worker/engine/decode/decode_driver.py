@@ -31,7 +31,7 @@ from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import CommitPending, Committed, MetadataReceived, Withdrawn
 from services.common.engine.attempt_key import AttemptKey
-from services.worker.engine.decode.block_sink import ReservedBlockSink
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink
 from services.worker.engine.decode.side import DecodeSide
 from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.startup.kv_wire_format import WireBlocks
