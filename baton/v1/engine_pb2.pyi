@@ -209,7 +209,7 @@ class EngineEvent(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TICKET_ENDED_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
-    UNFIT_FIELD_NUMBER: _builtins.int
+    RESTART_NEEDED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ReadyEvent: ...
@@ -234,7 +234,7 @@ class EngineEvent(_message.Message):
     @_builtins.property
     def prefixes(self) -> Global___PrefixesEvent: ...
     @_builtins.property
-    def unfit(self) -> Global___UnfitEvent: ...
+    def restart_needed(self) -> Global___RestartNeededEvent: ...
     def __init__(
         self,
         *,
@@ -250,13 +250,13 @@ class EngineEvent(_message.Message):
         done: Global___DoneEvent | None = ...,
         ticket_ended: Global___TicketEndedEvent | None = ...,
         prefixes: Global___PrefixesEvent | None = ...,
-        unfit: Global___UnfitEvent | None = ...,
+        restart_needed: Global___RestartNeededEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended", "unfit", b"unfit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended", "unfit", b"unfit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "unfit"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "restart_needed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -451,7 +451,7 @@ class PrefixesEvent(_message.Message):
 Global___PrefixesEvent: _TypeAlias = PrefixesEvent  # noqa: Y015
 
 @_typing.final
-class UnfitEvent(_message.Message):
+class RestartNeededEvent(_message.Message):
     """The engine finishes its requests, but its process is impaired and should be replaced."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -469,4 +469,4 @@ class UnfitEvent(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnfitEvent: _TypeAlias = UnfitEvent  # noqa: Y015
+Global___RestartNeededEvent: _TypeAlias = RestartNeededEvent  # noqa: Y015

@@ -88,7 +88,7 @@ def build_engine(
     )
     pieces = links.pieces_a_turn
     prefill = PrefillPipeline(jobs, prompts, sender, pieces if links.device is not None else 0)
-    audit = EngineAudit(model, decode, prefill, cache, links.wire.block_bytes)
+    audit = EngineAudit(model, decode, prefill)
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=audit.ready(config)))

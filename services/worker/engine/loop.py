@@ -21,7 +21,7 @@ from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, UnfitEvent
+from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.engine.channel import EngineEnd
 from services.common.observability.logs import get_log
@@ -59,7 +59,7 @@ class EngineLoop:
     prefix_cache: PrefixCache | None
     nccl: NcclEndpoint | None
     pieces_a_turn: int
-    _unfit: bool = field(default=False, init=False)
+    _restart_reported: bool = field(default=False, init=False)
 
     def run(self) -> None:
         """Turns until a stop command. Raises ChannelClosedError where the front is gone, BatonError where the
@@ -91,7 +91,7 @@ class EngineLoop:
         self.decode.allocation.step()
         worked |= self.decode.clock.timed(self._decode_step)
         self._report_prefixes()
-        self._report_unfit()
+        self._report_restart_needed()
         return worked
 
     def close(self) -> None:
@@ -129,11 +129,12 @@ class EngineLoop:
             if added or removed:
                 self.channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
 
-    def _report_unfit(self) -> None:
+    def _report_restart_needed(self) -> None:
         """Reports once that NCCL hangs: the device memory of its links cannot be freed in this process."""
-        if self.nccl is not None and not self._unfit and self.nccl.hung:
-            self._unfit = True
-            self.channel.send(EngineEvent(unfit=UnfitEvent(reason="NCCL did not end a link in time")))
+        if self.nccl is not None and not self._restart_reported and self.nccl.hung:
+            self._restart_reported = True
+            needed = RestartNeededEvent(reason="NCCL did not end a link in time")
+            self.channel.send(EngineEvent(restart_needed=needed))
 
 
 def beat_step(heartbeat: Heartbeat, expected_s: float) -> None:

@@ -13,7 +13,6 @@ from prometheus_client.core import Metric as PrometheusMetric
 
 from baton.errors import BatonError, ErrorKind
 from baton.v1.worker_pb2 import Audit, LinkAudit, PrefixAudit
-from services.common.observability.histogram import Histogram
 from services.common.observability.metrics import (
     Metric,
     Samples,
@@ -23,6 +22,7 @@ from services.common.observability.metrics import (
     collect,
     process_metrics,
 )
+from services.decode.servicer import DecodeServicer
 
 if TYPE_CHECKING:
     from services.worker.front.registration import Registration
@@ -148,9 +148,9 @@ AUDITED: tuple[Metric[Audit], ...] = (
 FRONT: tuple[Metric[WorkerMetrics], ...] = (
     _metric("restarts_total", "Restarts of this worker by its supervisor.", lambda worker: worker.restarts),
     _metric("live_streams", "Reservations and sequences that may still emit tokens.",
-            lambda worker: worker.live_streams()),
+            lambda worker: worker.decode.live),
     _metric("ring_poll_lag_seconds", "Delay of the front's polls of the output ring.",
-            lambda worker: worker.poll_lag),
+            lambda worker: worker.decode.poll_lag),
 )
 # Only with state.
 REGISTRATION: tuple[Metric[Registration], ...] = (
@@ -174,8 +174,7 @@ class WorkerMetrics:
     audit: Callable[[], Coroutine[Any, Any, Audit]]
     loop: asyncio.AbstractEventLoop
     restarts: int
-    poll_lag: Histogram
-    live_streams: Callable[[], int]
+    decode: DecodeServicer
     registration: Registration | None
 
     def register(self, registry: CollectorRegistry, engine_pid: int) -> None:
