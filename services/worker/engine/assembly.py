@@ -92,7 +92,7 @@ def build_engine(
     commands = Commands(channel, config.role, decode, prefill, audit)
     log_memory(model, config.engine)
     channel.send(EngineEvent(ready=audit.ready(config)))
-    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, cache, links.nccl, pieces)
+    return EngineLoop(channel, wakeup, heartbeat, commands, decode, prefill, links.nccl, pieces)
 
 
 class _Links:

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from baton.device.wakeup import Wakeup
 from baton.engine.decode.loop import DecodeLoop
 from baton.engine.prefill.loop import PrefillLoop
-from baton.engine.prefix_cache.cache import PrefixCache
 from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
@@ -56,7 +55,6 @@ class EngineLoop:
     commands: Commands
     decode: DecodeSide
     prefill: PrefillPipeline
-    prefix_cache: PrefixCache | None
     nccl: NcclEndpoint | None
     pieces_a_turn: int
     _restart_reported: bool = field(default=False, init=False)
@@ -81,8 +79,8 @@ class EngineLoop:
         self.wakeup.clear()
         worked = self.commands.handle()
         self.decode.reserved.expire()
-        if self.prefix_cache is not None:
-            worked |= self.prefix_cache.poll()
+        if self.decode.prefix_cache is not None:
+            worked |= self.decode.prefix_cache.poll()
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
         worked |= self.prefill.poll(self.pieces_a_turn)
         steps_ended = self.prefill.loop.steps_ended
@@ -97,8 +95,8 @@ class EngineLoop:
     def close(self) -> None:
         """Closes links and the prefix cache's stores."""
         self.prefill.sender.close()
-        if self.prefix_cache is not None:
-            self.prefix_cache.close()
+        if self.decode.prefix_cache is not None:
+            self.decode.prefix_cache.close()
         if self.decode.receiver is not None:
             self.decode.receiver.close()
 
@@ -124,8 +122,8 @@ class EngineLoop:
 
     def _report_prefixes(self) -> None:
         """Reports the blocks that entered and left the prefix cache, for the routers' index."""
-        if self.prefix_cache is not None:
-            added, removed = self.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
+        if self.decode.prefix_cache is not None:
+            added, removed = self.decode.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
             if added or removed:
                 self.channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
 

@@ -132,20 +132,13 @@ class _Front:
             watching = asyncio.create_task(self._watch_engine())
             server = self._server()
             await self._start_server(server, ready)
-            ends: set[asyncio.Future[Any]] = {
-                engine,
-                stopping,
-                polling,
-                excluded,
-                watching,
-                self._restart,
-            }
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, excluded, watching, self._restart}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not (stopping.done() or excluded.done() or self._restart.done()):
                 raise await self._reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
-                raise (excluded.result() if excluded.done() else RestartNeededError(self._restart.result()))
+                raise excluded.result() if excluded.done() else RestartNeededError(self._restart.result())
         finally:
             if watching is not None:  # an engine that is stopping writes no heartbeat
                 watching.cancel()

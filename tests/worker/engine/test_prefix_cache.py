@@ -78,7 +78,7 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
     block_bytes = truth.ask(audit=GetAuditRequest()).audit.block_bytes[0]
     folder = str(tmp_path / "disk") if disk else None
     stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
-    store = stepped.engine.prefix_cache._store  # type: ignore[union-attr]
+    store = stepped.engine.decode.prefix_cache._store  # type: ignore[union-attr]
     assert isinstance(store, HostPrefixes)
     if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
         store._host = HostBlocks(store._host._cache, 12 * block_bytes)
