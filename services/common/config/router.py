@@ -84,12 +84,11 @@ class RouterSettings(StrictModel):
     def admin_ports(self) -> tuple[int, int]:
         """The ports of AdminService and of admin HTTP to bind; 0: any free port."""
         # With grpc_port 0 several clusters may share a host, and fixed defaults would collide.
-        defaults = (DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT) if self.grpc_port else (0, 0)
-        given = (self.admin_grpc_port, self.admin_http_port)
-        grpc, http = (
-            port if port is not None else unset for port, unset in zip(given, defaults, strict=True)
+        grpc, http = (DEFAULT_GRPC_PORT, DEFAULT_HTTP_PORT) if self.grpc_port else (0, 0)
+        return (
+            grpc if self.admin_grpc_port is None else self.admin_grpc_port,
+            http if self.admin_http_port is None else self.admin_http_port,
         )
-        return grpc, http
 
     @property
     def serves_public_metrics(self) -> bool:

@@ -44,10 +44,6 @@ def prefill_loop(
             "prefill_throughput", **{f"ms_{rows}_rows": round(took * 1e3, 2) for rows, took in prompts.paces}
         )
     scheduler = PrefillScheduler(
-        model.pools,
-        bounds,
-        max_sequences=engine.prefill_queue,
-        cost=cost,
-        prefixes=prefix_cache,
+        model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
     return PrefillLoop(prompts, scheduler, compute_stream(model.device), before_step=before_step)
