@@ -43,8 +43,13 @@ class DecodeSide:
     ) -> None:
         """`host_kv_bytes`: host memory for sequences that are swapped out. `receiver`, which writes into
         `sink`, and its `endpoints`: None and empty where no other worker sends blocks to this one."""
-        self.loop, self.slots, self.sink, self.tickets = loop, slots, sink, sink.tickets
-        self.receiver, self.endpoints, self.prefix_cache = receiver, endpoints, prefix_cache
+        self.loop = loop
+        self.slots = slots
+        self.sink = sink
+        self.tickets = sink.tickets
+        self.receiver = receiver
+        self.endpoints = endpoints
+        self.prefix_cache = prefix_cache
         self.clock = StepClock(lambda: loop.tokens_decoded, lambda: loop.ring.steps + loop.ring.full_steps)
         self.allocation = BlockAllocation(model.pools, loop, HostBlocks(model.cache, host_kv_bytes))
         self.reserved = ReservedSlots(
