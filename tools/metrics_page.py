@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from services.common.observability.metrics import Family
+from services.common.observability.metrics import Metric
 from services.router.observability import metrics as router_metrics
 from services.worker.front import metrics as worker_metrics
 
@@ -22,7 +23,7 @@ def with_tables(page: str) -> str:
     return page
 
 
-def _table(families: Iterable[Family]) -> str:
+def _table(families: Iterable[Metric[Any]]) -> str:
     rows = (f"| `{family.name}` | {', '.join(family.labels) or '–'} | {family.help} |" for family in families)
     return "\n".join(["| metric | labels | meaning |", "|---|---|---|", *rows]) + "\n"
 

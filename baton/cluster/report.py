@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config.strict_model import StrictModel
+from services.common.config.types import StrictModel
 
 
 class Phase(StrEnum):

@@ -77,36 +77,38 @@ class EngineCommand(_message.Message):
     id: _builtins.int
     """Chosen by the front and repeated in the event that answers; all events of a prefill have it."""
     @_builtins.property
-    def reserve(self) -> Global___ReserveCommand: ...
+    def reserve(self) -> _decode_pb2.ReserveRequest: ...
     @_builtins.property
-    def prefill(self) -> Global___PrefillCommand: ...
+    def prefill(self) -> _prefill_pb2.PrefillRequest: ...
     @_builtins.property
     def cancel(self) -> Global___CancelCommand: ...
     @_builtins.property
     def slot_ended(self) -> Global___SlotEndedCommand: ...
     @_builtins.property
-    def audit(self) -> Global___AuditCommand: ...
+    def audit(self) -> _worker_pb2.GetAuditRequest: ...
     @_builtins.property
-    def handoff_state(self) -> Global___HandoffStateCommand: ...
+    def handoff_state(self) -> _decode_pb2.GetHandoffRequest: ...
     @_builtins.property
-    def describe(self) -> Global___DescribeCommand: ...
+    def describe(self) -> _worker_pb2.DescribeRequest: ...
     @_builtins.property
     def stop(self) -> Global___StopCommand: ...
     @_builtins.property
-    def give_ticket(self) -> Global___GiveTicketCommand: ...
+    def give_ticket(self) -> _prefill_pb2.GiveTicketRequest:
+        """The ticket of a prefill that waits for one."""
+
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
-        reserve: Global___ReserveCommand | None = ...,
-        prefill: Global___PrefillCommand | None = ...,
+        reserve: _decode_pb2.ReserveRequest | None = ...,
+        prefill: _prefill_pb2.PrefillRequest | None = ...,
         cancel: Global___CancelCommand | None = ...,
         slot_ended: Global___SlotEndedCommand | None = ...,
-        audit: Global___AuditCommand | None = ...,
-        handoff_state: Global___HandoffStateCommand | None = ...,
-        describe: Global___DescribeCommand | None = ...,
+        audit: _worker_pb2.GetAuditRequest | None = ...,
+        handoff_state: _decode_pb2.GetHandoffRequest | None = ...,
+        describe: _worker_pb2.DescribeRequest | None = ...,
         stop: Global___StopCommand | None = ...,
-        give_ticket: Global___GiveTicketCommand | None = ...,
+        give_ticket: _prefill_pb2.GiveTicketRequest | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "command", b"command", "describe", b"describe", "give_ticket", b"give_ticket", "handoff_state", b"handoff_state", "prefill", b"prefill", "reserve", b"reserve", "slot_ended", b"slot_ended", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -117,68 +119,6 @@ class EngineCommand(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
 Global___EngineCommand: _TypeAlias = EngineCommand  # noqa: Y015
-
-@_typing.final
-class ReserveCommand(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request(self) -> _decode_pb2.ReserveRequest: ...
-    def __init__(
-        self,
-        *,
-        request: _decode_pb2.ReserveRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReserveCommand: _TypeAlias = ReserveCommand  # noqa: Y015
-
-@_typing.final
-class PrefillCommand(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request(self) -> _prefill_pb2.PrefillRequest: ...
-    def __init__(
-        self,
-        *,
-        request: _prefill_pb2.PrefillRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PrefillCommand: _TypeAlias = PrefillCommand  # noqa: Y015
-
-@_typing.final
-class GiveTicketCommand(_message.Message):
-    """The ticket of a prefill that waits for one."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUEST_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def request(self) -> _prefill_pb2.GiveTicketRequest: ...
-    def __init__(
-        self,
-        *,
-        request: _prefill_pb2.GiveTicketRequest | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GiveTicketCommand: _TypeAlias = GiveTicketCommand  # noqa: Y015
 
 @_typing.final
 class CancelCommand(_message.Message):
@@ -239,60 +179,6 @@ class SlotEndedCommand(_message.Message):
 Global___SlotEndedCommand: _TypeAlias = SlotEndedCommand  # noqa: Y015
 
 @_typing.final
-class AuditCommand(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SKIP_INTEGRITY_FIELD_NUMBER: _builtins.int
-    skip_integrity: _builtins.bool
-    def __init__(
-        self,
-        *,
-        skip_integrity: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["skip_integrity", b"skip_integrity"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AuditCommand: _TypeAlias = AuditCommand  # noqa: Y015
-
-@_typing.final
-class HandoffStateCommand(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def attempt(self) -> _types_pb2.Attempt: ...
-    def __init__(
-        self,
-        *,
-        attempt: _types_pb2.Attempt | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___HandoffStateCommand: _TypeAlias = HandoffStateCommand  # noqa: Y015
-
-@_typing.final
-class DescribeCommand(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DescribeCommand: _TypeAlias = DescribeCommand  # noqa: Y015
-
-@_typing.final
 class StopCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -323,7 +209,7 @@ class EngineEvent(_message.Message):
     DONE_FIELD_NUMBER: _builtins.int
     TICKET_ENDED_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
-    UNFIT_FIELD_NUMBER: _builtins.int
+    RESTART_NEEDED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     @_builtins.property
     def ready(self) -> Global___ReadyEvent: ...
@@ -338,7 +224,7 @@ class EngineEvent(_message.Message):
     @_builtins.property
     def audit(self) -> _worker_pb2.Audit: ...
     @_builtins.property
-    def handoff_state(self) -> Global___HandoffStateEvent: ...
+    def handoff_state(self) -> _decode_pb2.GetHandoffResponse: ...
     @_builtins.property
     def load(self) -> _worker_pb2.Load: ...
     @_builtins.property
@@ -348,7 +234,7 @@ class EngineEvent(_message.Message):
     @_builtins.property
     def prefixes(self) -> Global___PrefixesEvent: ...
     @_builtins.property
-    def unfit(self) -> Global___UnfitEvent: ...
+    def restart_needed(self) -> Global___RestartNeededEvent: ...
     def __init__(
         self,
         *,
@@ -359,18 +245,18 @@ class EngineEvent(_message.Message):
         prefill_ended: Global___PrefillEndedEvent | None = ...,
         failed: Global___FailedEvent | None = ...,
         audit: _worker_pb2.Audit | None = ...,
-        handoff_state: Global___HandoffStateEvent | None = ...,
+        handoff_state: _decode_pb2.GetHandoffResponse | None = ...,
         load: _worker_pb2.Load | None = ...,
         done: Global___DoneEvent | None = ...,
         ticket_ended: Global___TicketEndedEvent | None = ...,
         prefixes: Global___PrefixesEvent | None = ...,
-        unfit: Global___UnfitEvent | None = ...,
+        restart_needed: Global___RestartNeededEvent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended", "unfit", b"unfit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "ticket_ended", b"ticket_ended", "unfit", b"unfit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "done", b"done", "event", b"event", "failed", b"failed", "handoff_state", b"handoff_state", "id", b"id", "load", b"load", "prefill", b"prefill", "prefill_ended", b"prefill_ended", "prefixes", b"prefixes", "ready", b"ready", "reserved", b"reserved", "restart_needed", b"restart_needed", "ticket_ended", b"ticket_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "unfit"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["ready", "reserved", "prefill", "prefill_ended", "failed", "audit", "handoff_state", "load", "done", "ticket_ended", "prefixes", "restart_needed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -496,25 +382,6 @@ class FailedEvent(_message.Message):
 Global___FailedEvent: _TypeAlias = FailedEvent  # noqa: Y015
 
 @_typing.final
-class HandoffStateEvent(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATE_FIELD_NUMBER: _builtins.int
-    state: _decode_pb2.TicketState.ValueType
-    def __init__(
-        self,
-        *,
-        state: _decode_pb2.TicketState.ValueType = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___HandoffStateEvent: _TypeAlias = HandoffStateEvent  # noqa: Y015
-
-@_typing.final
 class DoneEvent(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -584,7 +451,7 @@ class PrefixesEvent(_message.Message):
 Global___PrefixesEvent: _TypeAlias = PrefixesEvent  # noqa: Y015
 
 @_typing.final
-class UnfitEvent(_message.Message):
+class RestartNeededEvent(_message.Message):
     """The engine finishes its requests, but its process is impaired and should be replaced."""
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -602,4 +469,4 @@ class UnfitEvent(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___UnfitEvent: _TypeAlias = UnfitEvent  # noqa: Y015
+Global___RestartNeededEvent: _TypeAlias = RestartNeededEvent  # noqa: Y015

@@ -50,9 +50,9 @@ from bench.cluster.fake_engine import STEP_VARIABLE, load, write_model
 from bench.cluster.processes import cluster_processes, put_on
 from bench.machine import Usage
 from services.common.config.cluster import SupervisionSettings
-from services.common.config.engine import EngineConfig
 from services.common.config.router import RouterSettings
 from services.common.config.up import UpConfig
+from services.common.config.worker import EngineConfig
 
 MODEL = "fake"
 PROMPT = 32

@@ -15,7 +15,7 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.sequence import Limits, SamplingParams, Sequence
 from bench.cluster.fake_engine import decode_loop
 from bench.engine_driver import admit, prefill_step
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.model_loader import LoadedModel
 from services.worker.engine.startup.prefill_setup import prefill_loop
 

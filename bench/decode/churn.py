@@ -30,9 +30,9 @@ from services.common.engine.attempt_key import AttemptKey
 if TYPE_CHECKING:
     from baton.v1.decode_pb2 import TicketBody
     from baton.v1.transfer_pb2 import CommitRecord
-    from services.worker.engine.components import DecodeComponents
+    from services.worker.engine.decode.side import DecodeSide
 
-SCATTERS: dict[str, Callable[[DecodeEngine, DecodeComponents, int], Scatter]] = {
+SCATTERS: dict[str, Callable[[DecodeEngine, DecodeSide, int], Scatter]] = {
     "staged": StagedScatter,
     "pinned": PinnedScatter,
     "pieces": PiecesScatter,
@@ -78,19 +78,22 @@ class Churn:
     def __init__(self, engine: DecodeEngine, case: Case, scatter: str) -> None:
         from baton.v1.types_pb2 import WorkerIdentity
         from kvtransfer.protocol.ticket import TicketSigner
-        from services.worker.engine.assembly import build_decode
+        from services.worker.engine.decode.reserved_slots import ReservedBlockSink
+        from services.worker.engine.decode.side import DecodeSide
+        from services.worker.engine.decode.ticket_table import TicketTable
         from services.worker.engine.startup.kv_wire_format import WireBlocks
 
         self._engine = engine
         self._case = case
         self.counts = Counts()
-        self.decode = build_decode(
+        wire = WireBlocks(engine.model.cache, engine.model.fingerprint)
+        self.decode = DecodeSide(
             engine.model,
             engine.loop,
             engine.slots,
+            ReservedBlockSink(TicketTable(), wire),
             identity=WorkerIdentity(name="bench", incarnation=bytes(16), rank_count=1),
             signer=TicketSigner(bytes(32)),
-            wire=WireBlocks(engine.model.cache, engine.model.fingerprint),
             emit=lambda event: None,
             host_kv_bytes=0,
             reserve_output_tokens=RESERVED_OUTPUT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from services.common.config.transfer import TransferConfig
+from services.common.config.worker import TransferConfig
 
 if TYPE_CHECKING:
     from baton.device.link_device import LinkDevice
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from baton.engine.memory.host_blocks import Copy
     from baton.v1.decode_pb2 import TicketBody
     from bench.decode.engine import DecodeEngine
-    from services.worker.engine.components import DecodeComponents
+    from services.worker.engine.decode.side import DecodeSide
 
 # Sequences whose KV stands in pinned memory, taken in turn.
 _STANDING = 4
@@ -37,7 +37,7 @@ class Scatter(Protocol):
         """Whether all bytes are in their blocks."""
 
 
-def _blocks(decode: DecodeComponents, body: TicketBody) -> BlockTables:
+def _blocks(decode: DecodeSide, body: TicketBody) -> BlockTables:
     entry = decode.tickets.find_transfer(body.transfer_id)
     assert entry is not None, "a ticket lives until its blocks have arrived"
     tables = zip(entry.reservation.blocks, body.block_counts, strict=True)
@@ -57,7 +57,7 @@ class StagedScatter:
     sender's writes would use none of this GPU's multiprocessors, unlike a copy within it."""
 
     def __init__(
-        self, engine: DecodeEngine, decode: DecodeComponents, context: int, device: LinkDevice | None = None
+        self, engine: DecodeEngine, decode: DecodeSide, context: int, device: LinkDevice | None = None
     ) -> None:
         from baton.device.cuda_link_device import CudaLinkDevice
         from kvtransfer.device.blocks import DeviceBlocks, DeviceSink
@@ -114,7 +114,7 @@ class StagedScatter:
 class PinnedScatter:
     """Copies on a stream of its own, one per block, few at a time."""
 
-    def __init__(self, engine: DecodeEngine, decode: DecodeComponents, context: int) -> None:
+    def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
         from baton.engine.memory.host_blocks import HostBlocks
 
         groups = engine.model.layout.groups
@@ -165,7 +165,7 @@ class PinnedScatter:
 class PiecesScatter:
     """Copies in the loop, some pieces per turn."""
 
-    def __init__(self, engine: DecodeEngine, decode: DecodeComponents, context: int) -> None:
+    def __init__(self, engine: DecodeEngine, decode: DecodeSide, context: int) -> None:
         self._decode = decode
         self._layout = engine.model.layout
         self._data = memoryview(bytearray(range(256)) * (_PIECE_BYTES // 256))

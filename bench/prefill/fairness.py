@@ -20,7 +20,7 @@ from bench.case_output import show
 from bench.prefill.case import Case
 from bench.prefill.engine import PrefillEngine
 from bench.prefill.traffic import Load, Served, Step, StepLog, Traffic
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 
 # Of what the engine sustains of short prompts alone.
 SHARE = 0.3

@@ -45,7 +45,7 @@ from kvtransfer.receiver.receiver import Receiver
 from kvtransfer.receiver.transfers import BlockSink
 from kvtransfer.transports.grpc.stream import channel_options
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config.transfer import TransferConfig
+from services.common.config.worker import TransferConfig
 
 if TYPE_CHECKING:
     from bench.nccl.raw import RawEnd

@@ -43,10 +43,9 @@ from bench.transfer.ends import BLOCK_BYTES, blocks_for, receiver_process
 from bench.transfer.sending import SendingEnd
 from kvtransfer.protocol.frames import WithdrawReason
 from services.common.config.cluster import SupervisionSettings
-from services.common.config.engine import EngineConfig
 from services.common.config.router import RouterSettings
-from services.common.config.transfer import TransferConfig
 from services.common.config.up import UpConfig
+from services.common.config.worker import EngineConfig, TransferConfig
 
 MODEL = "fake"
 _PROMPT = 32

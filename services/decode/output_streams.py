@@ -162,9 +162,8 @@ class OutputStreams:
 
     def unfollow(self, router_id: bytes, connection: int) -> None:
         """Records that a router's connection was closed; nothing where it was not the latest."""
-        router = self._routers.get(router_id)
-        if router is not None and router.connection == connection:
-            router.lost_at = self._clock()
+        if self.is_current(router_id, connection):
+            self._routers[router_id].lost_at = self._clock()
 
     def collect(self, router_id: bytes, step: int) -> SubscribeResponse | None:
         """Output beyond this router's watermarks, about `MESSAGE_BYTES` at most, and advances them; None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,27 +13,9 @@ import grpc
 from baton.block_hash import HASH_BYTES, MAX_RESERVE_HASHES
 from baton.engine.rings.output_ring import RingReader
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import (
-    AttachRequest,
-    AttachResponse,
-    CancelRequest,
-    CancelResponse,
-    GetHandoffRequest,
-    GetHandoffResponse,
-    ReserveRequest,
-    ReserveResponse,
-    SubscribeRequest,
-    SubscribeResponse,
-)
+from baton.v1 import decode_pb2
 from baton.v1.decode_pb2_grpc import DecodeServiceServicer
-from baton.v1.engine_pb2 import (
-    CancelCommand,
-    EngineCommand,
-    EngineEvent,
-    HandoffStateCommand,
-    ReserveCommand,
-    SlotEndedCommand,
-)
+from baton.v1.engine_pb2 import CancelCommand, EngineCommand, EngineEvent, SlotEndedCommand
 from services.common.engine.client import EngineClient
 from services.common.errors import abort
 from services.common.observability.histogram import Histogram
@@ -49,31 +32,24 @@ _SWEEP_S = 0.2
 _HEARTBEAT_S = 0.5
 
 
+@dataclass(eq=False)
 class DecodeServicer(DecodeServiceServicer):
-    """Owns the output streams; `run` reads the output ring for the lifetime of the worker."""
+    """Owns the output streams; `run` reads the output ring for the lifetime of the worker. `reports_output`:
+    whether the engine receives the output of each sequence at its end, for its prefix cache."""
 
-    def __init__(
-        self,
-        incarnation: bytes,
-        engine: EngineClient,
-        ring: RingReader,
-        drain: Drain,
-        *,
-        reports_output: bool = False,
-    ) -> None:
-        """`reports_output`: whether the engine receives the output of each sequence at its end, for its
-        prefix cache."""
-        self._reports_output = reports_output
-        self._incarnation = incarnation
-        self._engine = engine
-        self._ring = ring
-        self._drain = drain
-        self._streams = OutputStreams()
-        self._reserved = asyncio.Event()  # set while there is something to poll for
-        # Delay of each poll of the ring, in seconds.
-        self.poll_lag = Histogram()
-        self._news: dict[bytes, asyncio.Event] = {}  # by router id, of open streams
-        self._ended = False
+    incarnation: bytes
+    engine: EngineClient
+    ring: RingReader
+    drain: Drain
+    reports_output: bool
+    # Delay of each poll of the ring, in seconds.
+    poll_lag: Histogram = field(default_factory=Histogram, init=False)
+    _streams: OutputStreams = field(default_factory=OutputStreams, init=False)
+    # Set while there is something to poll for.
+    _reserved: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    # By router id, of open streams.
+    _news: dict[bytes, asyncio.Event] = field(default_factory=dict, init=False)
+    _ended: bool = field(default=False, init=False)
 
     @property
     def live(self) -> int:
@@ -99,38 +75,40 @@ class DecodeServicer(DecodeServiceServicer):
         self._ended = True
         self._wake()
 
-    async def Reserve(self, request: ReserveRequest, context: Context) -> ReserveResponse:  # noqa: N802
+    async def Reserve(  # noqa: N802
+        self, request: decode_pb2.ReserveRequest, context: Context
+    ) -> decode_pb2.ReserveResponse:
         try:
-            self._drain.check()
+            self.drain.check()
             _check_ids(request)
-            command = EngineCommand(reserve=ReserveCommand(request=request))
-            event = await self._engine.call(command, on_answer=partial(self._register, request))
-            return ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
+            command = EngineCommand(reserve=request)
+            event = await self.engine.call(command, on_answer=partial(self._register, request))
+            return decode_pb2.ReserveResponse(ticket=event.reserved.ticket, kv_bytes=event.reserved.kv_bytes)
         except BatonError as error:
             await abort(context, error)
 
-    def _register(self, request: ReserveRequest, event: EngineEvent) -> None:
+    def _register(self, request: decode_pb2.ReserveRequest, event: EngineEvent) -> None:
         reserved = event.reserved
         self._streams.reserve(
             request.attempt, request.router_id, request.first_number, reserved.slot, reserved.generation
         )
         self._reserved.set()
 
-    async def Subscribe(self, request: SubscribeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
+    async def Subscribe(self, request: decode_pb2.SubscribeRequest, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         """Streams output to a router. Writes instead of yielding: a cancellation during a write is then
         raised here, and not in grpc's wrapper around a suspended generator."""
         router_id = request.router_id
         if len(router_id) != ID_BYTES:
             await abort(context, BatonError(ErrorKind.INVALID, f"router_id must have {ID_BYTES} bytes"))
-        if request.incarnation != self._incarnation:
+        if request.incarnation != self.incarnation:
             await abort(context, BatonError(ErrorKind.CONFLICT, "the request is for another incarnation"))
         connection, unknown = self._streams.follow(router_id, request.positions, request.former_router_ids)
         news = self._news[router_id] = asyncio.Event()
         try:
             # At once: the router learns that its stream is open.
-            await context.write(SubscribeResponse(step=self._ring.steps, unknown=unknown))
+            await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps, unknown=unknown))
             while self._streams.is_current(router_id, connection):
-                message = self._streams.collect(router_id, self._ring.steps)
+                message = self._streams.collect(router_id, self.ring.steps)
                 if message is not None:
                     await context.write(message)
                     continue
@@ -141,48 +119,48 @@ class DecodeServicer(DecodeServiceServicer):
                     async with asyncio.timeout(_HEARTBEAT_S):
                         await news.wait()
                 except TimeoutError:
-                    await context.write(SubscribeResponse(step=self._ring.steps))
+                    await context.write(decode_pb2.SubscribeResponse(step=self.ring.steps))
         finally:
             self._streams.unfollow(router_id, connection)
             if self._news.get(router_id) is news:
                 del self._news[router_id]
 
-    async def Attach(self, request: AttachRequest, context: Context) -> AttachResponse:  # noqa: N802
+    async def Attach(self, request: decode_pb2.AttachRequest, context: Context) -> decode_pb2.AttachResponse:  # noqa: N802
         try:
             self._streams.attach(request.attempt, request.router_id, request.next_number)
         except BatonError as error:
             await abort(context, error)
         self._wake()
-        return AttachResponse()
+        return decode_pb2.AttachResponse()
 
-    async def Cancel(self, request: CancelRequest, context: Context) -> CancelResponse:  # noqa: N802
+    async def Cancel(self, request: decode_pb2.CancelRequest, context: Context) -> decode_pb2.CancelResponse:  # noqa: N802
         try:
-            await self._engine.call(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
+            await self.engine.call(EngineCommand(cancel=CancelCommand(attempt=request.attempt)))
         except BatonError as error:
             await abort(context, error)
-        return CancelResponse()
+        return decode_pb2.CancelResponse()
 
-    async def GetHandoff(self, request: GetHandoffRequest, context: Context) -> GetHandoffResponse:  # noqa: N802
-        command = EngineCommand(handoff_state=HandoffStateCommand(attempt=request.attempt))
+    async def GetHandoff(  # noqa: N802
+        self, request: decode_pb2.GetHandoffRequest, context: Context
+    ) -> decode_pb2.GetHandoffResponse:
         try:
-            event = await self._engine.call(command)
+            return (await self.engine.call(EngineCommand(handoff_state=request))).handoff_state
         except BatonError as error:
             await abort(context, error)
-        return GetHandoffResponse(state=event.handoff_state.state)
 
     async def _poll(self) -> None:
         while True:
             if not self._streams.live:
                 self._reserved.clear()
                 await self._reserved.wait()
-            records = self._ring.read()
+            records = self.ring.read()
             for record in records:
                 if (output := self._streams.emit(record)) is not None:
-                    token_ids = output if self._reports_output else ()
+                    token_ids = output if self.reports_output else ()
                     ended = SlotEndedCommand(
                         slot=record.slot, generation=record.generation, token_ids=token_ids
                     )
-                    await self._engine.send(EngineCommand(slot_ended=ended))
+                    await self.engine.send(EngineCommand(slot_ended=ended))
             if records:
                 self._wake()
             due = time.monotonic() + _POLL_S
@@ -193,14 +171,14 @@ class DecodeServicer(DecodeServiceServicer):
         while True:
             await asyncio.sleep(_SWEEP_S)
             for attempt in self._streams.sweep():
-                await self._engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))
+                await self.engine.send(EngineCommand(cancel=CancelCommand(attempt=attempt)))
 
     def _wake(self) -> None:
         for news in self._news.values():
             news.set()
 
 
-def _check_ids(request: ReserveRequest) -> None:
+def _check_ids(request: decode_pb2.ReserveRequest) -> None:
     if len(request.attempt.request_id) != ID_BYTES or len(request.router_id) != ID_BYTES:
         raise BatonError(ErrorKind.INVALID, f"request_id and router_id must have {ID_BYTES} bytes")
     names = request.block_hashes

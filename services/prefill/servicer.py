@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import CancelCommand, EngineCommand, GiveTicketCommand, PrefillCommand
+from baton.v1.engine_pb2 import CancelCommand, EngineCommand
 from baton.v1.prefill_pb2 import GiveTicketRequest, GiveTicketResponse, PrefillRequest
 from baton.v1.prefill_pb2_grpc import PrefillServiceServicer
 from baton.v1.types_pb2 import Attempt
@@ -43,7 +43,7 @@ class PrefillServicer(PrefillServiceServicer):
                 request.ticket.CopyFrom(ticket)
                 request.ticket_follows = False
             self._running.add(key)
-            async for event in self._engine.stream(EngineCommand(prefill=PrefillCommand(request=request))):
+            async for event in self._engine.stream(EngineCommand(prefill=request)):
                 await context.write(event.prefill)
             finished = True
         except BatonError as error:
@@ -61,7 +61,7 @@ class PrefillServicer(PrefillServiceServicer):
             if key not in self._running:
                 self._early.add(key, request.ticket)
                 return GiveTicketResponse()
-            await self._engine.call(EngineCommand(give_ticket=GiveTicketCommand(request=request)))
+            await self._engine.call(EngineCommand(give_ticket=request))
         except BatonError as error:
             await abort(context, error)
         return GiveTicketResponse()

@@ -15,9 +15,7 @@ from baton.cluster.gpu_count import gpu_count
 from baton.cluster.gpus import available_gpus
 from baton.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig
-from services.common.config.engine import EngineConfig
-from services.common.config.types import Device
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import Device, EngineConfig, WorkerConfig
 
 
 class FakeDriver:

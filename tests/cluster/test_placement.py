@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from baton.cluster.placement import Host, gpu_workers, least_used_gpu, place, require_gpus
 from baton.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig
-from services.common.config.engine import EngineConfig
 from services.common.config.types import Role
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 
 PAIR: list[tuple[str, Role]] = [("prefill-0", "prefill"), ("decode-0", "decode")]
 PAIRS: list[tuple[str, Role]] = [*PAIR, ("prefill-1", "prefill"), ("decode-1", "decode")]

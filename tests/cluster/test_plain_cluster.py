@@ -9,8 +9,7 @@ from baton.cluster.plain_cluster import LocalWorkerProcesses, PlainCluster
 from baton.cluster.worker_process import WorkerProcess
 from baton.errors import BatonError
 from services.common.config.cluster import ClusterConfig
-from services.common.config.engine import EngineConfig
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, WorkerConfig
 
 
 def cluster(names: str, engine: EngineConfig | None = None) -> ClusterConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.worker.engine.decode.block_sink import ReservedBlockSink
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink
 
 TAMPER = "BATON_TEST_TAMPER"
 

@@ -25,8 +25,7 @@ from baton.v1.admin_pb2_grpc import AdminServiceStub
 from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import WorkerServiceStub
 from services.common.config.router import RouterConfig
-from services.common.config.strict_model import StrictModel
-from services.common.config.types import Role
+from services.common.config.types import Role, StrictModel
 from services.common.config.worker import WorkerConfig
 from tests.e2e.cluster import CLUSTER_SECRET, MODEL, START_S, STOP_S, Cluster, worker_channel
 from tests.e2e.wire_proxy import WireProxy, wire_proxies

@@ -67,8 +67,8 @@ async def test_a_ticket_after_its_prompt_is_sent_to_the_engine() -> None:
     await asyncio.sleep(0)
     await prefill.GiveTicket(GIVEN, context)
     first, second = engine.commands
-    assert first.prefill.request.ticket_follows
-    assert second.give_ticket.request == GIVEN
+    assert first.prefill.ticket_follows
+    assert second.give_ticket == GIVEN
     engine.done.set()
     await call
 
@@ -80,8 +80,8 @@ async def test_a_ticket_before_its_prompt_is_sent_with_it() -> None:
     engine.done.set()
     await prefill.Prefill(prompt(), context)
     (command,) = engine.commands
-    assert command.prefill.request.ticket == GIVEN.ticket
-    assert not command.prefill.request.ticket_follows
+    assert command.prefill.ticket == GIVEN.ticket
+    assert not command.prefill.ticket_follows
 
 
 async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ async def test_a_ticket_without_a_prompt_expires(monkeypatch: pytest.MonkeyPatch
     await asyncio.sleep(0.05)
     engine.done.set()
     await prefill.Prefill(prompt(), context)
-    assert engine.commands[0].prefill.request.ticket_follows
+    assert engine.commands[0].prefill.ticket_follows
 
 
 def given(number: int, size: int = 100, request_id: bytes = b"r" * 16) -> GiveTicketRequest:

@@ -9,8 +9,8 @@ import baton
 from baton.cli.up.random_checkpoint import random_checkpoint
 from baton.cli.up.settings import invalid
 from baton.engine.model.source import resolve_model
-from services.common.config.types import Weights
 from services.common.config.up import UpConfig
+from services.common.config.worker import Weights
 
 DEMO, RANDOM = "demo", "random"
 

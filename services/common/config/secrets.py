@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from baton.errors import BatonError, ErrorKind
 from services.common.config.cluster import ClusterConfig
-from services.common.config.strict_model import StrictModel
+from services.common.config.types import StrictModel
 from services.common.config.worker import WorkerConfig
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from services.common.config.strict_model import StrictModel
+from services.common.config.types import StrictModel
 
 # In place of Redis's URL: neither registry nor journal.
 NO_STATE = "none"
@@ -13,12 +13,10 @@ NO_STATE = "none"
 class StateSettings(StrictModel):
     """The operator's settings of the soft state in Redis."""
 
-    redis_url: str | None = Field(None, repr=False, description="unset: an embedded server; none: no state")
-    namespace: str | None = Field(
-        None,
-        pattern="^[A-Za-z0-9_-]{1,64}$",
-        description="processes with one namespace form one cluster; unset: a random one",
-    )
+    # Unset: an embedded server; none: no state.
+    redis_url: str | None = Field(None, repr=False)
+    # Processes with one namespace form one cluster; unset: a random one.
+    namespace: str | None = Field(None, pattern="^[A-Za-z0-9_-]{1,64}$")
 
 
 class StateConfig(StrictModel):
@@ -26,8 +24,9 @@ class StateConfig(StrictModel):
 
     redis_url: str = Field(repr=False)
     namespace: str
-    cluster_id: str = Field("", description="precedes the names of its workers in the registry")
-    embedded: bool = Field(False, description="the server is the embedded one of `baton up`")
-    journal_key: str = Field(
-        "", repr=False, description="hex; empty: a random one, so that no other router can read the journal"
-    )
+    # Precedes the names of its workers in the registry.
+    cluster_id: str = ""
+    # The server is the embedded one of `baton up`.
+    embedded: bool = False
+    # Hex; empty: a random one, so that no other router can read the journal.
+    journal_key: str = Field("", repr=False)

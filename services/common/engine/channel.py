@@ -11,7 +11,7 @@ import socket
 import struct
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import EngineCommand, EngineEvent
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, FailedEvent
 
 # Bounds the size of a message, and with the prompt's length the number of messages of a prefill.
 PROMPT_LOGPROBS_A_MESSAGE = 256
@@ -28,6 +28,12 @@ class ChannelClosedError(BatonError):
 
     def __init__(self) -> None:
         super().__init__(ErrorKind.UNAVAILABLE, "the worker's other process has ended")
+
+
+def failed_event(error: BatonError, command_id: int = 0) -> EngineEvent:
+    """Reports that a command failed, or with id 0 that the engine itself did."""
+    failed = FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
+    return EngineEvent(id=command_id, failed=failed)
 
 
 class EngineEnd:

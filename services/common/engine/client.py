@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from baton.errors import BatonError, ErrorKind
 from baton.v1.engine_pb2 import EngineCommand, EngineEvent
 from baton.v1.prefill_pb2 import PrefillRequest
-from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, FrontEnd
+from services.common.engine.channel import (
+    PROMPT_LOGPROBS_A_MESSAGE,
+    ChannelClosedError,
+    FrontEnd,
+    failed_event,
+)
 
 # First token, handoff, end; logprobs of the prompt come on top.
 _EVENTS_A_PREFILL = 8
@@ -98,7 +103,7 @@ class EngineClient:
     async def stream(self, command: EngineCommand) -> AsyncIterator[EngineEvent]:
         """Sends a prefill and yields its events until its end. Raises the BatonError it failed with."""
         command.id = next(self._ids)
-        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill.request))
+        queue: asyncio.Queue[EngineEvent] = asyncio.Queue(_events_of(command.prefill))
         self._streams[command.id] = queue
         try:
             await self.send(command)
@@ -120,10 +125,7 @@ class EngineClient:
         # Any other belongs to a prefill whose caller has gone.
 
     def _fail_all(self) -> None:
-        reason = self._closed or ChannelClosedError()
-        failed = EngineEvent()
-        failed.failed.kind = reason.kind.value  # type: ignore[assignment]
-        failed.failed.message = reason.message
+        failed = failed_event(self._closed or ChannelClosedError())
         for call in self._calls.values():
             call.answer(failed)
         self._calls.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.v1.types_pb2 import WorkerIdentity, WorkerRole
-from services.common.config.strict_model import StrictModel
+from services.common.config.types import StrictModel
 from services.common.config.worker import WorkerConfig
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from threading import Thread
 from typing import Generic, TypeVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
@@ -28,67 +29,40 @@ _STOP_POLL_S = 0.1
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """(label values, value) of each time series."""
 
-
-class Family:
-    """One declared metric: its name, help and labels, and how its samples are read.
-
-    Names of counters end in `_total`; times are in seconds, sizes in bytes.
-    """
-
-    def __init__(self, name: str, help_text: str, labels: tuple[str, ...] = ()) -> None:
-        self.name = name
-        self.help = help_text
-        self.labels = labels
-
-    def metric(self, samples: Samples, constant: Mapping[str, str]) -> PrometheusMetric:
-        """These samples as Prometheus's own kind of object, with the labels every metric here has."""
-        names = [*constant, *self.labels]
-        kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
-        family = kind(self.name, self.help, labels=names)
-        for labels, value in samples:
-            family.add_metric([*constant.values(), *labels], value)
-        return family
-
-    def histograms(
-        self, samples: Iterable[tuple[tuple[str, ...], Histogram]], constant: Mapping[str, str]
-    ) -> PrometheusMetric:
-        """The same for histograms."""
-        family = HistogramMetricFamily(self.name, self.help, labels=[*constant, *self.labels])
-        for labels, histogram in samples:
-            buckets = [(_bound(bound), float(count)) for bound, count in histogram.cumulative()]
-            family.add_metric([*constant.values(), *labels], buckets, histogram.sum)
-        return family
-
-
 Source = TypeVar("Source")
 Value = float | Histogram
 
 
-class Metric(Family, Generic[Source]):
-    """A row of a table of metrics: a family, and how its samples are read from a source.
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[Source]):
+    """A row of a table of metrics: name, help and labels, and how it is read from a source.
 
-    `read` returns a value, or with labels (label values, value) of each time series; None omits the metric.
+    Names of counters end in `_total`; times are in seconds, sizes in bytes. `read` returns a value, or with
+    labels (label values, value) of each time series; None omits the metric.
     """
 
-    def __init__(
-        self,
-        name: str,
-        help_text: str,
-        read: Callable[[Source], Value | Iterable[tuple[tuple[str, ...], Value]] | None],
-        labels: tuple[str, ...] = (),
-    ) -> None:
-        super().__init__(name, help_text, labels)
-        self._read = read
+    name: str
+    help: str
+    read: Callable[[Source], Value | Iterable[tuple[tuple[str, ...], Value]] | None]
+    labels: tuple[str, ...] = ()
 
     def collect(self, source: Source, constant: Mapping[str, str]) -> PrometheusMetric | None:
         """Reads the metric. Every time series gets the `constant` labels too."""
-        value = self._read(source)
+        value = self.read(source)
         if value is None:
             return None
-        samples = [((), value)] if isinstance(value, int | float | Histogram) else list(value)
-        numbers = [(labels, one) for labels, one in samples if not isinstance(one, Histogram)]
-        histograms = [(labels, one) for labels, one in samples if isinstance(one, Histogram)]
-        return self.histograms(histograms, constant) if histograms else self.metric(numbers, constant)
+        names = [*constant, *self.labels]
+        kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+        numbers = kind(self.name, self.help, labels=names)
+        histograms = HistogramMetricFamily(self.name, self.help, labels=names)
+        for labels, one in [((), value)] if isinstance(value, int | float | Histogram) else value:
+            values = [*constant.values(), *labels]
+            if isinstance(one, Histogram):
+                buckets = [(_bound(bound), float(count)) for bound, count in one.cumulative()]
+                histograms.add_metric(values, buckets, one.sum)
+            else:
+                numbers.add_metric(values, one)
+        return histograms if histograms.samples else numbers
 
 
 def collect(

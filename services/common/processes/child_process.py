@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from baton.errors import BatonError, ErrorKind
@@ -36,29 +37,24 @@ class ChildError(Exception):
         self.replaced = replaced
 
 
+@dataclass(eq=False)
 class Child:
     """A running child, made by `start`. Its owner must await `stop`, or call `kill` and await `ended`."""
 
-    def __init__(
-        self,
-        name: str,
-        process: subprocess.Popen[bytes],
-        stdout: asyncio.StreamReader,
-        pipe: asyncio.ReadTransport,
-        error_prefix: str,
-        on_message: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        self.name = name
-        self._process = process
-        self._stdout = stdout
-        self._pipe = pipe
-        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._error_prefix = error_prefix
-        self._on_message = on_message
-        self._reading: asyncio.Task[None] | None = None
-        self._stdin: asyncio.WriteTransport | None = None
-        self._last_error = ""
-        self._replaced = False
+    name: str
+    _process: subprocess.Popen[bytes]
+    _stdout: asyncio.StreamReader
+    _pipe: asyncio.ReadTransport
+    _error_prefix: str
+    _on_message: Callable[[Mapping[str, Any]], None]
+    _ended: asyncio.Future[int] = field(init=False)
+    _reading: asyncio.Task[None] | None = field(default=None, init=False)
+    _stdin: asyncio.WriteTransport | None = field(default=None, init=False)
+    _last_error: str = field(default="", init=False)
+    _replaced: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._ended = asyncio.get_running_loop().create_future()
         self._watch()
 
     @property

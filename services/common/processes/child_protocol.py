@@ -103,8 +103,14 @@ def run_child(
         if DETACHED not in sys.argv:
             die_with_parent()
         config = parse_config(config_model, _first_line())
+
+        async def serve() -> None:
+            stop = StopSignal()
+            stop.install()
+            await main(config, stop)
+
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(_with_signals(main, config))
+            runner.run(serve())
     except BatonError as error:
         report_error(error)
         return EXIT_RESTART if isinstance(error, RestartNeededError) else EXIT_REFUSED
@@ -133,14 +139,6 @@ async def messages_from_parent() -> AsyncIterator[dict[str, Any]]:
         raise BatonError(ErrorKind.INTERNAL, f"the parent wrote a line that is not JSON: {error}") from error
     finally:
         transport.close()
-
-
-async def _with_signals(
-    main: Callable[[ConfigT, StopSignal], Coroutine[None, None, None]], config: ConfigT
-) -> None:
-    stop = StopSignal()
-    stop.install()
-    await main(config, stop)
 
 
 def report(document: Mapping[str, Any]) -> None:

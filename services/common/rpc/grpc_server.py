@@ -18,7 +18,7 @@ from services.common.rpc.internal_rpc import TokenCheck
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from services.common.config.connection_limits import ConnectionLimits
+    from services.common.config.router import ConnectionLimits
 
 # A prompt of a million tokens in a repeated uint32 is under 4 MB; KV blocks go over links of their own.
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from services.common.config.connection_limits import ConnectionLimits
+    from services.common.config.router import ConnectionLimits
 
 # Connections above the limit, each for one short response.
 RESERVE = 32

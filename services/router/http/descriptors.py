@@ -9,7 +9,7 @@ import resource
 from dataclasses import dataclass
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config.connection_limits import ConnectionLimits
+from services.common.config.router import ConnectionLimits
 from services.common.observability.logs import get_log
 from services.router.http.connections import RESERVE
 

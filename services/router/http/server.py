@@ -11,7 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from baton.addresses import join_address
-from services.common.config.connection_limits import ConnectionLimits
+from services.common.config.router import ConnectionLimits
 from services.common.rpc.grpc_server import bind_socket
 from services.router.http.connections import Connections
 from services.router.http.guard import HttpGuard

@@ -1,30 +1,49 @@
-"""What an engine owns and has done, as messages for its front."""
+"""What an engine is, owns and has done, as messages for its front."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
-from baton.engine.memory.blocks import BlockTables
-from baton.engine.prefix_cache.cache import PrefixCache
-from baton.v1.worker_pb2 import Audit, LinkAudit, Load, PrefixAudit
-from services.worker.engine.components import DecodeComponents, PrefillComponents
+from baton.v1.engine_pb2 import ReadyEvent
+from baton.v1.worker_pb2 import Audit, LinkAudit, Load, Pool, PrefixAudit
+from services.common.config.worker import WorkerConfig
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 from services.worker.engine.startup.model_loader import LoadedModel
 
 
 @dataclass(frozen=True, slots=True)
 class EngineAudit:
-    """Counts the resources and the work of one engine. `block_bytes`: bytes of a block on the wire, by cache
-    group."""
+    """Counts the resources and the work of one engine."""
 
     model: LoadedModel
-    decode: DecodeComponents
-    prefill: PrefillComponents
-    prefix_cache: PrefixCache | None
-    block_bytes: Sequence[int]
+    decode: DecodeSide
+    prefill: PrefillPipeline
+
+    def ready(self, config: WorkerConfig) -> ReadyEvent:
+        """What the engine is. Its pool: all that two workers must have in common for a request to pass
+        between them unchanged."""
+        model = self.model
+        blocks = ",".join(str(group.block_tokens) for group in model.layout.groups)
+        return ReadyEvent(
+            fingerprint=model.fingerprint,
+            max_context_tokens=model.max_context_tokens,
+            vocab_size=model.config.vocab_size,
+            load=self.load(),
+            device=str(model.device),
+            transfer_endpoints=[endpoint.message() for endpoint in self.decode.endpoints],
+            cache_dtype=model.layout.cache_dtype if self.decode.prefix_cache is not None else "",
+            pool=Pool(
+                model=config.served_name,
+                checkpoint=model.checkpoint,
+                tokenizer=model.tokenizer,
+                kv_format=f"{model.layout.cache_dtype}/{blocks}/{config.transfer.kv_wire}",
+                numerics="exact" if model.exact else "fast",
+            ),
+            weight_format=model.weight_format,
+        )
 
     def load(self) -> Load:
         """The counts by which the router places requests."""
@@ -57,7 +76,7 @@ class EngineAudit:
             block_grants=allocation.allocations,
             sequences_preempted=allocation.preempted,
             sequences_swapped_out=allocation.swapped_out,
-            block_bytes=self.block_bytes,
+            block_bytes=self.decode.handoffs.block_bytes,
             blocks_shipped=sender.blocks_shipped,
             bytes_shipped=sender.bytes_shipped,
             handoffs_committed=handoffs.committed,
@@ -78,7 +97,7 @@ class EngineAudit:
             recent_prefill=self.prefill.clock.recent(),
             decode_busy_ns=self.decode.clock.busy_ns,
             prefill_busy_ns=self.prefill.clock.busy_ns,
-            prefixes=None if self.prefix_cache is None else self._prefixes(self.prefix_cache),
+            prefixes=self._prefixes(),
         )
         if self.decode.receiver is not None:
             receiver = self.decode.receiver.counters
@@ -93,7 +112,10 @@ class EngineAudit:
         receiver = self.decode.receiver
         return [*self.prefill.sender.links, *(receiver.links if receiver is not None else ())]
 
-    def _prefixes(self, cache: PrefixCache) -> PrefixAudit:
+    def _prefixes(self) -> PrefixAudit | None:
+        cache = self.decode.prefix_cache
+        if cache is None:
+            return None
         cached, stored, hits = self.model.pools.cached, cache.stored, cache.hit_blocks
         return PrefixAudit(
             hit_tokens=cache.hit_tokens,
@@ -112,11 +134,9 @@ class EngineAudit:
         )
 
     def _integrity_error(self) -> str:
+        owned = [*self.decode.reserved.owned_blocks(), *self.prefill.jobs.owned_blocks()]
         try:
-            self.model.pools.check_integrity(self._owned_blocks())
+            self.model.pools.check_integrity(owned)
         except RuntimeError as error:
             return str(error)
         return ""
-
-    def _owned_blocks(self) -> Iterator[BlockTables]:
-        return chain(self.decode.reserved.owned_blocks(), self.prefill.jobs.owned_blocks())

@@ -6,20 +6,15 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from baton.errors import BatonError, ErrorKind
-from baton.v1.engine_pb2 import (
-    CancelCommand,
-    DoneEvent,
-    EngineCommand,
-    EngineEvent,
-    FailedEvent,
-    HandoffStateEvent,
-)
+from baton.v1.decode_pb2 import GetHandoffResponse
+from baton.v1.engine_pb2 import CancelCommand, DoneEvent, EngineCommand, EngineEvent
 from services.common.config.types import Role
 from services.common.engine.attempt_key import AttemptKey
-from services.common.engine.channel import EngineEnd
+from services.common.engine.channel import EngineEnd, failed_event
 from services.common.observability.logs import get_log
 from services.worker.engine.audit import EngineAudit
-from services.worker.engine.components import DecodeComponents, PrefillComponents
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 
 _COMMANDS_A_TURN = 64
 # Commands that are handled within a decode step: a reservation is what a request waits for before its prompt
@@ -35,8 +30,8 @@ class Commands:
 
     channel: EngineEnd
     role: Role
-    decode: DecodeComponents
-    prefill: PrefillComponents
+    decode: DecodeSide
+    prefill: PrefillPipeline
     audit: EngineAudit
     stopping: bool = field(default=False, init=False)
     _received: deque[EngineCommand] = field(default_factory=deque, init=False)
@@ -67,7 +62,7 @@ class Commands:
             level = "debug" if error.kind is ErrorKind.OVERLOADED else "warning"
             kind = command.WhichOneof("command")
             getattr(log, level)("command_refused", command=kind, reason=error.message)
-            event = EngineEvent(failed=failed_event(error))
+            event = failed_event(error)
         if event is not None and command.id:  # commands of id 0 have no answer
             event.id = command.id
             self.channel.send(event)
@@ -76,13 +71,13 @@ class Commands:
         match command.WhichOneof("command"):
             case "reserve":
                 self._require("decode")
-                return EngineEvent(reserved=self.decode.issuer.reserve(command.reserve.request))
+                return EngineEvent(reserved=self.decode.issuer.reserve(command.reserve))
             case "prefill":
                 self._require("prefill")
-                self.prefill.jobs.start(command.id, command.prefill.request)
+                self.prefill.jobs.start(command.id, command.prefill)
                 return None
             case "give_ticket":
-                self.prefill.jobs.give_ticket(command.give_ticket.request)
+                self.prefill.jobs.give_ticket(command.give_ticket)
             case "cancel":
                 self._cancel(command.cancel)
             case "slot_ended":
@@ -93,7 +88,7 @@ class Commands:
                 return EngineEvent(audit=self.audit.report(integrity=not command.audit.skip_integrity))
             case "handoff_state":
                 state = self.decode.tickets.state(AttemptKey.of(command.handoff_state.attempt))
-                return EngineEvent(handoff_state=HandoffStateEvent(state=state))
+                return EngineEvent(handoff_state=GetHandoffResponse(state=state))
             case "describe":
                 return EngineEvent(load=self.audit.load())
             case "stop":
@@ -111,7 +106,3 @@ class Commands:
     def _require(self, role: Role) -> None:
         if self.role not in (role, "both"):
             raise BatonError(ErrorKind.CONFLICT, f"this worker's role is {self.role}, not {role}")
-
-
-def failed_event(error: BatonError) -> FailedEvent:
-    return FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]

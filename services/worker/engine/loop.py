@@ -3,7 +3,11 @@
     commands ─▶ links (verify, scatter, gather; bounded) ─▶ a prefill step ─▶ a decode step ─▶ wait where idle
 
 A decode step on a CPU is interrupted between its layers for reservations, which requests wait for before
-their prompts are begun. The front knows by a heartbeat that the loop makes progress.
+their prompts are begun.
+
+The loop writes a heartbeat to shared memory with the expected duration of the current step; the front kills
+an engine whose heartbeat stands still (`services/worker/front/engine_handle.py`). The loop itself watches its
+device, and the engine ends where that hangs: the router continues its requests on other workers.
 """
 
 from __future__ import annotations
@@ -12,13 +16,17 @@ import selectors
 from dataclasses import dataclass, field
 
 from baton.device.wakeup import Wakeup
-from baton.engine.prefix_cache.cache import PrefixCache
-from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, UnfitEvent
+from baton.engine.decode.loop import DecodeLoop
+from baton.engine.prefill.loop import PrefillLoop
+from baton.engine.rings.heartbeat import UNKNOWN_STEP_S, Heartbeat
+from baton.errors import BatonError, ErrorKind
+from baton.v1.engine_pb2 import EngineEvent, PrefixesEvent, RestartNeededEvent
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
 from services.common.engine.channel import EngineEnd
+from services.common.observability.logs import get_log
 from services.worker.engine.commands import Commands
-from services.worker.engine.components import DecodeComponents, PrefillComponents
-from services.worker.engine.health import EngineHeartbeat, check_devices
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.prefill.step_pipeline import PrefillPipeline
 
 _PREFIXES_AN_EVENT = 512
 _PIECES_BETWEEN_LAYERS = 1
@@ -34,6 +42,8 @@ _BUSY_POLL_S = 0.0
 # GIL; a blocking wait takes about 50 µs more.
 _POLL_SOON_S = 0.00002
 
+log = get_log(__name__)
+
 
 @dataclass(eq=False)
 class EngineLoop:
@@ -41,14 +51,13 @@ class EngineLoop:
 
     channel: EngineEnd
     wakeup: Wakeup
-    heartbeat: EngineHeartbeat
+    heartbeat: Heartbeat
     commands: Commands
-    decode: DecodeComponents
-    prefill: PrefillComponents
-    prefix_cache: PrefixCache | None
+    decode: DecodeSide
+    prefill: PrefillPipeline
     nccl: NcclEndpoint | None
     pieces_a_turn: int
-    _unfit: bool = field(default=False, init=False)
+    _restart_reported: bool = field(default=False, init=False)
 
     def run(self) -> None:
         """Turns until a stop command. Raises ChannelClosedError where the front is gone, BatonError where the
@@ -64,29 +73,30 @@ class EngineLoop:
     def turn(self) -> bool:
         """One turn; False where there was nothing to do. Raises BatonError(UNAVAILABLE) where the device
         hangs."""
-        self.heartbeat.turn()
-        check_devices(self.decode.loop, self.prefill.loop)
+        self.heartbeat.beat(0.0)
+        _check_device("decode", self.decode.loop)
+        _check_device("prefill", self.prefill.loop)
         self.wakeup.clear()
         worked = self.commands.handle()
         self.decode.reserved.expire()
-        if self.prefix_cache is not None:
-            worked |= self.prefix_cache.poll()
+        if self.decode.prefix_cache is not None:
+            worked |= self.decode.prefix_cache.poll()
         worked |= self.decode.handoffs.poll(self.pieces_a_turn)
-        worked |= self.prefill.pipeline.poll(self.pieces_a_turn)
+        worked |= self.prefill.poll(self.pieces_a_turn)
         steps_ended = self.prefill.loop.steps_ended
-        worked |= self.prefill.clock.timed(self.prefill.pipeline.step)
+        worked |= self.prefill.clock.timed(self.prefill.step)
         worked |= self.prefill.loop.steps_ended > steps_ended
         self.decode.allocation.step()
         worked |= self.decode.clock.timed(self._decode_step)
         self._report_prefixes()
-        self._report_unfit()
+        self._report_restart_needed()
         return worked
 
     def close(self) -> None:
         """Closes links and the prefix cache's stores."""
         self.prefill.sender.close()
-        if self.prefix_cache is not None:
-            self.prefix_cache.close()
+        if self.decode.prefix_cache is not None:
+            self.decode.prefix_cache.close()
         if self.decode.receiver is not None:
             self.decode.receiver.close()
 
@@ -106,19 +116,33 @@ class EngineLoop:
 
     def _between_layers(self) -> None:
         """What cannot wait for the end of a decode step that the host computes."""
-        self.heartbeat.step(self.decode.loop.expected_step_s)
+        beat_step(self.heartbeat, self.decode.loop.expected_step_s)
         self.decode.handoffs.receive_pieces(_PIECES_BETWEEN_LAYERS)
         self.commands.handle_urgent()
 
     def _report_prefixes(self) -> None:
         """Reports the blocks that entered and left the prefix cache, for the routers' index."""
-        if self.prefix_cache is not None:
-            added, removed = self.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
+        if self.decode.prefix_cache is not None:
+            added, removed = self.decode.prefix_cache.take_changes(_PREFIXES_AN_EVENT)
             if added or removed:
                 self.channel.send(EngineEvent(prefixes=PrefixesEvent(added=added, removed=removed)))
 
-    def _report_unfit(self) -> None:
+    def _report_restart_needed(self) -> None:
         """Reports once that NCCL hangs: the device memory of its links cannot be freed in this process."""
-        if self.nccl is not None and not self._unfit and self.nccl.hung:
-            self._unfit = True
-            self.channel.send(EngineEvent(unfit=UnfitEvent(reason="NCCL did not end a link in time")))
+        if self.nccl is not None and not self._restart_reported and self.nccl.hung:
+            self._restart_reported = True
+            needed = RestartNeededEvent(reason="NCCL did not end a link in time")
+            self.channel.send(EngineEvent(restart_needed=needed))
+
+
+def beat_step(heartbeat: Heartbeat, expected_s: float) -> None:
+    """Records progress before or within a step that blocks the loop for about `expected_s` seconds; 0 where
+    no step was measured yet."""
+    heartbeat.beat(expected_s or UNKNOWN_STEP_S)
+
+
+def _check_device(steps: str, loop: DecodeLoop | PrefillLoop) -> None:
+    """Raises BatonError(UNAVAILABLE) where the device makes no progress. To be called once a turn."""
+    if loop.device_hung():
+        log.error("device_hung", steps=steps, expected_step_s=loop.expected_step_s)
+        raise BatonError(ErrorKind.UNAVAILABLE, f"the device makes no progress with its {steps} steps")

@@ -20,13 +20,11 @@ from baton.device.kernel_cache import keep_kernels_in
 from baton.device.shared_memory import SharedMemory
 from baton.errors import BatonError, ErrorKind
 from baton.timer_slack import sharpen_timers
-from baton.v1.engine_pb2 import EngineEvent
-from services.common.config.engine import EngineConfig
-from services.common.engine.channel import ChannelClosedError, EngineEnd
+from services.common.config.worker import EngineConfig
+from services.common.engine.channel import ChannelClosedError, EngineEnd, failed_event
 from services.common.engine.launch import EngineLaunch
 from services.common.observability.logs import configure_logs, get_log
 from services.worker.engine.assembly import build_engine
-from services.worker.engine.commands import failed_event
 from services.worker.engine.startup.link_setup import check_transport
 from services.worker.engine.startup.model_loader import LoadedModel, load
 
@@ -76,4 +74,4 @@ def _as_baton_error(error: Exception) -> BatonError:
 def _report_failure(channel: EngineEnd, error: BatonError) -> None:
     """Sends the engine's last event; a front that is being stopped may have ended before."""
     with contextlib.suppress(ChannelClosedError):
-        channel.send(EngineEvent(failed=failed_event(error)))
+        channel.send(failed_event(error))

@@ -22,15 +22,14 @@ class StepClock:
     def __init__(
         self,
         tokens: Callable[[], int],
+        ended: Callable[[], int],
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        ended: Callable[[], int] | None = None,
     ) -> None:
-        """`tokens`: the loop's count of computed tokens. `ended`: its count of ended steps; None where a
-        step has ended when its call returns."""
+        """`tokens`: the loop's count of computed tokens. `ended`: its count of ended steps."""
         self._tokens = tokens
         self._clock_ns = clock_ns
         self._count = ended
-        self._counted = 0 if ended is None else ended()
+        self._counted = ended()
         self.busy_ns = 0
         # When each step that has not ended was enqueued.
         self._under_way: deque[int] = deque()
@@ -51,8 +50,6 @@ class StepClock:
 
     def _just_ended(self) -> int:
         """How many enqueued steps have ended since the last call."""
-        if self._count is None:
-            return len(self._under_way)
         counted = self._count()
         more, self._counted = counted - self._counted, counted
         return min(more, len(self._under_way))

@@ -21,10 +21,10 @@ from baton.engine.rings.layout import SharedRings
 from baton.errors import BatonError, ErrorKind
 from baton.v1 import decode_pb2, prefill_pb2, worker_pb2
 from baton.v1.decode_pb2_grpc import add_DecodeServiceServicer_to_server
-from baton.v1.engine_pb2 import AuditCommand, EngineCommand, EngineEvent, ReadyEvent, StopCommand
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, ReadyEvent, StopCommand
 from baton.v1.prefill_pb2_grpc import add_PrefillServiceServicer_to_server
 from baton.v1.types_pb2 import WorkerIdentity
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from baton.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from baton.wakeups import batch_wakeups
 from services.common.config.worker import WorkerConfig
@@ -37,8 +37,7 @@ from services.common.processes.drain import Drain
 from services.common.rpc.grpc_server import GrpcServer
 from services.decode.servicer import DecodeServicer
 from services.prefill.servicer import PrefillServicer
-from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, start_engine
-from services.worker.front.engine_watch import detect_hang
+from services.worker.front.engine_handle import ENGINE_PROGRAM, EngineHandle, detect_hang, start_engine
 from services.worker.front.metrics import WorkerMetrics
 from services.worker.front.worker_servicer import WorkerServicer
 
@@ -105,23 +104,20 @@ class _Front:
         self._drain = Drain()
         self._ready: asyncio.Future[ReadyEvent] = asyncio.get_running_loop().create_future()
         # Why the engine asks to be replaced.
-        self._unfit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._restart: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         rings = SharedRings(config.engine.most_slots, config.engine.max_logprobs)
         self._heartbeat = rings.heartbeat(handle.memory)
         # Why the engine was killed; empty unless it hung.
         self._hung = ""
+        reports_output = config.role != "prefill" and config.engine.prefix_cache
         self._decode = DecodeServicer(
-            identity.incarnation,
-            self._engine,
-            rings.reader(handle.memory),
-            self._drain,
-            reports_output=config.role != "prefill" and config.engine.prefix_cache,
+            identity.incarnation, self._engine, rings.reader(handle.memory), self._drain, reports_output
         )
         self._metrics = MetricsServer()
 
     async def run(self, stop: StopSignal) -> None:
         """Serves until `stop`. Raises the BatonError that ended the engine, or `RestartNeededError` after a
-        drain because the engine is unfit."""
+        drain because the engine asks to be replaced."""
         engine = asyncio.create_task(self._engine.run(self._on_event))
         stopping = asyncio.create_task(stop.wait())
         polling = asyncio.create_task(self._decode.run())
@@ -136,13 +132,13 @@ class _Front:
             watching = asyncio.create_task(self._watch_engine())
             server = self._server()
             await self._start_server(server, ready)
-            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, excluded, watching, self._unfit}
+            ends: set[asyncio.Future[Any]] = {engine, stopping, polling, excluded, watching, self._restart}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not (stopping.done() or excluded.done() or self._unfit.done()):
+            if not (stopping.done() or excluded.done() or self._restart.done()):
                 raise await self._reason(engine, polling)
             await self._finish(server, engine)
             if not stopping.done():
-                raise excluded.result() if excluded.done() else RestartNeededError(self._unfit.result())
+                raise excluded.result() if excluded.done() else RestartNeededError(self._restart.result())
         finally:
             if watching is not None:  # an engine that is stopping writes no heartbeat
                 watching.cancel()
@@ -221,15 +217,14 @@ class _Front:
             audit=self._audit,
             loop=asyncio.get_running_loop(),
             restarts=config.restarts,
-            poll_lag=self._decode.poll_lag,
-            live_streams=lambda: self._decode.live,
+            decode=self._decode,
             registration=self._registration,
         )
         metrics.register(registry, self._handle.process.pid)
         return self._metrics.start(registry, config.host, config.metrics_port)
 
     async def _audit(self) -> Audit:
-        command = EngineCommand(audit=AuditCommand(skip_integrity=True))
+        command = EngineCommand(audit=GetAuditRequest(skip_integrity=True))
         return (await self._engine.call(command)).audit
 
     async def _finish(self, server: GrpcServer, engine: asyncio.Task[BatonError]) -> None:
@@ -251,10 +246,10 @@ class _Front:
     def _on_event(self, event: EngineEvent) -> None:
         if event.WhichOneof("event") == "ready" and not self._ready.done():
             self._ready.set_result(event.ready)
-        elif event.WhichOneof("event") == "unfit":
-            if not self._unfit.done():
-                log.error("engine_unfit", reason=event.unfit.reason)
-                self._unfit.set_result(event.unfit.reason)
+        elif event.WhichOneof("event") == "restart_needed":
+            if not self._restart.done():
+                log.error("engine_unfit", reason=event.restart_needed.reason)
+                self._restart.set_result(event.restart_needed.reason)
         elif event.WhichOneof("event") == "prefixes":
             if self._registration is not None:
                 self._registration.publish_prefixes(self._identity.incarnation, event.prefixes)

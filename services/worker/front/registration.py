@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
     from baton.state import PrefixPublisher
     from baton.v1.engine_pb2 import PrefixesEvent
-    from baton.v1.worker_pb2 import DescribeResponse, Load
+    from baton.v1.worker_pb2 import DescribeResponse
     from services.common.config.state import StateConfig
     from services.common.config.worker import WorkerConfig
     from services.worker.front.worker_servicer import WorkerServicer
 
 # How long removing the entry may take at the end.
 _CLOSE_S = 0.5
+# The counts of the latest load that the registry stores.
+_LOAD_HINT = ("free_slots", "free_blocks", "queued_prefills", "queued_prefill_tokens")
 
 
 class Registration:
@@ -60,7 +62,7 @@ class Registration:
                 secret_name=secret_name(config.cluster_secret),
                 limits=_limits(described),
             ),
-            load=lambda: load_hint(servicer.load),
+            load=lambda: {name: getattr(servicer.load, name) for name in _LOAD_HINT},
         )
         self._listed.set()
 
@@ -98,16 +100,6 @@ class Registration:
     async def close(self) -> None:
         """Removes the entry where Redis answers at once; otherwise it expires."""
         await self.state.close(_CLOSE_S)
-
-
-def load_hint(load: Load) -> dict[str, int]:
-    """The worker's latest load, as the registry stores it."""
-    return {
-        "free_slots": load.free_slots,
-        "free_blocks": load.free_blocks,
-        "queued_prefills": load.queued_prefills,
-        "queued_prefill_tokens": load.queued_prefill_tokens,
-    }
 
 
 def _limits(described: DescribeResponse) -> dict[str, int]:

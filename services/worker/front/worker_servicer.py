@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
 from baton.errors import BatonError
-from baton.v1.engine_pb2 import AuditCommand, DescribeCommand, EngineCommand, ReadyEvent
+from baton.v1.engine_pb2 import EngineCommand, ReadyEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, DescribeResponse, GetAuditRequest, GetAuditResponse, Load
 from baton.v1.worker_pb2_grpc import WorkerServiceServicer
@@ -24,30 +25,23 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _LOAD_S = 0.25
 
 
+@dataclass(eq=False)
 class WorkerServicer(WorkerServiceServicer):
     """Answers with the engine's own counts."""
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        identity: WorkerIdentity,
-        ready: ReadyEvent,
-        drain: Drain,
-        metrics_address: str = "",
-    ) -> None:
-        self._engine = engine
-        self._identity = identity
-        self._ready = ready
-        self._drain = drain
-        self._metrics_address = metrics_address
-        # The latest that the engine has reported.
-        self.load = Load()
-        # At most one request at a time is sent to the engine.
-        self._updating: asyncio.Task[None] | None = None
+    engine: EngineClient
+    identity: WorkerIdentity
+    ready: ReadyEvent
+    drain: Drain
+    metrics_address: str = ""
+    # The latest that the engine has reported.
+    load: Load = field(default_factory=Load, init=False)
+    # At most one request at a time is sent to the engine.
+    _updating: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def update_load(self) -> None:
         """Updates `load` from the engine. Raises BatonError where the engine does not answer."""
-        self.load = (await self._engine.call(EngineCommand(describe=DescribeCommand()))).load
+        self.load = (await self.engine.call(EngineCommand(describe=DescribeRequest()))).load
 
     async def Describe(self, request: DescribeRequest, context: Context) -> DescribeResponse:  # noqa: N802
         """The latest load; an earlier one where the engine takes longer than `_LOAD_S` to answer."""
@@ -64,22 +58,21 @@ class WorkerServicer(WorkerServiceServicer):
     def describe(self) -> DescribeResponse:
         """Identity and limits of this worker, with its latest load."""
         return DescribeResponse(
-            identity=self._identity,
-            fingerprint=self._ready.fingerprint,
-            max_context_tokens=self._ready.max_context_tokens,
-            vocab_size=self._ready.vocab_size,
+            identity=self.identity,
+            fingerprint=self.ready.fingerprint,
+            max_context_tokens=self.ready.max_context_tokens,
+            vocab_size=self.ready.vocab_size,
             load=self.load,
-            draining=self._drain.started,
-            metrics_address=self._metrics_address,
-            cache_dtype=self._ready.cache_dtype,
-            pool=self._ready.pool,
-            weight_format=self._ready.weight_format,
+            draining=self.drain.started,
+            metrics_address=self.metrics_address,
+            cache_dtype=self.ready.cache_dtype,
+            pool=self.ready.pool,
+            weight_format=self.ready.weight_format,
         )
 
     async def GetAudit(self, request: GetAuditRequest, context: Context) -> GetAuditResponse:  # noqa: N802
         try:
-            command = EngineCommand(audit=AuditCommand(skip_integrity=request.skip_integrity))
-            event = await self._engine.call(command)
+            event = await self.engine.call(EngineCommand(audit=request))
         except BatonError as error:
             await abort(context, error)
         event.audit.front_pid = os.getpid()

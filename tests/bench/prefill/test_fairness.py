@@ -18,7 +18,7 @@ from baton.layout import CacheGroup, Layout, Plane
 from bench.prefill.__main__ import _parser
 from bench.prefill.fairness import Fairness, WatchedCost, WatchedPass, by_depth, errors, run_fairness
 from bench.prefill.traffic import Load, Step, StepLog, Traffic
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from tests.bench.prefill.modelled_gpu import HALF_CONTEXT, Gpu, ModelledPass, ModelledStream, VirtualTime
 
 TINY = ("--shape", "tiny", "--dtype", "fp32", "--device", "cpu", "--json", "--fairness")

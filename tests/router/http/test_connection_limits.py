@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from baton.errors import BatonError
-from services.common.config.connection_limits import ConnectionLimits
+from services.common.config.router import ConnectionLimits
 from services.router.http.connections import RESERVE, Connections, client_address
 from services.router.http.descriptors import ConnectionBudget, connection_budget, raise_descriptor_limit
 

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 import pytest
 
 from baton.errors import BatonError, ErrorKind
+from baton.v1.decode_pb2 import ReserveRequest
 from baton.v1.engine_pb2 import (
-    DescribeCommand,
     EngineCommand,
     EngineEvent,
     FailedEvent,
-    PrefillCommand,
     PrefillEndedEvent,
-    ReserveCommand,
     ReservedEvent,
     TicketEndedEvent,
 )
 from baton.v1.prefill_pb2 import FirstToken, PrefillRequest, PrefillResponse, PromptLogprobs
+from baton.v1.worker_pb2 import DescribeRequest
 from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE, ChannelClosedError, EngineEnd, FrontEnd
 from services.common.engine.client import EngineClient
 
@@ -59,11 +58,11 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 def reserve() -> EngineCommand:
-    return EngineCommand(reserve=ReserveCommand())
+    return EngineCommand(reserve=ReserveRequest())
 
 
 async def test_answers_find_their_callers_in_any_order(pair: Pair) -> None:
-    calls = [asyncio.create_task(pair.client.call(EngineCommand(describe=DescribeCommand()))) for _ in "ab"]
+    calls = [asyncio.create_task(pair.client.call(EngineCommand(describe=DescribeRequest()))) for _ in "ab"]
     first, second = await pair.command(), await pair.command()
     pair.engine.send(EngineEvent(id=second.id, reserved=ReservedEvent(slot=2)))
     pair.engine.send(EngineEvent(id=first.id, reserved=ReservedEvent(slot=1)))
@@ -116,7 +115,7 @@ async def test_a_prefill_streams_until_its_end(pair: Pair) -> None:
     events: list[int] = []
 
     async def read() -> None:
-        async for event in pair.client.stream(EngineCommand(prefill=PrefillCommand())):
+        async for event in pair.client.stream(EngineCommand(prefill=PrefillRequest())):
             events.append(event.prefill.first_token.token_id)
 
     reader = asyncio.create_task(read())
@@ -133,7 +132,7 @@ async def test_a_prefill_streams_until_its_end(pair: Pair) -> None:
 async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) -> None:
     length = 40 * PROMPT_LOGPROBS_A_MESSAGE
     request = PrefillRequest(token_ids=[1] * length, prompt_logprobs=True)
-    events = pair.client.stream(EngineCommand(prefill=PrefillCommand(request=request)))
+    events = pair.client.stream(EngineCommand(prefill=request))
     first: asyncio.Future[EngineEvent] = asyncio.ensure_future(anext(events))
     command = await pair.command()
     for position in range(1, length, PROMPT_LOGPROBS_A_MESSAGE):
@@ -150,7 +149,7 @@ async def test_a_long_prompts_logprobs_never_overfill_their_queue(pair: Pair) ->
 
 async def test_a_dead_engine_fails_pending_and_later_calls(pair: Pair) -> None:
     call = asyncio.create_task(pair.client.call(reserve()))
-    events = pair.client.stream(EngineCommand(prefill=PrefillCommand()))
+    events = pair.client.stream(EngineCommand(prefill=PrefillRequest()))
     stream: asyncio.Future[EngineEvent] = asyncio.ensure_future(anext(events))
     await pair.command()
     await pair.command()

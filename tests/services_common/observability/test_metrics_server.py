@@ -9,23 +9,24 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric as PrometheusMetric
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.errors import BatonError, ErrorKind
 from services.common.observability.histogram import Histogram
-from services.common.observability.metrics import Family, MetricsServer, ScrapedCollector
+from services.common.observability.metrics import Metric, MetricsServer, ScrapedCollector, collect
 
-COUNTED = Family("baton_test_things_total", "Things.", ("kind",))
-TOOK = Family("baton_test_took_seconds", "Time.")
+TABLE: tuple[Metric[Histogram], ...] = (
+    Metric("baton_test_things_total", "Things.", lambda took: [(("a",), 2), (("b",), 3)], ("kind",)),
+    Metric("baton_test_took_seconds", "Time.", lambda took: took),
+)
 
 
-def registry_of(read: Iterator[Metric] | None = None) -> CollectorRegistry:
-    def default() -> Iterator[Metric]:
+def registry_of(read: Iterator[PrometheusMetric] | None = None) -> CollectorRegistry:
+    def default() -> Iterator[PrometheusMetric]:
         took = Histogram()
         took.observe(0.02)
-        yield COUNTED.metric([(("a",), 2), (("b",), 3)], {"role": "r"})
-        yield TOOK.histograms([((), took)], {"role": "r"})
+        yield from collect(TABLE, took, {"role": "r"})
 
     registry = CollectorRegistry()
     registry.register(ScrapedCollector(lambda: read or default()))

@@ -13,10 +13,10 @@ from baton.block_hash import BlockHasher
 from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import TicketBody
-from baton.v1.engine_pb2 import AuditCommand, GiveTicketCommand, ReservedEvent
+from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
@@ -71,11 +71,11 @@ class Pair:
         """Reserves at decode, with the hashes of the prompt or with `names`."""
         name = next(self._numbers).to_bytes(2, "little")
         command = reserve(name=name, tokens=len(prompt), most=most)
-        command.request.block_hashes[:] = self.hashes(prompt, tenant) if names is None else names
-        command.request.tenant = tenant
+        command.block_hashes[:] = self.hashes(prompt, tenant) if names is None else names
+        command.tenant = tenant
         event = self.target.ask(reserve=command)
         assert event.HasField("reserved"), event
-        return PairRequest(prompt, command.request.attempt, event.reserved)
+        return PairRequest(prompt, command.attempt, event.reserved)
 
     def begin(
         self, request: PairRequest, most: int = 4, tenant: str = "", *, follows_in: int | None = None
@@ -89,14 +89,14 @@ class Pair:
             ticket_follows=ahead,
             tenant=tenant,
         )
-        command.request.attempt.CopyFrom(request.attempt)
-        command.request.token_ids[:] = request.prompt
-        command.request.prompt_length = len(request.prompt)
+        command.attempt.CopyFrom(request.attempt)
+        command.token_ids[:] = request.prompt
+        command.prompt_length = len(request.prompt)
         request.number = self.source.send(prefill=command)
         if follows_in is not None:
             self.source.turn(follows_in)
             ticket = GiveTicketRequest(attempt=request.attempt, ticket=request.reserved.ticket)
-            self.source.send(give_ticket=GiveTicketCommand(request=ticket))
+            self.source.send(give_ticket=ticket)
         return request
 
     def generate(
@@ -142,7 +142,7 @@ class Pair:
 
     def audit(self) -> Audit:
         """Decode's."""
-        return self.target.ask(audit=AuditCommand()).audit
+        return self.target.ask(audit=GetAuditRequest()).audit
 
     def assert_free(self) -> None:
         self.source.assert_free()

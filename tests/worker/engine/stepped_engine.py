@@ -13,20 +13,11 @@ from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish, Record
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, Ticket
-from baton.v1.engine_pb2 import (
-    AuditCommand,
-    EngineCommand,
-    EngineEvent,
-    PrefillCommand,
-    ReserveCommand,
-    SlotEndedCommand,
-)
+from baton.v1.engine_pb2 import EngineCommand, EngineEvent, SlotEndedCommand
 from baton.v1.prefill_pb2 import PrefillRequest
 from baton.v1.types_pb2 import Attempt, Limits, Sampling
-from services.common.config.engine import EngineConfig
-from services.common.config.transfer import TransferConfig
-from services.common.config.types import Transport
-from services.common.config.worker import WorkerConfig
+from baton.v1.worker_pb2 import GetAuditRequest
+from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.common.engine.channel import EngineEnd
 from services.common.engine.launch import EngineLaunch
 from services.worker.engine.assembly import build_engine
@@ -138,7 +129,7 @@ class SteppedEngine:
         return busy
 
     def assert_free(self) -> None:
-        audit = self.ask(audit=AuditCommand()).audit
+        audit = self.ask(audit=GetAuditRequest()).audit
         assert audit.integrity_error == ""
         assert (audit.load.free_slots, audit.load.free_blocks) == (SLOTS, audit.load.blocks)
         assert (audit.live_tickets, audit.load.queued_prefills, audit.pinned_blocks) == (0, 0, 0)
@@ -166,7 +157,7 @@ def reserve(number: int = 1, *, name: bytes = b"a", tokens: int = 9, most: int =
     request = ReserveRequest(
         attempt=attempt, router_id=b"r" * 16, token_count=tokens, max_tokens=most, ttl_ms=ttl
     )
-    return ReserveCommand(request=request)
+    return request
 
 
 def prefill(
@@ -181,4 +172,4 @@ def prefill(
         ticket=ticket,
     )
     request.MergeFrom(PrefillRequest(**fields))
-    return PrefillCommand(request=request)
+    return request

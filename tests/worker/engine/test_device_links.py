@@ -16,7 +16,7 @@ from baton.v1.prefill_pb2 import FirstToken
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.sender.events import SenderEvent
 from kvtransfer.sender.transfer import Transfer, TransferState
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.worker.engine.prefill.reply import PrefillReply
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import LoadedModel
@@ -164,7 +164,7 @@ def test_a_handoff_that_is_acknowledged_at_once_sends_all_replies_in_order(
     pair: Pair, truth: SteppedEngine, pump: Pump, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All blocks are resident at decode, which acknowledges at once."""
-    sender, prefixes = pair.source.engine.prefill.sender, pair.source.engine.prefix_cache
+    sender, prefixes = pair.source.engine.prefill.sender, pair.source.engine.decode.prefix_cache
     assert prefixes is not None
     pair.generate(words(9, 1))  # opens a link
     poll = sender.poll

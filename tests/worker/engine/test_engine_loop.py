@@ -12,14 +12,10 @@ import structlog.testing
 from baton.engine.rings.heartbeat import UNKNOWN_STEP_S
 from baton.engine.rings.output_ring import Finish
 from baton.errors import BatonError, ErrorKind
-from baton.v1.decode_pb2 import Ticket, TicketBody, TicketState
-from baton.v1.engine_pb2 import (
-    AuditCommand,
-    CancelCommand,
-    HandoffStateCommand,
-    SlotEndedCommand,
-)
+from baton.v1.decode_pb2 import GetHandoffRequest, Ticket, TicketBody, TicketState
+from baton.v1.engine_pb2 import CancelCommand, SlotEndedCommand
 from baton.v1.types_pb2 import Attempt, FinishReason, Limits, Sampling
+from baton.v1.worker_pb2 import GetAuditRequest
 from services.worker.engine.decode.ticket_table import RUNNING_GRACE_S
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
@@ -57,7 +53,7 @@ def test_a_cancel_leaves_a_tombstone_for_a_late_reserve_and_a_late_commit(steppe
     late = [stepped.send(reserve=reserve()), stepped.send(prefill=prefill(ticket))]
     stepped.turn()
     assert [stepped.failure(number)[0] for number in late] == [ErrorKind.CONFLICT] * 2
-    state = stepped.ask(handoff_state=HandoffStateCommand(attempt=attempt)).handoff_state.state
+    state = stepped.ask(handoff_state=GetHandoffRequest(attempt=attempt)).handoff_state.state
     assert state == TicketState.TICKET_STATE_ENDED
     stepped.assert_free()
 
@@ -69,7 +65,7 @@ def test_a_cancel_between_two_chunks_stops_the_prefill(stepped: SteppedEngine) -
     stepped.ask(cancel=CancelCommand(attempt=Attempt(request_id=b"a" * 16, number=1)))
     assert stepped.failure(number)[0] is ErrorKind.CONFLICT
     stepped.assert_free()
-    assert stepped.ask(audit=AuditCommand()).audit.prompt_tokens_run < 60
+    assert stepped.ask(audit=GetAuditRequest()).audit.prompt_tokens_run < 60
 
 
 def test_a_ticket_that_expires_frees_everything(tmp_path: Path) -> None:
@@ -217,7 +213,7 @@ def test_a_ticket_whose_blocks_do_not_fit_the_prompt_is_refused(stepped: Stepped
 def test_an_unknown_slot_that_ended_is_counted(stepped: SteppedEngine) -> None:
     stepped.send(slot_ended=SlotEndedCommand(slot=1, generation=77))
     stepped.turn()
-    assert stepped.ask(audit=AuditCommand()).audit.dropped_unknown == 1
+    assert stepped.ask(audit=GetAuditRequest()).audit.dropped_unknown == 1
     stepped.assert_free()
 
 
@@ -236,7 +232,7 @@ def test_a_reservation_does_not_wait_for_the_end_of_a_step(
     def send_once() -> None:
         if not commands:
             commands.append(stepped.send(reserve=reserve(name=b"b")))
-            commands.append(stepped.send(audit=AuditCommand()))
+            commands.append(stepped.send(audit=GetAuditRequest()))
             commands.append(stepped.send(reserve=reserve(name=b"c")))
             steps = stepped.ring.steps
             between()

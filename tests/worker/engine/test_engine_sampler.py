@@ -37,12 +37,12 @@ def run(stepped: SteppedEngine, name: bytes, emitted: list[int], sampling: Sampl
     """Runs one attempt; its output in the ring."""
     stepped.records.clear()
     command = reserve(name=name, tokens=PROMPT + len(emitted), most=MOST)
-    command.request.first_number = len(emitted)
+    command.first_number = len(emitted)
     reserved = stepped.ask(reserve=command).reserved
     message = prefill(reserved.ticket, name=name, tokens=PROMPT)
-    message.request.token_ids.extend(emitted)
-    message.request.sampling.CopyFrom(sampling)
-    message.request.limits.CopyFrom(LIMITS)
+    message.token_ids.extend(emitted)
+    message.sampling.CopyFrom(sampling)
+    message.limits.CopyFrom(LIMITS)
     number = stepped.send(prefill=message)
     stepped.run_out()
     first = next(e for e in stepped.events if e.id == number).prefill.first_token
@@ -108,7 +108,7 @@ def test_a_long_prompts_logprobs_come_in_bounded_messages_before_all_else(
         command = reserve(tokens=300, most=max_tokens)
         request.ticket.CopyFrom(stepped.ask(reserve=command).reserved.ticket)
     command = prefill(Ticket())
-    command.request.CopyFrom(request)
+    command.CopyFrom(request)
     number = stepped.send(prefill=command)
     stepped.run_out()
     events = [event for event in stepped.events if event.id == number]
@@ -124,7 +124,7 @@ def test_a_long_prompts_logprobs_come_in_bounded_messages_before_all_else(
 
 def test_a_prompt_computed_for_its_logprobs_can_be_cancelled(stepped: SteppedEngine) -> None:
     command = prefill(Ticket(), tokens=60, most=0, prompt_logprobs=True)
-    command.request.ClearField("ticket")
+    command.ClearField("ticket")
     number = stepped.send(prefill=command)
     stepped.turn(2)
     stepped.ask(cancel=CancelCommand(attempt=ATTEMPT))
@@ -136,8 +136,8 @@ def test_a_request_for_no_tokens_with_a_ticket_is_refused(stepped: SteppedEngine
     ticket = stepped.ask(reserve=reserve()).reserved.ticket
     with_ticket = stepped.send(prefill=prefill(ticket, most=0))
     command = prefill(Ticket(), most=0)
-    command.request.ClearField("ticket")
-    command.request.prompt_length -= 1
+    command.ClearField("ticket")
+    command.prompt_length -= 1
     with_output = stepped.send(prefill=command)
     stepped.run_out()
     for number in (with_ticket, with_output):

@@ -14,10 +14,7 @@ from baton.device import nccl_channel
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.blocks import DeviceBlocks
 from kvtransfer.transports.nccl.endpoint import NcclEndpoint
-from services.common.config.engine import EngineConfig
-from services.common.config.transfer import TransferConfig
-from services.common.config.types import Transport
-from services.common.config.worker import WorkerConfig
+from services.common.config.worker import EngineConfig, TransferConfig, Transport, WorkerConfig
 from services.worker.engine.startup.link_setup import check_transport, nccl_links
 from services.worker.engine.startup.model_loader import LoadedModel
 from tests.kvtransfer.support.fake_device import FakeDevice, Pump
@@ -68,8 +65,8 @@ def transports(pair: Pair) -> list[str]:
     return [link.transport for link in pair.source.engine.prefill.sender.links]
 
 
-def unfit(engine: SteppedEngine) -> list[str]:
-    return [event.unfit.reason for event in engine.events if event.HasField("unfit")]
+def restart_reasons(engine: SteppedEngine) -> list[str]:
+    return [event.restart_needed.reason for event in engine.events if event.HasField("restart_needed")]
 
 
 def test_prompts_are_sent_over_nccl_where_configured(
@@ -83,7 +80,7 @@ def test_prompts_are_sent_over_nccl_where_configured(
     assert transports(pair) == ["nccl"]
     assert sum(len(links.channels) for links in made) == 2
     assert pair.audit().bytes_received == pair.source.engine.prefill.sender.counters.bytes_shipped > 0
-    assert unfit(pair.source) == unfit(pair.target) == []
+    assert restart_reasons(pair.source) == restart_reasons(pair.target) == []
     pair.close()
 
 
@@ -99,13 +96,13 @@ def test_an_engine_whose_nccl_hangs_reports_it_once_and_continues(
     links.double.hangs.set()
     links.channels[0].abort("played")
     # A request that comes before the sender notices loses an attempt.
-    ways.run_until(lambda: bool(unfit(engine)) and not transports(ways))
+    ways.run_until(lambda: bool(restart_reasons(engine)) and not transports(ways))
     for seed in (2, 3):
         assert ways.generate(words(16, seed))[0] == ask(truth, words(16, seed))[0]
     assert transports(ways) == ["grpc"]
     time.sleep(0.15)
     engine.turn(3)
-    assert unfit(engine) == ["NCCL did not end a link in time"]
+    assert restart_reasons(engine) == ["NCCL did not end a link in time"]
     ways.run_until(lambda: not any(link.live_transfers for link in ways.source.engine.prefill.sender.links))
     ways.assert_free()
 

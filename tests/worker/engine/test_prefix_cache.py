@@ -11,8 +11,7 @@ import pytest
 
 from baton.engine.memory.host_blocks import HostBlocks
 from baton.engine.prefix_cache.host_store import HostPrefixes
-from baton.v1.engine_pb2 import AuditCommand
-from baton.v1.worker_pb2 import PrefixAudit
+from baton.v1.worker_pb2 import GetAuditRequest, PrefixAudit
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 BLOCK = 4
@@ -26,7 +25,7 @@ def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[
     name = next(NUMBERS).to_bytes(2, "little")
     ticket = stepped.ask(reserve=reserve(name=name, tokens=len(prompt), most=most)).reserved.ticket
     command = prefill(ticket, name=name, tokens=len(prompt), most=most)
-    command.request.token_ids[:] = prompt
+    command.token_ids[:] = prompt
     number = stepped.send(prefill=command)
     stepped.records.clear()
     deadline = time.monotonic() + 10
@@ -39,7 +38,7 @@ def ask(stepped: SteppedEngine, prompt: list[int], most: int = 4) -> tuple[list[
 
 
 def audit(stepped: SteppedEngine) -> PrefixAudit:
-    return stepped.ask(audit=AuditCommand()).audit.prefixes
+    return stepped.ask(audit=GetAuditRequest()).audit.prefixes
 
 
 @pytest.mark.parametrize("chunk", [3, 8, 64])
@@ -76,10 +75,10 @@ def test_evicted_blocks_come_back_from_the_tiers_behind(
     tmp_path: Path, truth: SteppedEngine, chunk: int, disk: bool
 ) -> None:
     """32 blocks on the device and five prompts of ten: each evicts earlier ones."""
-    block_bytes = truth.ask(audit=AuditCommand()).audit.block_bytes[0]
+    block_bytes = truth.ask(audit=GetAuditRequest()).audit.block_bytes[0]
     folder = str(tmp_path / "disk") if disk else None
     stepped = SteppedEngine(tmp_path, chunk_tokens=chunk, prefix_host_mb=1, prefix_disk_dir=folder)
-    store = stepped.engine.prefix_cache._store  # type: ignore[union-attr]
+    store = stepped.engine.decode.prefix_cache._store  # type: ignore[union-attr]
     assert isinstance(store, HostPrefixes)
     if disk:  # little more than a prompt needs, so that later blocks evict it to the disk
         store._host = HostBlocks(store._host._cache, 12 * block_bytes)

@@ -13,12 +13,14 @@ class Loop:
     def __init__(self) -> None:
         self.now = 0
         self.tokens = 0
-        self.clock = StepClock(lambda: self.tokens, lambda: self.now)
+        self.steps = 0
+        self.clock = StepClock(lambda: self.tokens, lambda: self.steps, lambda: self.now)
 
     def step(self, ms: float, tokens: int, did: bool = True) -> None:
         def run() -> bool:
             self.now += round(ms * 1e6)
             self.tokens += tokens
+            self.steps += did
             return did
 
         assert self.clock.timed(run) is did
@@ -70,7 +72,7 @@ class Queue:
         self.now = self.ended = self.tokens = 0
         self.step_ns = round(step_ms * 1e6)
         self.under_way: list[int] = []  # when each will have ended
-        self.clock = StepClock(lambda: self.tokens, lambda: self.now, ended=lambda: self.ended)
+        self.clock = StepClock(lambda: self.tokens, lambda: self.ended, lambda: self.now)
 
     def turn(self, ms: float, wanted: bool = True) -> None:
         """What has ended by now is seen; one more is enqueued where one may be; then time passes."""
@@ -127,7 +129,7 @@ def test_time_without_enqueued_steps_is_not_busy_time() -> None:
 def test_steps_enqueued_before_the_clock_do_not_count() -> None:
     counts = iter((7, 7, 8, 8))
     now = iter(range(0, 100_000_000, 1_000_000))
-    clock = StepClock(lambda: 0, lambda: next(now), ended=lambda: next(counts))
+    clock = StepClock(lambda: 0, lambda: next(counts), lambda: next(now))
     assert clock.timed(lambda: True)
     assert clock.busy_ns == 0, "captured before: nothing has ended since"
     assert not clock.timed(lambda: False)

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from baton.engine.decode.loop import DecodeLoop
-from baton.engine.prefix_cache.cache import PrefixCache
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import Ticket
 from baton.v1.transfer_pb2 import CommitRecord
@@ -25,12 +23,10 @@ from kvtransfer.receiver.events import (
     TransferStarted,
     Withdrawn,
 )
-from kvtransfer.receiver.receiver import Receiver
 from services.worker.engine.decode.admission import AdmissionChecks
-from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.reservation import Admission, Reservation
 from services.worker.engine.decode.reserved_slots import ReservedSlots
-from services.worker.engine.decode.ticket_table import CommitOutcome, TicketTable
+from services.worker.engine.decode.ticket_table import CommitOutcome
 
 # The longest that one poll waits for pieces that a device is moving, beside decode steps and without any. A
 # piece is announced about a millisecond before its bytes arrive.
@@ -39,21 +35,13 @@ _DEVICE_WAIT_BESIDE_STEPS_S, _DEVICE_WAIT_S = 0.0002, 0.002
 
 @dataclass(slots=True, eq=False)
 class HandoffReceiver:
-    """The receiving end of one engine's handoffs, over links and from its own prefill.
+    """The receiving end of one engine's handoffs, over links and from its own prefill. `block_bytes`: bytes
+    of a block on the wire, by cache group."""
 
-    `receiver`: None where no other worker sends blocks to this one. `block_bytes`: bytes of a block on the
-    wire, by cache group.
-    """
-
-    loop: DecodeLoop
-    tickets: TicketTable[Reservation]
     reserved: ReservedSlots
-    allocation: BlockAllocation
     admissions: AdmissionChecks
     signer: TicketSigner
-    receiver: Receiver | None
     block_bytes: Sequence[int]
-    prefix_cache: PrefixCache | None
     committed: int = field(default=0, init=False)
     committed_locally: int = field(default=0, init=False)
     # Blocks of committed handoffs that were resident and so not sent, over all cache groups.
@@ -63,19 +51,20 @@ class HandoffReceiver:
     def receive_pieces(self, max_pieces: int) -> None:
         """The part of `poll` that is safe within a decode step: writes pieces to blocks that no active slot
         reads. Events wait for the next `poll`."""
-        if self.receiver is not None:
-            self.receiver.progress(max_pieces)
+        if self.reserved.receiver is not None:
+            self.reserved.receiver.progress(max_pieces)
 
     def poll(self, max_pieces: int) -> bool:
         """Bounded work on the links; False where there was none. While a device is moving pieces this polls
         again for a short time, or until a sequence is admitted: a turn of the engine's loop takes longer."""
-        if self.receiver is None:
+        receiver = self.reserved.receiver
+        if receiver is None:
             return False
-        wait_s = _DEVICE_WAIT_BESIDE_STEPS_S if self.loop.has_work else _DEVICE_WAIT_S
+        wait_s = _DEVICE_WAIT_BESIDE_STEPS_S if self.reserved.loop.has_work else _DEVICE_WAIT_S
         until, committed = time.monotonic() + wait_s, self.committed
-        worked = self._handle(self.receiver.poll(max_pieces))
-        while self.receiver.moving and self.committed == committed and time.monotonic() < until:
-            worked |= self._handle(self.receiver.poll(max_pieces))
+        worked = self._handle(receiver.poll(max_pieces))
+        while receiver.moving and self.committed == committed and time.monotonic() < until:
+            worked |= self._handle(receiver.poll(max_pieces))
         return worked
 
     def commit(self, transfer_id: int, record: CommitRecord) -> None:
@@ -91,7 +80,7 @@ class HandoffReceiver:
         body = self.signer.verify(Ticket(body=record.ticket_body, signature=record.ticket_signature))
         if body.transfer_id != transfer_id:
             raise BatonError(ErrorKind.FORBIDDEN, "the ticket was issued for another transfer")
-        self.tickets.receiving(transfer_id)
+        self.reserved.tickets.receiving(transfer_id)
         self.commit(transfer_id, record)
         self.committed_locally += 1
 
@@ -99,7 +88,7 @@ class HandoffReceiver:
         for event in events:
             match event:
                 case TransferStarted(transfer_id):
-                    self.tickets.receiving(transfer_id)
+                    self.reserved.tickets.receiving(transfer_id)
                 case MetadataReceived(transfer_id, record):
                     self._early(self.admissions.prepare, transfer_id, record)
                 case CommitPending(transfer_id, record):
@@ -114,43 +103,44 @@ class HandoffReceiver:
         self, check: Callable[[Reservation, CommitRecord], object], transfer_id: int, record: CommitRecord
     ) -> None:
         """Prepares an admission before its commit, at which an invalid record is refused."""
-        entry = self.tickets.find_transfer(transfer_id)
+        entry = self.reserved.tickets.find_transfer(transfer_id)
         if entry is not None:
             with contextlib.suppress(BatonError):
                 check(entry.reservation, record)
 
     def _commit_received(self, transfer_id: int, record: CommitRecord) -> None:
-        assert self.receiver is not None
+        assert self.reserved.receiver is not None
+        transfers = self.reserved.receiver.transfers
         try:
             reservation, admission = self._admit(transfer_id, record)
         except BatonError as error:
-            self.receiver.transfers.refuse(transfer_id, error)
+            transfers.refuse(transfer_id, error)
             self.reserved.end_unused(transfer_id)
         else:
-            self.receiver.transfers.acknowledge(transfer_id)  # before the accounting: prefill waits for it
+            transfers.acknowledge(transfer_id)  # before the accounting: prefill waits for it
             self._finish_admission(reservation, admission, record)
 
     def _admit(self, transfer_id: int, record: CommitRecord) -> tuple[Reservation, Admission]:
         """Spends the ticket and posts the admission; `_finish_admission` follows."""
-        entry = self.tickets.find_transfer(transfer_id)
+        entry = self.reserved.tickets.find_transfer(transfer_id)
         if entry is None:
             raise BatonError(ErrorKind.CONFLICT, "the ticket has ended")
         admission = self.admissions.complete(entry.reservation, record)
-        outcome = self.tickets.commit(transfer_id)
+        outcome = self.reserved.tickets.commit(transfer_id)
         if outcome is not CommitOutcome.ACCEPTED:
             raise BatonError(ErrorKind.CONFLICT, f"the ticket cannot be spent: {outcome.name.lower()}")
-        self.loop.admit(admission.entry)
-        self.tickets.activate(transfer_id)
+        self.reserved.loop.admit(admission.entry)
+        self.reserved.tickets.activate(transfer_id)
         return entry.reservation, admission
 
     def _finish_admission(self, reservation: Reservation, admission: Admission, record: CommitRecord) -> None:
         """What can wait until the commit is acknowledged: caching the prompt's blocks, accounting."""
         reservation.admission = None
         reservation.token_ids = tuple(record.token_ids)
-        if self.prefix_cache is not None and admission.block_hashes:
+        if self.reserved.prefix_cache is not None and admission.block_hashes:
             reservation.block_hashes = admission.block_hashes
-            self.prefix_cache.keep(admission.block_hashes, reservation.blocks)
+            self.reserved.prefix_cache.keep(admission.block_hashes, reservation.blocks)
         self.resident_blocks += reservation.resident_blocks * len(self.block_bytes)
         self.resident_bytes += reservation.resident_blocks * sum(self.block_bytes)
-        self.allocation.add(reservation)
+        self.reserved.allocation.add(reservation)
         self.committed += 1

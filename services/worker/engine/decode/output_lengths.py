@@ -15,15 +15,10 @@ class OutputLengths:
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=_WINDOW)
-        self._most: int | None = None
+        self.most: int | None = None  # the length that nine of ten outputs do not exceed; None: too few yet
 
     def add(self, tokens: int) -> None:
         """Adds the length of one output, in tokens."""
         self._lengths.append(tokens)
         if len(self._lengths) >= _ENOUGH:
-            self._most = sorted(self._lengths)[int(_SHARE * (len(self._lengths) - 1))]
-
-    @property
-    def most(self) -> int | None:
-        """The length that nine of ten outputs do not exceed; None while there are too few."""
-        return self._most
+            self.most = sorted(self._lengths)[int(_SHARE * (len(self._lengths) - 1))]

@@ -10,20 +10,17 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.engine.decode.slots import Grant, SlotPool
-from baton.engine.prefix_cache.cache import PrefixCache
+from baton.engine.decode.slots import Grant
 from baton.errors import BatonError, ErrorKind
 from baton.v1.decode_pb2 import ReserveRequest, TicketBody
 from baton.v1.engine_pb2 import ReservedEvent
 from baton.v1.types_pb2 import WorkerIdentity
 from kvtransfer.protocol.addresses import Endpoint
 from kvtransfer.protocol.ticket import TicketSigner
-from kvtransfer.receiver.receiver import Receiver
 from services.common.engine.attempt_key import AttemptKey
-from services.worker.engine.decode.block_allocation import BlockAllocation
 from services.worker.engine.decode.reservation import Reservation
 from services.worker.engine.decode.reserved_slots import ReservedSlots
-from services.worker.engine.decode.ticket_table import TicketEntry, TicketTable
+from services.worker.engine.decode.ticket_table import TicketEntry
 from services.worker.engine.startup.model_loader import LoadedModel
 
 MAX_TTL_S = 3600.0
@@ -33,24 +30,18 @@ MAX_TTL_S = 3600.0
 class TicketIssuer:
     """Answers the Reserve calls of one engine.
 
-    `receiver`, `endpoints`: where other workers send blocks; None and empty where tickets are for this
-    worker's own prefill. `block_bytes`: bytes of a block on the wire, by cache group.
-    `reserve_output_tokens`: output tokens that blocks are reserved for at first; None: by the lengths of
-    recent outputs.
+    `endpoints`: where other workers send blocks; empty where tickets are for this worker's own prefill.
+    `block_bytes`: bytes of a block on the wire, by cache group. `reserve_output_tokens`: output tokens that
+    blocks are reserved for at first; None: by the lengths of recent outputs.
     """
 
     model: LoadedModel
+    reserved: ReservedSlots
     identity: WorkerIdentity
     signer: TicketSigner
-    tickets: TicketTable[Reservation]
-    reserved: ReservedSlots
-    slots: SlotPool
-    allocation: BlockAllocation
-    receiver: Receiver | None
     endpoints: tuple[Endpoint, ...]
     block_bytes: Sequence[int]
     reserve_output_tokens: int | None
-    prefix_cache: PrefixCache | None
 
     def reserve(self, request: ReserveRequest) -> ReservedEvent:
         """Reserves a slot and blocks and signs the ticket; idempotent for one attempt. Lower attempts of the
@@ -60,14 +51,14 @@ class TicketIssuer:
         no slots or blocks now, INVALID where the sequence can never fit.
         """
         key = AttemptKey.of(request.attempt)
-        entry = self.tickets.check(key)
+        entry = self.reserved.tickets.check(key)
         if entry is None:
-            for superseded in self.tickets.superseded(key):
+            for superseded in self.reserved.tickets.superseded(key):
                 self.reserved.cancel(superseded.key)
             entry = self._issue(key, request)
         reservation = entry.reservation
         slot, generation = reservation.key
-        kv_bytes = 0 if self.receiver is None else self._bytes_to_send(reservation)
+        kv_bytes = 0 if self.reserved.receiver is None else self._bytes_to_send(reservation)
         return ReservedEvent(ticket=reservation.ticket, slot=slot, generation=generation, kv_bytes=kv_bytes)
 
     def _bytes_to_send(self, reservation: Reservation) -> int:
@@ -79,7 +70,7 @@ class TicketIssuer:
 
     def _issue(self, key: AttemptKey, request: ReserveRequest) -> TicketEntry[Reservation]:
         end = self._end_of(request)
-        if self.allocation.waiting:
+        if self.reserved.allocation.waiting:
             raise BatonError(ErrorKind.OVERLOADED, "running sequences wait for KV blocks")
         hashes = self._usable_hashes(request)
         grant, resident = self._allocate(self._initial_tokens(request.token_count, end), hashes)
@@ -105,22 +96,22 @@ class TicketIssuer:
             resident_blocks=resident,
         )
         entry = self.reserved.add(key, body.transfer_id, reservation, min(request.ttl_ms / 1e3, MAX_TTL_S))
-        if self.receiver is not None:
-            resident_counts = list(body.resident_counts)
-            self.receiver.transfers.expect(body.transfer_id, list(body.block_counts), resident_counts)
+        if self.reserved.receiver is not None:
+            counts, resident_counts = list(body.block_counts), list(body.resident_counts)
+            self.reserved.receiver.transfers.expect(body.transfer_id, counts, resident_counts)
         return entry
 
     def _new_transfer_id(self) -> int:
         """64 random bits, so that a peer cannot guess another's transfer. Not 0, which marks frames that are
         about no transfer."""
-        while not (drawn := secrets.randbits(64)) or self.tickets.find_transfer(drawn) is not None:
+        while not (drawn := secrets.randbits(64)) or self.reserved.tickets.find_transfer(drawn) is not None:
             pass
         return drawn
 
     def _usable_hashes(self, request: ReserveRequest) -> tuple[bytes, ...]:
         """Hashes of the full blocks that prefill computes: no decode step writes to these. None for this
         worker's own prefill, which looks prefixes up by itself."""
-        if self.prefix_cache is None or self.receiver is None:
+        if self.reserved.prefix_cache is None or self.reserved.receiver is None:
             return ()
         full = request.token_count // self.model.layout.groups[0].block_tokens
         return tuple(request.block_hashes[:full])
@@ -139,19 +130,19 @@ class TicketIssuer:
 
     def _initial_tokens(self, token_count: int, end: int) -> int:
         """Tokens to allocate blocks for now. The last token ends the sequence and has no KV."""
-        output = self.reserve_output_tokens or self.allocation.output_lengths.most
+        output = self.reserve_output_tokens or self.reserved.allocation.output_lengths.most
         return end - 1 if output is None else min(end - 1, token_count + output)
 
     def _allocate(self, tokens: int, hashes: Sequence[bytes]) -> tuple[Grant, int]:
         """A slot with blocks for `tokens` tokens, and how many of them are cached blocks of the first
         `hashes`. Raises BatonError(OVERLOADED)."""
-        slot, generation = self.slots.grant()
+        slot, generation = self.reserved.slots.grant()
         try:
-            if self.prefix_cache is not None and hashes:
-                blocks, resident = self.prefix_cache.take_over(hashes, tokens)
+            if self.reserved.prefix_cache is not None and hashes:
+                blocks, resident = self.reserved.prefix_cache.take_over(hashes, tokens)
             else:
                 blocks, resident = self.model.pools.allocate(tokens), 0
         except BatonError:
-            self.slots.release(slot, generation)
+            self.reserved.slots.release(slot, generation)
             raise
         return Grant(slot, generation, blocks, tokens), resident

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from baton.device.stream import Event
 from baton.engine.sequence import Sequence as PromptSequence
@@ -17,23 +16,9 @@ from baton.v1.prefill_pb2 import FirstToken, PrefillRequest
 from baton.v1.transfer_pb2 import CommitRecord
 from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.receiver.inbound_transfer import add_first_token
+from kvtransfer.sender.transfer import Transfer
 from services.common.engine.attempt_key import AttemptKey
 from services.worker.engine.decode.handoff_receiver import HandoffReceiver
-
-
-class Handoff(Protocol):
-    """The transfer of one sequence to its slot."""
-
-    def push(self, group: int, first: int, blocks: Sequence[int], after: Event | None = None) -> None:
-        """Hands over the sequence's blocks `first` and following of a cache group, which are complete now, or
-        when the device reaches `after`."""
-
-    def commit(self, record: CommitRecord) -> None:
-        """All blocks are pushed; `record` adds the first token to the early metadata. Over a link the
-        acknowledgement comes later."""
-
-    def withdraw(self, reason: WithdrawReason) -> None:
-        """Ends the handoff without a commit."""
 
 
 class LocalHandoff:
@@ -70,6 +55,10 @@ class LocalHandoff:
 
     def withdraw(self, reason: WithdrawReason) -> None:
         self._receiver.reserved.end_unused(self._transfer_id)
+
+
+Handoff = Transfer | LocalHandoff
+"""The transfer of one sequence to its slot."""
 
 
 def early_record(request: PrefillRequest) -> CommitRecord:

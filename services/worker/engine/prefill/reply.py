@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from baton.engine.rings.logprob_records import Logprobs
 from baton.errors import BatonError
-from baton.v1.engine_pb2 import EngineEvent, FailedEvent, PrefillEndedEvent
+from baton.v1.engine_pb2 import EngineEvent, PrefillEndedEvent
 from baton.v1.prefill_pb2 import FirstToken, HandedOff, PrefillResponse, PromptLogprobs
-from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE
+from services.common.engine.channel import PROMPT_LOGPROBS_A_MESSAGE, failed_event
 from services.common.engine.logprobs import logprobs_message
 
 
@@ -45,8 +45,7 @@ class PrefillReply:
         self._emit(EngineEvent(id=self._command_id, prefill_ended=PrefillEndedEvent()))
 
     def failed(self, error: BatonError) -> None:
-        failed = FailedEvent(kind=error.kind.value, message=error.message)  # type: ignore[arg-type]
-        self._emit(EngineEvent(id=self._command_id, failed=failed))
+        self._emit(failed_event(error, self._command_id))
 
     def _send(self, response: PrefillResponse) -> None:
         self._emit(EngineEvent(id=self._command_id, prefill=response))

@@ -21,6 +21,7 @@ from kvtransfer.sender.sender import Sender
 from kvtransfer.sender.transfer import Transfer
 from services.common.engine.logprobs import logprobs_message
 from services.worker.engine.prefill.jobs import PrefillJob, PrefillJobs
+from services.worker.engine.step_clock import StepClock
 
 # How long before the expected end of a step its blocks are announced. The links' device queues wait for that
 # end from then on, and everything else on them waits behind.
@@ -41,9 +42,13 @@ class PrefillPipeline:
     loop: PrefillLoop
     sender: Sender
     device_pieces: int
+    clock: StepClock = field(init=False)
     # The end of the step whose blocks were announced last; and the same, while it is waited for.
     _announced: TimedEvent | None = field(default=None, init=False)
     _awaited: TimedEvent | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = StepClock(lambda: self.loop.tokens_run, lambda: self.loop.steps_ended)
 
     def step(self) -> bool:
         """Begins the next chunks where they are due, pushes completed blocks, sends first tokens; False where

@@ -17,7 +17,7 @@ from torch import Tensor
 from baton.engine.memory.kv_cache import KVCache
 from baton.errors import BatonError, ErrorKind
 from kvtransfer.device.quantise import EightBit, quantise, restore
-from services.common.config.types import KVWire
+from services.common.config.worker import KVWire
 
 _KINDS: dict[KVWire, EightBit] = {"fp8": EightBit.E4M3, "int8": EightBit.INT8}
 _SCALE_BYTES = 4

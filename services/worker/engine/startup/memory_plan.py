@@ -24,7 +24,7 @@ from baton.engine.model.tensors import layer_matrices
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from kvtransfer.device.blocks import staging_bytes
-from services.common.config.engine import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
+from services.common.config.worker import CPU_SLOTS, MOST_DEFAULT_SLOTS, EngineConfig
 
 CPU_KV_BYTES = 512 * 10**6
 # Memory that a process uses on a GPU beside its tensors: context, libraries, kernels, graphs. Measured.
@@ -61,33 +61,81 @@ class MemoryPlan:
     slots: int
 
 
-def memory_plan(
-    config: ModelConfig,
-    engine: EngineConfig,
-    layout: Layout,
-    max_context: int,
-    weight_bytes: int,
-    gpu: Gpu | None,
-) -> MemoryPlan:
-    """Slots as configured, else CPU_SLOTS on a CPU; on a GPU the largest choice that leaves every slot the
-    blocks of a typical sequence. `gpu`: None on a CPU. Raises BatonError as `kv_blocks` does."""
+@dataclass(frozen=True, slots=True)
+class MemoryPlanner:
+    """Plans the memory of one worker. `gpu`: None on a CPU."""
 
-    def with_slots(slots: int) -> MemoryPlan:
-        return MemoryPlan(kv_blocks(config, engine, slots, layout, max_context, weight_bytes, gpu), slots)
+    config: ModelConfig
+    engine: EngineConfig
+    layout: Layout
+    max_context: int
+    weight_bytes: int
+    gpu: Gpu | None
 
-    if engine.slots is not None or gpu is None:
-        return with_slots(engine.slots or CPU_SLOTS)
-    typical = min(max_context, TYPICAL_TOKENS)
-    each = max(group.blocks_for(typical) for group in layout.groups)
-    *more, fewest = _SLOT_CHOICES
-    for slots in more:
-        # The buffers of so many slots may leave too little for blocks; with the fewest slots that is an
-        # error.
-        with contextlib.suppress(BatonError):
-            plan = with_slots(slots)
-            if plan.kv_blocks - 1 >= slots * each:
-                return plan
-    return with_slots(fewest)
+    def plan(self) -> MemoryPlan:
+        """Slots as configured, else CPU_SLOTS on a CPU; on a GPU the largest choice that leaves every slot
+        the blocks of a typical sequence.
+
+        Raises BatonError: INVALID where the blocks do not fit into the worker's share of the memory,
+        UNAVAILABLE where they would, but other processes use that memory now.
+        """
+        if self.engine.slots is not None or self.gpu is None:
+            return self._with_slots(self.engine.slots or CPU_SLOTS)
+        typical = min(self.max_context, TYPICAL_TOKENS)
+        each = max(group.blocks_for(typical) for group in self.layout.groups)
+        *more, fewest = _SLOT_CHOICES
+        for slots in more:
+            # The buffers of so many slots may leave too little for blocks; with the fewest slots that is an
+            # error.
+            with contextlib.suppress(BatonError):
+                plan = self._with_slots(slots)
+                if plan.kv_blocks - 1 >= slots * each:
+                    return plan
+        return self._with_slots(fewest)
+
+    def _with_slots(self, slots: int) -> MemoryPlan:
+        """The plan for so many slots: unless configured, at most as many blocks as all of them use at full
+        length."""
+        engine, block = self.engine, sum(group.block_bytes for group in self.layout.groups)
+        useful = slots * max(group.blocks_for(self.max_context) for group in self.layout.groups) + 1
+        if engine.kv_blocks is not None:
+            blocks = engine.kv_blocks
+        elif engine.kv_memory_mb is not None:
+            blocks = min(useful, _at_least_two(engine.kv_memory_mb * 10**6, block, "kv_memory_mb"))
+        elif self.gpu is None:
+            blocks = min(useful, _at_least_two(CPU_KV_BYTES, block, "the default of kv_memory_mb"))
+        else:
+            other = other_bytes(self.config, engine, slots) + link_bytes(engine, self.layout)
+            blocks = min(useful, self._of_share(self.gpu, other, block))
+        if self.gpu is not None:
+            self._check_free(self.gpu, blocks * block)
+        return MemoryPlan(blocks, slots)
+
+    def _of_share(self, gpu: Gpu, other: int, block: int) -> int:
+        workers = self.engine.gpu_workers or 1
+        share = int(gpu.total_bytes * self.engine.gpu_memory) // workers
+        left = share - self.weight_bytes - other
+        if left < 2 * block:
+            among = f", shared by {workers} workers" if workers > 1 else ""
+            raise BatonError(
+                ErrorKind.INVALID,
+                f"the model does not fit: gpu_memory {self.engine.gpu_memory:g} of {gpu.name}'s "
+                f"{_gb(gpu.total_bytes)}{among} is {_gb(share)}; weights take {_gb(self.weight_bytes)}, all "
+                f"else {_gb(other)}, and two KV blocks {_gb(2 * block)}",
+            )
+        return left // block
+
+    def _check_free(self, gpu: Gpu, kv_bytes: int) -> None:
+        links = link_bytes(self.engine, self.layout)
+        needed = self.weight_bytes + kv_bytes + links
+        if needed <= gpu.free_bytes:
+            return
+        more = f", {_gb(links)} for links," if links else ""
+        text = (
+            f"weights of {_gb(self.weight_bytes)}{more} and KV blocks of {_gb(kv_bytes)} do not fit on "
+            f"{gpu.name}: {_gb(gpu.free_bytes)} of {_gb(gpu.total_bytes)} are free"
+        )
+        raise BatonError(ErrorKind.UNAVAILABLE if needed <= gpu.total_bytes else ErrorKind.INVALID, text)
 
 
 def other_bytes(config: ModelConfig, engine: EngineConfig, slots: int) -> int:
@@ -102,70 +150,12 @@ def link_bytes(engine: EngineConfig, layout: Layout) -> int:
     return (engine.gpu_links or 0) * staging_bytes([group.block_bytes for group in layout.groups])
 
 
-def kv_blocks(
-    config: ModelConfig,
-    engine: EngineConfig,
-    slots: int,
-    layout: Layout,
-    max_context: int,
-    weight_bytes: int,
-    gpu: Gpu | None,
-) -> int:
-    """Blocks of each cache group, the scratch block included; unless configured, at most as many as all slots
-    use at full length.
-
-    `gpu`: None on a CPU. Raises BatonError: INVALID where they do not fit into the worker's share of the
-    memory, UNAVAILABLE where they would, but other processes use that memory now.
-    """
-    block = sum(group.block_bytes for group in layout.groups)
-    useful = slots * max(group.blocks_for(max_context) for group in layout.groups) + 1
-    if engine.kv_blocks is not None:
-        blocks = engine.kv_blocks
-    elif engine.kv_memory_mb is not None:
-        blocks = min(useful, _at_least_two(engine.kv_memory_mb * 10**6, block, "kv_memory_mb"))
-    elif gpu is None:
-        blocks = min(useful, _at_least_two(CPU_KV_BYTES, block, "the default of kv_memory_mb"))
-    else:
-        other = other_bytes(config, engine, slots) + link_bytes(engine, layout)
-        blocks = min(useful, _of_share(engine, gpu, weight_bytes, other, block))
-    if gpu is not None:
-        _check_free(gpu, weight_bytes, blocks * block, link_bytes(engine, layout))
-    return blocks
-
-
-def _of_share(engine: EngineConfig, gpu: Gpu, weight_bytes: int, other: int, block: int) -> int:
-    workers = engine.gpu_workers or 1
-    share = int(gpu.total_bytes * engine.gpu_memory) // workers
-    left = share - weight_bytes - other
-    if left < 2 * block:
-        among = f", shared by {workers} workers" if workers > 1 else ""
-        raise BatonError(
-            ErrorKind.INVALID,
-            f"the model does not fit: gpu_memory {engine.gpu_memory:g} of {gpu.name}'s {_gb(gpu.total_bytes)}"
-            f"{among} is {_gb(share)}; weights take {_gb(weight_bytes)}, all else {_gb(other)}, and two KV "
-            f"blocks {_gb(2 * block)}",
-        )
-    return left // block
-
-
 def _at_least_two(budget: int, block: int, setting: str) -> int:
     """Blocks in `budget` bytes, of which one is the scratch block. Raises BatonError(INVALID) for fewer
     than two."""
     if budget < 2 * block:
         raise BatonError(ErrorKind.INVALID, f"{setting} of {_gb(budget)} does not hold two blocks")
     return budget // block
-
-
-def _check_free(gpu: Gpu, weight_bytes: int, kv_bytes: int, links: int) -> None:
-    needed = weight_bytes + kv_bytes + links
-    if needed <= gpu.free_bytes:
-        return
-    more = f", {_gb(links)} for links," if links else ""
-    text = (
-        f"weights of {_gb(weight_bytes)}{more} and KV blocks of {_gb(kv_bytes)} do not fit on {gpu.name}: "
-        f"{_gb(gpu.free_bytes)} of {_gb(gpu.total_bytes)} are free"
-    )
-    raise BatonError(ErrorKind.UNAVAILABLE if needed <= gpu.total_bytes else ErrorKind.INVALID, text)
 
 
 def _gb(count: int) -> str:

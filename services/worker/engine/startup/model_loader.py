@@ -23,9 +23,9 @@ from baton.engine.rings.output_ring import MAX_VOCAB
 from baton.errors import BatonError, ErrorKind
 from baton.layout import Layout
 from baton.tokenizer_files import TokenizerFiles
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.loading_progress import LoadingProgress
-from services.worker.engine.startup.memory_plan import Gpu, memory_plan
+from services.worker.engine.startup.memory_plan import Gpu, MemoryPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ def load(model: str, engine: EngineConfig) -> LoadedModel:
         engine.max_context_tokens or config.max_position_embeddings, config.max_position_embeddings
     )
     config = config.for_context(max_context)
-    plan = memory_plan(config, engine, layout, max_context, weight_bytes(config, dtype), _gpu(device))
+    weights_need = weight_bytes(config, dtype)
+    plan = MemoryPlanner(config, engine, layout, max_context, weights_need, _gpu(device)).plan()
     with LoadingProgress() as progress:
         if engine.weights == "random":
             weights = random_weights(config, engine.weights_seed, device, dtype, progress)

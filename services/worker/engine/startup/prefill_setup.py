@@ -10,7 +10,7 @@ from baton.engine.prefill.factory import prompt_pass
 from baton.engine.prefill.loop import PrefillLoop
 from baton.engine.prefill.scheduler import PrefillScheduler, StepBounds
 from baton.engine.prefix_cache.cache import PrefixCache
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.model_loader import LoadedModel
 
@@ -44,10 +44,6 @@ def prefill_loop(
             "prefill_throughput", **{f"ms_{rows}_rows": round(took * 1e3, 2) for rows, took in prompts.paces}
         )
     scheduler = PrefillScheduler(
-        model.pools,
-        bounds,
-        max_sequences=engine.prefill_queue,
-        cost=cost,
-        prefixes=prefix_cache,
+        model.pools, bounds, max_sequences=engine.prefill_queue, cost=cost, prefixes=prefix_cache
     )
     return PrefillLoop(prompts, scheduler, compute_stream(model.device), before_step=before_step)

@@ -11,7 +11,7 @@ import torch
 from baton.device.kernel_cache import counted_kernels, kernel_cache
 from baton.engine.model.weights import weight_bytes
 from baton.errors import BatonError, ErrorKind
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.common.observability.logs import get_log
 from services.worker.engine.startup.memory_plan import link_bytes, other_bytes
 from services.worker.engine.startup.model_loader import LoadedModel

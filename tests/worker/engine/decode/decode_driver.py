@@ -31,7 +31,9 @@ from kvtransfer.protocol.frames import WithdrawReason
 from kvtransfer.protocol.ticket import TicketSigner
 from kvtransfer.receiver.events import CommitPending, Committed, MetadataReceived, Withdrawn
 from services.common.engine.attempt_key import AttemptKey
-from services.worker.engine.assembly import build_decode
+from services.worker.engine.decode.reserved_slots import ReservedBlockSink
+from services.worker.engine.decode.side import DecodeSide
+from services.worker.engine.decode.ticket_table import TicketTable
 from services.worker.engine.startup.kv_wire_format import WireBlocks
 from tests.worker.engine.decode.simulated_decode import (
     BLOCK,
@@ -80,12 +82,12 @@ class Driver:
             pools=self.pools, layout=layout, cache=self.cache, fingerprint=b"f", max_context_tokens=120,
             max_logprobs=0, config=SimpleNamespace(vocab_size=VOCAB),
         )  # fmt: skip
-        self.decode = build_decode(
-            cast(Any, model), cast(Any, self.loop), self.slots, identity=WorkerIdentity(name="d"),
-            signer=TicketSigner(b"s" * 16), wire=WireBlocks(self.cache, b"f"), emit=lambda event: None,
-            host_kv_bytes=host * BLOCK_BYTES * groups, reserve_output_tokens=4, prefix_cache=self.prefixes,
-            open_receiver=lambda sink: (cast(Any, self.link), (Endpoint("grpc", "here:1"),)),
-            ticket_clock=lambda: self.now,
+        sink = ReservedBlockSink(TicketTable(clock=lambda: self.now), WireBlocks(self.cache, b"f"))
+        self.decode = DecodeSide(
+            cast(Any, model), cast(Any, self.loop), self.slots, sink, identity=WorkerIdentity(name="d"),
+            signer=TicketSigner(b"s" * 16), emit=lambda event: None, prefix_cache=self.prefixes,
+            host_kv_bytes=host * BLOCK_BYTES * groups, reserve_output_tokens=4,
+            receiver=cast(Any, self.link), endpoints=(Endpoint("grpc", "here:1"),),
         )  # fmt: skip
         self.host = self.decode.allocation._swapped._host
         self.texts = [[self.draw.randrange(VOCAB) for _ in range(60)] for _ in range(4)]

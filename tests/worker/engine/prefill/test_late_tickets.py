@@ -11,7 +11,7 @@ import pytest
 from baton.engine.rings.output_ring import Finish
 from baton.errors import ErrorKind
 from baton.v1.decode_pb2 import Ticket
-from baton.v1.engine_pb2 import CancelCommand, GiveTicketCommand
+from baton.v1.engine_pb2 import CancelCommand
 from baton.v1.prefill_pb2 import GiveTicketRequest
 from baton.v1.types_pb2 import Attempt, FinishReason
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
@@ -46,9 +46,9 @@ def play(*engines: SteppedEngine) -> None:
             rested = time.monotonic() + REST_S
 
 
-def give(ticket: Ticket, number: int = 1) -> GiveTicketCommand:
+def give(ticket: Ticket, number: int = 1) -> GiveTicketRequest:
     attempt = Attempt(request_id=ATTEMPT.request_id, number=number)
-    return GiveTicketCommand(request=GiveTicketRequest(attempt=attempt, ticket=ticket))
+    return GiveTicketRequest(attempt=attempt, ticket=ticket)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5], ids=lambda turns: f"after {turns} turns")

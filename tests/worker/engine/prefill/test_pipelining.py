@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from baton.v1.engine_pb2 import AuditCommand
-from baton.v1.worker_pb2 import Audit
+from baton.v1.worker_pb2 import Audit, GetAuditRequest
 from tests.worker.engine.stepped_engine import SteppedEngine, prefill, reserve
 
 CHUNK = 8
@@ -14,7 +13,7 @@ TOKENS = 60
 
 
 def audit(stepped: SteppedEngine) -> Audit:
-    return stepped.ask(audit=AuditCommand()).audit
+    return stepped.ask(audit=GetAuditRequest()).audit
 
 
 def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
@@ -34,7 +33,7 @@ def test_blocks_arrive_before_the_prompt_is_computed(tmp_path: Path) -> None:
         deadline = time.monotonic() + 5
         while taking.engine.decode.receiver is None or _received(taking) < whole:
             assert time.monotonic() < deadline, (computed, _received(taking))
-            prompts.pipeline.poll(16)
+            prompts.poll(16)
             taking.turn()
             time.sleep(0.001)
         seen.append((computed, _received(taking)))

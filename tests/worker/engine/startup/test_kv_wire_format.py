@@ -10,8 +10,7 @@ from baton.errors import BatonError, ErrorKind
 from baton.layout import CacheGroup, Layout, Plane
 from kvtransfer.device.quantise import EightBit, quantise, restore
 from kvtransfer.protocol.piece_geometry import PieceGeometry
-from services.common.config.transfer import TransferConfig
-from services.common.config.types import KVWire
+from services.common.config.worker import KVWire, TransferConfig
 from services.worker.engine.startup.kv_wire_format import WireBlocks, wire_blocks
 
 FINGERPRINT = b"f" * 32

@@ -11,9 +11,14 @@ import pytest
 
 from baton.engine.model.config import ModelConfig
 from baton.errors import BatonError, ErrorKind
-from services.common.config.engine import EngineConfig
-from services.common.config.worker import WorkerConfig
-from services.worker.engine.startup.memory_plan import CPU_KV_BYTES, Gpu, MemoryPlan, memory_plan, other_bytes
+from services.common.config.worker import EngineConfig, WorkerConfig
+from services.worker.engine.startup.memory_plan import (
+    CPU_KV_BYTES,
+    Gpu,
+    MemoryPlan,
+    MemoryPlanner,
+    other_bytes,
+)
 
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
@@ -51,7 +56,7 @@ def whole(config: ModelConfig) -> Whole:
     ) -> MemoryPlan:
         engine = EngineConfig(**settings)
         layout = config.layout(engine.block_tokens_on("cuda" if gpu else "cpu"), "bfloat16")
-        return memory_plan(config, engine, layout, max_context, weights, gpu)
+        return MemoryPlanner(config, engine, layout, max_context, weights, gpu).plan()
 
     return planned
 

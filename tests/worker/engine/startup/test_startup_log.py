@@ -12,7 +12,7 @@ import triton
 from structlog.testing import capture_logs
 
 from baton.errors import BatonError, ErrorKind
-from services.common.config.engine import EngineConfig
+from services.common.config.worker import EngineConfig
 from services.worker.engine.startup.memory_plan import link_bytes
 from services.worker.engine.startup.model_loader import load
 from services.worker.engine.startup.startup_log import capture_logged, log_memory

@@ -15,7 +15,7 @@ from baton.v1.types_pb2 import WorkerIdentity
 from baton.v1.worker_pb2 import DescribeRequest, Load
 from services.common.processes.drain import Drain
 from services.worker.front import worker_servicer
-from services.worker.front.engine_watch import detect_hang
+from services.worker.front.engine_handle import detect_hang
 from services.worker.front.worker_servicer import WorkerServicer
 
 
