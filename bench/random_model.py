@@ -16,8 +16,7 @@ def random_model(shape: Shape, dtype: str, tokens: int, block_tokens: int, devic
     import torch
 
     from baton.engine.model.families.registry import load_config
-    from baton.engine.model.modules import Model
-    from baton.engine.model.precision import Precision
+    from baton.engine.model.modules import Model, Precision
     from baton.engine.model.tensors import tensor_specs
 
     kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)

@@ -29,8 +29,7 @@ from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import weight_places
 from baton.engine.prefill.reference_pass import ReferencePass

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import load_weights
 

@@ -15,9 +15,8 @@ from baton.engine.forward.gemm import Gemm, ProductKey
 from baton.engine.forward.gemm_table import ProductTable
 from baton.engine.forward.layers import attention_heads, embed_rows, run_layers
 from baton.engine.forward.workspace import Workspace
-from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items
+from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items, SplitPolicy
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
-from baton.engine.kernels.reference.split_plan import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, Model
 
@@ -64,7 +63,7 @@ class DecodePass:
             buckets_up_to(rows),
             lambda product, rows: options.table.choice(ProductKey.of(product, rows, activations)),
         )
-        self._heads = attention_heads(model)
+        self.heads = attention_heads(model)
         self._group_tokens = [_pool_tokens(group) for group in cache.groups]
 
         def ints() -> Tensor:
@@ -105,7 +104,7 @@ class DecodePass:
             self._tables[group],
             workspace.rotary(rows, attention.rope),
             self.inputs.items[group],
-            self._heads[group],
+            self.heads[group],
             attention.head_norms,
             self.options.attention or AttentionTuning.for_rows(rows),
             self.most_items(group, rows),

@@ -14,10 +14,24 @@ from torch import Tensor
 
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.precision import Precision
 from baton.engine.model.rope import RopeTable
 from baton.engine.model.weights import packed
 from baton.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """`weights`: of the matrices; `activations`: of what layers pass on, biases and norms; `cache`: of keys
+    and values."""
+
+    weights: torch.dtype
+    activations: torch.dtype
+    cache: torch.dtype
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Precision:
+        """One dtype for all three."""
+        return cls(dtype, dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,14 @@ import torch
 
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.forward.gemm_table import ProductTable
-from baton.engine.kernels.reference.split_plan import SplitPolicy, split_items
+from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import random_weights
 from tests.engine.local_engine import CONFIG
-from tests.engine.split_reference import fill_items
+from tests.engine.split_reference import fill_items, split_items
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES: dict[str, dict[str, Any]] = {

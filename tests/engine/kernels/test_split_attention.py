@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.attention.items import Heads, Items
+from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
-from baton.engine.kernels.reference.split_plan import TILE, SplitPolicy, split_items
-from tests.engine.split_reference import AttentionCase, fill_items
+from tests.engine.split_reference import AttentionCase, fill_items, split_items
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -19,8 +19,7 @@ from baton.engine.kernels.gpu.gemm.wide_product import (
     wide_space_needed,
 )
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
-from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.swiglu import swiglu
+from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.model.modules import Linear, Product
 
 KIND = torch.bfloat16
@@ -112,7 +111,7 @@ def normal(*shape: int, seed: int, kind: torch.dtype = KIND) -> Tensor:
 def expected_of(x: Tensor, weight: Tensor, epilogue: Epilogue, before: Tensor) -> Tensor:
     product = x.float() @ weight.float().t()
     if epilogue is SWIGLU:
-        return swiglu(product.to(x.dtype).float())
+        return gated(product.to(x.dtype).float(), SWIGLU)
     return product + before.float() if epilogue is RESIDUAL else product
 
 

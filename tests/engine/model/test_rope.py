@@ -9,7 +9,7 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from baton.engine.kernels.reference.rotary import apply_rope
+from baton.engine.kernels.reference.row_ops import apply_rope
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.rope import RopeTable
 from tests.support.checkpoints import LONGROPE

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_reader import read_tensors

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.reference.cache_write import head_offsets, plane_offset, token_rows
-from baton.engine.kernels.reference.exact_tiles import pad_inner
+from baton.engine.kernels.reference.linear import pad_inner
 from baton.engine.kernels.reference.tiled_softmax import tiled_softmax
 
 QUERY_TILE = 4

@@ -10,8 +10,7 @@ from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.source import resolve_model
 from baton.engine.model.weights import (
     checkpoint_digest,
