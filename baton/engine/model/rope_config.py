@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from baton.model_files import ConfigFile
 
-# Longrope is read by the families that have it.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+# All but longrope, which families that have it read from keys of their own.
 _COMMON_TYPES = ROPE_TYPES[:4]
 # Values of fields that came later; they are left out of digests.
 LATER_FIELDS: dict[str, object] = {"rotated_share": 1.0, "short_factors": (), "long_factors": ()}

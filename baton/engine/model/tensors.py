@@ -3,7 +3,6 @@ parts of. Memory, loading, digests and random weights follow from it. Torch-free
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -35,10 +34,6 @@ class TensorSpec:
     shard: Shard = Shard.NONE
     constant: float | None = None
     order: tuple[int, ...] | None = None
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
 
     @property
     def key(self) -> str:
@@ -120,9 +115,8 @@ def _rotary_order(config: ModelConfig, rotated: int, others: int = 0) -> tuple[i
 
 def _norm(config: ModelConfig, name: str, size: int, order: tuple[int, ...] | None = None) -> TensorSpec:
     """A norm's gain. One that is stored less 1 is kept as float32, since 1 plus it is not rounded."""
-    if config.norm_offset:
-        return TensorSpec(name, (size,), dtype="float32", constant=0.0, order=order)
-    return TensorSpec(name, (size,), constant=1.0, order=order)
+    dtype, constant = ("float32", 0.0) if config.norm_offset else (None, 1.0)
+    return TensorSpec(name, (size,), dtype, constant=constant, order=order)
 
 
 def _linear(

@@ -129,7 +129,7 @@ def random_weights(
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all tensors."""
-    return sum(spec.elements * _dtype_of(spec, dtype).itemsize for spec in tensor_specs(config))
+    return sum(math.prod(spec.shape) * _dtype_of(spec, dtype).itemsize for spec in tensor_specs(config))
 
 
 def checkpoint_digest(config: ModelConfig, folder: str | Path) -> bytes:

@@ -9,9 +9,13 @@ from torch import Tensor
 from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
 from baton.engine.kernels.reference.linear import linear
-from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
+from baton.engine.kernels.reference.paged_attention import (
+    paged_attention,
+    plan_attention,
+    softmax_in_lanes,
+    tiled_softmax,
+)
 from baton.engine.kernels.reference.row_ops import gated, rms_norm
-from baton.engine.kernels.reference.tiled_softmax import softmax_in_lanes, tiled_softmax
 from baton.engine.memory.kv_cache import KVCache
 from baton.layout import CacheGroup, Layout, Plane
 

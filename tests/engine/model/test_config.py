@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+import baton
 from baton.engine.model.config import ModelConfig
 from baton.engine.model.families.registry import load_config
 from baton.engine.model.source import resolve_model
@@ -239,7 +241,8 @@ def test_a_folder_is_its_own_source_and_a_missing_one_is_refused(tmp_path: Path)
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    code = "import sys, baton.engine.model.families.registry, baton.engine.model.source; sys.exit('torch' in sys.modules)"
+    modules = "baton.engine.model.families.registry, baton.engine.model.source"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -304,3 +307,12 @@ def test_a_digest_has_the_factors_that_are_used(tmp_path: Path) -> None:
     config = load(tmp_path, architectures=["Phi3ForCausalLM"], **changes)
     assert config.for_context(10) == config.for_context(1024)
     assert config.for_context(1024).digest() != config.for_context(1025).digest()
+
+
+@pytest.mark.parametrize(("name", "own"), [(r"gemma", "gemma3.py"), (r"phi-?3", "phi3.py")])
+def test_a_family_is_named_in_its_module_and_the_registry_alone(name: str, own: str) -> None:
+    root = Path(baton.__file__).parents[1]
+    folders = ("baton", "services", "kvtransfer", "loadgen", "bench")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    naming = {path.name for path in files if re.search(name, path.read_text(), re.IGNORECASE)}
+    assert naming == {own, "registry.py"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -21,6 +22,7 @@ from baton.engine.model.weights import (
     checkpoint_digest,
     joined,
     load_weights,
+    packed,
     random_digest,
     random_weights,
     weight_bytes,
@@ -174,6 +176,36 @@ def test_what_does_not_lie_so_is_copied() -> None:
     assert torch.equal(joined(swapped), torch.cat(swapped))
     assert joined([whole[:2], whole[2:5]]).data_ptr() == whole.data_ptr()
     assert torch.equal(joined([whole[:2], whole[2:5]]), whole[:5])
+
+
+def test_rows_are_put_in_the_order_of_rotation_whether_stored_fused_or_apart(tmp_path: Path) -> None:
+    """Dimensions 0 to 6 of a head of 16 are rotated with 6 to 12: in the model they stand 8 apart."""
+    partial = next(case for case in FAMILIES if case.name == "phi3-partial")
+    folder = partial.make(tmp_path)
+    fused = load_config(folder)
+    apart = dataclasses.replace(fused, fused_projections=False, qkv_bias=True, qk_norm=True)
+    tensors = load_file(folder / "model.safetensors")
+    expected = packed(fused, load_weights(fused, folder, "cpu", torch.float32))
+    for number in range(fused.num_layers):
+        prefix = f"model.layers.{number}."
+        qkv = tensors.pop(f"{prefix}self_attn.qkv_proj.weight").split([64, 32, 32])
+        for name, part in zip("qkv", qkv, strict=True):
+            tensors[f"{prefix}self_attn.{name}_proj.weight"] = part.contiguous()
+            tensors[f"{prefix}self_attn.{name}_proj.bias"] = part[:, 0].contiguous()
+        gate_up = tensors.pop(f"{prefix}mlp.gate_up_proj.weight").chunk(2)
+        for name, part in zip(("gate", "up"), gate_up, strict=True):
+            tensors[f"{prefix}mlp.{name}_proj.weight"] = part.contiguous()
+        for name in ("q_norm", "k_norm"):
+            tensors[f"{prefix}self_attn.{name}.weight"] = torch.arange(16.0)
+    save_file(tensors, folder / "model.safetensors")
+    found = packed(apart, load_weights(apart, folder, "cpu", torch.float32))
+    order = [*range(6), 12, 13, *range(6, 12), 14, 15]
+    for number in range(fused.num_layers):
+        attention = f"model.layers.{number}.self_attn."
+        for name in ("q_norm", "k_norm"):
+            assert found[f"{attention}{name}.weight"].tolist() == order
+        assert torch.equal(found[f"{attention}qkv_proj.bias"], expected[f"{attention}qkv_proj.weight"][:, 0])
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("piece_bytes", [8, 1000, 1 << 20])
