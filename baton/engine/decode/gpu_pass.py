@@ -55,7 +55,7 @@ class DecodePass:
         self._model = model
         self._cache = cache
         self._tables = block_tables
-        self.workspace = Workspace.empty(model, rows)
+        self.workspace = Workspace(model, rows)
         config, device, activations = model.config, model.device, model.precision.activations
         self.logits = torch.zeros(rows, config.vocab_size, dtype=activations, device=device)
         self.gemm = Gemm(
@@ -71,8 +71,7 @@ class DecodePass:
 
         shape = config.num_heads, config.num_kv_heads, config.head_dim
         items = [
-            Items.empty(rows, self.most_items(group, rows), *shape, device)
-            for group in range(len(cache.groups))
+            Items(rows, self.most_items(group, rows), *shape, device) for group in range(len(cache.groups))
         ]
         self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
 

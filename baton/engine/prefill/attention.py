@@ -216,7 +216,7 @@ def product_rows(rows: int) -> int:
 def prompt_workspace(model: Model, most_rows: int, rule: LibraryRule | None, split: KeySplit) -> Workspace:
     """The workspace of passes of up to `most_rows` rows, with the further rows that attention needs."""
     slack = 0 if rule is None else rule.slack(most_rows)
-    return Workspace.empty(model, product_rows(most_rows), more_qkv=slack, more_attended=split.rows)
+    return Workspace(model, product_rows(most_rows), more_qkv=slack, more_attended=split.rows)
 
 
 def library_rule(model: Model, most_rows: int) -> LibraryRule | None:

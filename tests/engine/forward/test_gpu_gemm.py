@@ -57,7 +57,7 @@ def test_skinny_linear(m: int, n: int, k: int, splits: int, bias: bool, epilogue
     out = normal(m, n, seed=5)
     expected = reference(x, w, b, epilogue, out)
     tuning = SkinnyTuning(rows=16, columns=64, width=32, splits=splits, stages=2)
-    space = SplitSpace.empty(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
     skinny_linear(out, x, w, b, epilogue, tuning, space)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     assert not space.arrived.any(), "the meeting places are left as they were found"
@@ -66,7 +66,7 @@ def test_skinny_linear(m: int, n: int, k: int, splits: int, bias: bool, epilogue
 def test_a_row_of_a_skinny_product_depends_on_nothing_else() -> None:
     x, w = normal(19, 96, seed=1), normal(70, 96, seed=2)
     tuning = SkinnyTuning(rows=16, columns=64, width=32, splits=2)
-    space = SplitSpace.empty(*split_space_needed(19, 70, tuning, Epilogue.PLAIN), torch.device(DEVICE))
+    space = SplitSpace(*split_space_needed(19, 70, tuning, Epilogue.PLAIN), torch.device(DEVICE))
     together, alone = torch.empty(19, 70, device=DEVICE), torch.empty(1, 70, device=DEVICE)
     skinny_linear(together, x, w, tuning=tuning, space=space)
     for row in (0, 7, 18):

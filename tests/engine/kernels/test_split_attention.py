@@ -17,7 +17,7 @@ def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool =
     positions = case.positions.tolist()
     planned = split_items(positions, heads.window, policy)
     most = policy.most_items(rows, int(sum(positions)) + rows)
-    items = Items.empty(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device)
+    items = Items(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device)
     fill_items(items, planned, case.slots, case.positions)
     out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
     split_attention(

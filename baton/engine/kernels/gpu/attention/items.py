@@ -23,7 +23,6 @@ ITEM_PARTS = tl.constexpr(6)
 ITEM_WIDTH = tl.constexpr(8)
 
 
-@dataclass(frozen=True, slots=True)
 class Items:
     """The list of one cache group, and the place where its rows' partial results meet.
 
@@ -33,20 +32,17 @@ class Items:
     every layer leaves as zeros.
     """
 
-    count: Tensor
-    items: Tensor
-    sums: Tensor
-    scales: Tensor
-    arrived: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device) -> Items:
+    def __init__(
+        self, rows: int, most: int, heads: int, kv_heads: int, dim: int, device: torch.device
+    ) -> None:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
-        sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
-        scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
-        return cls(ints(1), ints(most, ITEM_WIDTH.value), sums, scales, ints(rows, kv_heads))
+        self.count = ints(1)
+        self.items = ints(most, ITEM_WIDTH.value)
+        self.sums = torch.empty(most, heads, dim, dtype=torch.float32, device=device)
+        self.scales = torch.empty(most, heads, 2, dtype=torch.float32, device=device)
+        self.arrived = ints(rows, kv_heads)
 
 
 @dataclass(frozen=True, slots=True)
