@@ -15,15 +15,14 @@ def random_model(shape: Shape, dtype: str, tokens: int, block_tokens: int, devic
     no meaning, but of the right size."""
     import torch
 
-    from baton.engine.model.config import ModelConfig
-    from baton.engine.model.modules import Model
-    from baton.engine.model.precision import Precision
+    from baton.engine.model.families.registry import load_config
+    from baton.engine.model.modules import Model, Precision
     from baton.engine.model.tensors import tensor_specs
 
     kind, place = getattr(torch, torch_dtype(dtype)), torch.device(device)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(with_positions(shape, tokens).config))
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
     layout = config.layout(block_tokens, torch_dtype(dtype))
 
     def random(name: str, size: tuple[int, ...]) -> torch.Tensor:

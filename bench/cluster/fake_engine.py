@@ -28,9 +28,8 @@ from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import weight_places
 from baton.engine.prefill.reference_pass import ReferencePass
@@ -121,7 +120,7 @@ def _fake() -> FakeModel:
 
 def load(model: str, engine: EngineConfig) -> LoadedModel:
     """Replaces the loaded model; `model` is a folder that `write_model` created."""
-    config = ModelConfig.load(Path(model))
+    config = load_config(Path(model))
     layout = config.layout(engine.block_tokens_on("cpu"), "float32")
     precision = Precision.of(torch.float32)
     slots = engine.slots or CPU_SLOTS

@@ -132,7 +132,7 @@ def warm(job: tuple[Any, int, str]) -> None:
     double = 2 if Epilogue(epilogue).gated else 1
     out, x = (torch.zeros(rows, n, device=device, dtype=kind) for n in (256, k))
     weight = torch.zeros(256 * double, k, device=device, dtype=kind)
-    scratch = Scratch.empty(rows, k, 2 * 256, (1 << 22, 64), device, kind)
+    scratch = Scratch(rows, k, 2 * 256, (1 << 22, 64), device, kind)
     norm = None if epilogue == Epilogue.RESIDUAL else Norm(x[0], 1e-5)
     try:
         run_product(out, x, Product("", Linear(weight, None), Epilogue(epilogue), norm), choice, scratch)
@@ -180,7 +180,7 @@ def measure(product: Product, rows: int, dtype: str) -> list[tuple[float, Any]]:
     results: list[tuple[float, Any]] = []
     for choice in candidates(product.name, rows):
         space = space_needed(rows, product, choice)
-        scratch = Scratch.empty(rows, k, 2 * product.outputs, space, device, kind)
+        scratch = Scratch(rows, k, 2 * product.outputs, space, device, kind)
 
         def launch(choice: Any = choice, scratch: Scratch = scratch) -> None:
             for one in rotated:

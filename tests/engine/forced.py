@@ -7,12 +7,10 @@ from torch import Tensor
 
 from baton.engine.decode.factory import pass_options
 from baton.engine.decode.gpu_pass import DecodePass
-from baton.engine.kernels.reference.split_plan import split_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
-from tests.engine.split_reference import fill_items
+from baton.engine.model.modules import Model, Precision
+from tests.engine.split_reference import fill_items, split_items
 
 BLOCK_TOKENS = 64
 

@@ -12,9 +12,8 @@ import torch
 
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention_plan import LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
@@ -52,7 +51,7 @@ class GraphTwins:
         (folder / "config.json").write_text(
             json.dumps({**CONFIG, "num_hidden_layers": layers, **FAMILIES[family], **(settings or {})})
         )
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
         weights = random_weights(config, 3, torch.device(device), dtype)
         model = Model(config, weights, layout, device, Precision.of(dtype))

@@ -20,9 +20,8 @@ from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import load_weights, random_weights
 from baton.engine.prefill.loop import ChunkResult, PrefillLoop
@@ -117,12 +116,12 @@ class LocalEngine:
         `ring_slots`: slots that mailbox and ring are sized for; by default `slots`."""
         weights_dtype = getattr(torch, dtype)
         if checkpoint:
-            config = ModelConfig.load(folder)
+            config = load_config(folder)
             weights = load_weights(config, folder, device, weights_dtype)
         else:
             folder.mkdir(exist_ok=True)
             (folder / "config.json").write_text(json.dumps(CONFIG))
-            config = ModelConfig.load(folder)
+            config = load_config(folder)
             weights = random_weights(config, WEIGHTS_SEED, torch.device(device), weights_dtype)
         layout = config.layout(block_tokens, dtype)
         model = Model(config, weights, layout, device, Precision.of(weights_dtype))

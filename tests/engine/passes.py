@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import load_weights
 
@@ -26,7 +25,7 @@ class Passes:
     def __init__(
         self, folder: Path, dtype: torch.dtype, block_tokens: int = 16, sequences: int = 8, length: int = 512
     ) -> None:
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         layout = config.layout(block_tokens, str(dtype).removeprefix("torch."))
         per_sequence = -(-length // block_tokens)
         weights = load_weights(config, folder, "cpu", dtype)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention_plan import LibraryRule
@@ -92,7 +91,7 @@ class BothPasses:
     ) -> None:
         settings = {**CONFIG, "num_hidden_layers": layers, **FAMILIES[family]}
         (folder / "config.json").write_text(json.dumps(settings))
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         layout = config.layout(block_tokens, "float32")
         weights = random_weights(config, 3, torch.device(device), torch.float32)
         model = Model(config, weights, layout, device, Precision.of(torch.float32))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.kernels.gpu.attention.prompt_items import Span
+from baton.engine.prefill.attention_plan import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,9 @@ class SampledBatch:
         self.sampler = GraphSampler(self.state, slots, vocab, chunk)
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
         self.control[kernels.HEAD.value] = head
-        self.clocks = torch.zeros(kernels.CLOCK_LINES, kernels.CLOCK_WIDTH, dtype=torch.int64, device=device)
+        self.clocks = torch.zeros(
+            kernels.CLOCK_LINES.value, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device
+        )
         self.told = torch.zeros(self._rings.records_place[1], dtype=torch.int32, device=device)
         self.place = torch.zeros(slots, dtype=torch.int32, device=device)
 

@@ -18,11 +18,10 @@ from baton.engine.decode.reference_loop import ReferenceDecodeLoop
 from baton.engine.decode.slot_state import SlotState
 from baton.engine.decode.slots import Grant, SlotPool
 from baton.engine.forward.gemm_table import ProductTable
-from baton.engine.kernels.reference.split_plan import SplitPolicy
+from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import random_weights
 from baton.engine.rings.layout import SharedRings
@@ -59,7 +58,7 @@ class SharedPrefix:
         settings = {**CONFIG, "max_position_embeddings": 2 * shape.tokens, **dict(shape.settings)}
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text(json.dumps(settings))
-        config = ModelConfig.load(folder)
+        config = load_config(folder)
         device, dtype = torch.device(shape.device), getattr(torch, shape.dtype)
         layout = config.layout(BLOCK, shape.dtype)
         model = Model(config, random_weights(config, 7, device, dtype), layout, device, Precision.of(dtype))

@@ -77,7 +77,7 @@ def pass_options(model: Model, *, exact: bool) -> PassOptions:
     """How the kernels are cut for this GPU and mode."""
     from baton.engine.decode.gpu_pass import PassOptions
     from baton.engine.forward.gemm_table import ProductTable
-    from baton.engine.kernels.reference.split_plan import SplitPolicy
+    from baton.engine.kernels.gpu.attention.items import SplitPolicy
 
     name = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
     policy = SplitPolicy(fixed=_EXACT_PART) if exact else SplitPolicy()

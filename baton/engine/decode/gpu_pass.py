@@ -15,9 +15,8 @@ from baton.engine.forward.gemm import Gemm, ProductKey
 from baton.engine.forward.gemm_table import ProductTable
 from baton.engine.forward.layers import attention_heads, embed_rows, run_layers
 from baton.engine.forward.workspace import Workspace
-from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items
+from baton.engine.kernels.gpu.attention.items import AttentionTuning, Items, SplitPolicy
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
-from baton.engine.kernels.reference.split_plan import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, Model
 
@@ -56,7 +55,7 @@ class DecodePass:
         self._model = model
         self._cache = cache
         self._tables = block_tables
-        self.workspace = Workspace.empty(model, rows)
+        self.workspace = Workspace(model, rows)
         config, device, activations = model.config, model.device, model.precision.activations
         self.logits = torch.zeros(rows, config.vocab_size, dtype=activations, device=device)
         self.gemm = Gemm(
@@ -64,7 +63,7 @@ class DecodePass:
             buckets_up_to(rows),
             lambda product, rows: options.table.choice(ProductKey.of(product, rows, activations)),
         )
-        self._heads = attention_heads(model)
+        self.heads = attention_heads(model)
         self._group_tokens = [_pool_tokens(group) for group in cache.groups]
 
         def ints() -> Tensor:
@@ -72,8 +71,7 @@ class DecodePass:
 
         shape = config.num_heads, config.num_kv_heads, config.head_dim
         items = [
-            Items.empty(rows, self.most_items(group, rows), *shape, device)
-            for group in range(len(cache.groups))
+            Items(rows, self.most_items(group, rows), *shape, device) for group in range(len(cache.groups))
         ]
         self.inputs = RowInputs(ints(), ints(), ints(), tuple(items))
 
@@ -105,7 +103,7 @@ class DecodePass:
             self._tables[group],
             workspace.rotary(rows, attention.rope),
             self.inputs.items[group],
-            self._heads[group],
+            self.heads[group],
             attention.head_norms,
             self.options.attention or AttentionTuning.for_rows(rows),
             self.most_items(group, rows),

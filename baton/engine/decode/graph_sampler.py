@@ -38,8 +38,8 @@ class GraphSampler:
         chunks = self._places[0].shape[1]
         self._peaks = torch.zeros(rows, chunks, dtype=torch.float32, device=device)
         self._lows = torch.zeros_like(self._peaks)
-        self.space = SearchSpace.empty(rows, vocab, chunk, device)
-        self._best = BestPlaces.empty(rows, vocab, chunk, device)
+        self.space = SearchSpace(rows, vocab, chunk, device)
+        self._best = BestPlaces(rows, vocab, chunk, device)
 
     def launch(
         self,

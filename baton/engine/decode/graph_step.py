@@ -19,10 +19,10 @@ from baton.device.host_memory import HostMemory
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.decode.graph_sampler import GraphSampler
 from baton.engine.decode.slot_state import SlotState
-from baton.engine.kernels.gpu.attention.split_attention import NO_WINDOW
+from baton.engine.kernels.gpu.attention.items import TILE
 from baton.engine.kernels.gpu.sampling.pick import pick, pick_places
 from baton.engine.kernels.gpu.step import step_kernels as kernels
-from baton.engine.kernels.reference.split_plan import TILE
+from baton.engine.kernels.gpu.step.plan_items import plan_items
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.rings.layout import SharedRings
@@ -91,15 +91,15 @@ class GraphStep:
         self._capacity = rings.ring_words
         self._top = rings.max_logprobs
         self._mailbox_entries = rings.mailbox_entries
-        self._windows = [group.window or NO_WINDOW for group in model.layout.groups]
         self.control = torch.zeros(kernels.CONTROL_WORDS, dtype=torch.int64, device=device)
-        lines = kernels.CLOCK_LINES
-        self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH, dtype=torch.int64, device=device)
+        lines = kernels.CLOCK_LINES.value
+        self.clocks = torch.zeros(lines, kernels.CLOCK_WIDTH.value, dtype=torch.int64, device=device)
         self._host = HostPlaces.of(memory, rings, self.clocks)
         self._inbox = torch.zeros(
             kernels.INBOX_ENTRIES, kernels.RECORD_WORDS.value, dtype=torch.int32, device=device
         )
         self.pass_ = DecodePass(model, cache, state.block_tables, rows, options)
+        self._windows = [heads.seen for heads in self.pass_.heads]
         bounds = [(window, self.pass_.most_items(number, 0)) for number, window in enumerate(self._windows)]
         self._item_bounds = torch.tensor(bounds, dtype=torch.int32, device=device)
         self._places = pick_places(rows, model.config.vocab_size, device)
@@ -191,7 +191,7 @@ class GraphStep:
         """Launches the planning of each cache group's attention items."""
         inputs, policy = self.pass_.inputs, self.pass_.options.policy
         for items, window in zip(inputs.items, self._windows, strict=True):
-            kernels.plan[(1,)](
+            plan_items[(1,)](
                 self.control,
                 inputs.slot,
                 inputs.position,

@@ -48,7 +48,6 @@ class ProductKey:
         return cls(product.name, rows, n, k, dtype_name(weight.dtype), dtype_name(activations))
 
 
-@dataclass(frozen=True, slots=True)
 class Scratch:
     """Memory that products of up to R rows need beside their operands, shared by all of a stream.
 
@@ -56,14 +55,8 @@ class Scratch:
     is normed], all flat; `space` for split products.
     """
 
-    normed: Tensor
-    gate_up: Tensor
-    branch: Tensor
-    space: SplitSpace
-
-    @classmethod
-    def empty(
-        cls,
+    def __init__(
+        self,
         rows: int,
         normed: int,
         gate_up: int,
@@ -71,14 +64,12 @@ class Scratch:
         device: torch.device,
         dtype: torch.dtype,
         branch: int = 0,
-    ) -> Scratch:
+    ) -> None:
         """`normed`, `gate_up`, `branch`: widths; `space`: elements and tiles for split products."""
-        return cls(
-            torch.empty(rows * normed, device=device, dtype=dtype),
-            torch.empty(rows * gate_up, device=device, dtype=dtype),
-            torch.empty(rows * branch, device=device, dtype=dtype),
-            SplitSpace.empty(max(1, space[0]), max(1, space[1]), device),
-        )
+        self.normed = torch.empty(rows * normed, device=device, dtype=dtype)
+        self.gate_up = torch.empty(rows * gate_up, device=device, dtype=dtype)
+        self.branch = torch.empty(rows * branch, device=device, dtype=dtype)
+        self.space = SplitSpace(max(1, space[0]), max(1, space[1]), device)
 
 
 class Gemm:
@@ -91,7 +82,7 @@ class Gemm:
         self._choose = choose
         batches, kinds = list(batches), model.product_kinds()
         needs = [space_needed(rows, kind, choose(kind, rows)) for kind in kinds for rows in batches]
-        self.scratch = Scratch.empty(
+        self.scratch = Scratch(
             max(batches),
             max(kind.inputs for kind in kinds if kind.norm is not None),
             max(2 * kind.outputs for kind in kinds if kind.epilogue.gated),

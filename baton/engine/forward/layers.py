@@ -25,7 +25,7 @@ heads · dim]."""
 
 
 def embed_rows(model: Model, workspace: Workspace, rows: int, token: Tensor, position: Tensor) -> None:
-    """token, position [rows] int32 → the workspace's `hidden`, `cos` and `sin`; a token of -1 is a row
+    """token, position [rows] int32 → the workspace's `hidden` and rotary tables; a token of -1 is a row
     of zeros."""
     first, *others = model.ropes
     embed(

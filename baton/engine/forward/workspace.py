@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from baton.engine.model.modules import Model
 
 
-@dataclass(frozen=True, slots=True)
 class Workspace:
     """Activations of up to R rows.
 
     `hidden` [R, hidden]: the residual stream. `qkv` [R, (heads + 2 kv heads) · dim] and `attended` [R, heads
-    · dim] may have further rows behind them. `inner` [R, intermediate]. `cos`, `sin` [R, dim / 2] float32 for
-    each rotary embedding of the model.
+    · dim] may have further rows behind them. `inner` [R, intermediate].
     """
 
-    hidden: Tensor
-    qkv: Tensor
-    attended: Tensor
-    inner: Tensor
-    cos: tuple[Tensor, ...]
-    sin: tuple[Tensor, ...]
-
-    @classmethod
-    def empty(cls, model: Model, rows: int, *, more_qkv: int = 0, more_attended: int = 0) -> Workspace:
+    def __init__(self, model: Model, rows: int, *, more_qkv: int = 0, more_attended: int = 0) -> None:
         """All zeros. `more_qkv`, `more_attended`: rows of these buffers beyond `rows`."""
         config = model.config
 
@@ -36,18 +24,18 @@ class Workspace:
 
         query_width, key_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         half = config.head_dim // 2
-        return cls(
-            hidden=buffer(config.hidden_size),
-            qkv=buffer(query_width + 2 * key_width, rows + more_qkv),
-            attended=buffer(query_width, rows + more_attended),
-            inner=buffer(config.intermediate_size),
-            cos=tuple(buffer(half, dtype=torch.float32) for _ in model.ropes),
-            sin=tuple(buffer(half, dtype=torch.float32) for _ in model.ropes),
-        )
+        self.hidden = buffer(config.hidden_size)
+        self.qkv = buffer(query_width + 2 * key_width, rows + more_qkv)
+        self.attended = buffer(query_width, rows + more_attended)
+        self.inner = buffer(config.intermediate_size)
+        self._rotary = [
+            (buffer(half, dtype=torch.float32), buffer(half, dtype=torch.float32)) for _ in model.ropes
+        ]
 
     def rotary(self, rows: int, rope: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of the first `rows` rows by the model's rotary embedding of that number."""
-        return self.cos[rope][:rows], self.sin[rope][:rows]
+        """cos and sin [rows, dim / 2] float32 by the model's rotary embedding of that number."""
+        cos, sin = self._rotary[rope]
+        return cos[:rows], sin[:rows]
 
     def operands(self, product: str, rows: int) -> tuple[Tensor, Tensor]:
         """Output and input of a layer's product by name, for `rows` rows; KeyError for any other name."""

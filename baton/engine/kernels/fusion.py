@@ -27,8 +27,8 @@ class Epilogue(IntEnum):
 class Norm:
     """RMSNorm (Zhang and Sennrich 2019): x · gain / sqrt(mean(x²) + eps); `gain` [K].
 
-    A row is rounded to its dtype before it is multiplied by a gain of that dtype (Llama), and only
-    afterwards where the gain is of another one, which is float32 (Gemma).
+    A row is rounded to its dtype before it is multiplied by a gain of that dtype, and only
+    afterwards where the gain is of another one, which is float32.
     """
 
     gain: Tensor

@@ -14,10 +14,24 @@ from torch import Tensor
 
 from baton.engine.kernels.fusion import Epilogue, Norm
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.precision import Precision
 from baton.engine.model.rope import RopeTable
 from baton.engine.model.weights import packed
 from baton.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """`weights`: of the matrices; `activations`: of what layers pass on, biases and norms; `cache`: of keys
+    and values."""
+
+    weights: torch.dtype
+    activations: torch.dtype
+    cache: torch.dtype
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Precision:
+        """One dtype for all three."""
+        return cls(dtype, dtype, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,26 +174,27 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], number: int, grou
     def norm(name: str) -> Norm:
         return Norm(_gain(config, tensors[f"{prefix}{name}.weight"]), config.rms_norm_eps)
 
-    head_norms = None
+    def residual(product: str, name: str, post_norm: str | None) -> Product:
+        """The product whose result joins the residual stream: added by its kernel, or normed first."""
+        if post_norm is None:
+            return Product(product, linear(name), Epilogue.RESIDUAL)
+        return Product(product, linear(name), post_norm=norm(post_norm))
+
+    norms, head_norms = config.layer_norms, None
     if config.qk_norm:
         head_norms = norm("self_attn.q_norm").gain, norm("self_attn.k_norm").gain
-    to_residual, before_mlp = Epilogue.RESIDUAL, "post_attention_layernorm"
-    post_attention = post_mlp = None
-    if config.post_norms:
-        to_residual, before_mlp = Epilogue.PLAIN, "pre_feedforward_layernorm"
-        post_attention, post_mlp = norm("post_attention_layernorm"), norm("post_feedforward_layernorm")
     gated = {"silu": Epilogue.SWIGLU, "gelu_pytorch_tanh": Epilogue.GEGLU}[config.activation]
     return Layer(
         Attention(
-            qkv=Product("qkv", linear("self_attn.qkv_proj"), norm=norm("input_layernorm")),
-            output=Product("output", linear("self_attn.o_proj"), to_residual, post_norm=post_attention),
+            qkv=Product("qkv", linear("self_attn.qkv_proj"), norm=norm(norms.attention)),
+            output=residual("output", "self_attn.o_proj", norms.post_attention),
             head_norms=head_norms,
             group=group,
             index=index,
             rope=config.rope_of(number),
         ),
         DenseMlp(
-            gate_up=Product("gate_up", linear("mlp.gate_up_proj"), gated, norm(before_mlp)),
-            down=Product("down", linear("mlp.down_proj"), to_residual, post_norm=post_mlp),
+            gate_up=Product("gate_up", linear("mlp.gate_up_proj"), gated, norm(norms.mlp)),
+            down=residual("down", "mlp.down_proj", norms.post_mlp),
         ),
     )

@@ -13,14 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
-from baton.engine.kernels.reference.exact_tiles import pad_rows
-from baton.engine.kernels.reference.linear import linear
+from baton.engine.kernels.reference.linear import linear, pad_rows
 from baton.engine.kernels.reference.paged_attention import TileBatch, paged_attention, plan_attention
-from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.rotary import apply_rope
-from baton.engine.kernels.reference.swiglu import geglu, swiglu
+from baton.engine.kernels.reference.row_ops import apply_rope, gated, rms_norm
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, DenseMlp, Model, Product
 
@@ -112,8 +108,7 @@ class ReferenceModel:
         return _product(attention.output, attended.view(hidden.shape[0], -1))
 
     def _mlp(self, mlp: DenseMlp, hidden: Tensor) -> Tensor:
-        activation = geglu if mlp.gate_up.epilogue is Epilogue.GEGLU else swiglu
-        return _product(mlp.down, activation(_product(mlp.gate_up, hidden)))
+        return _product(mlp.down, gated(_product(mlp.gate_up, hidden), mlp.gate_up.epilogue))
 
 
 def _product(product: Product, x: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -28,78 +27,60 @@ _PROGRESS_S = 0.1
 
 # Called with bytes done and bytes in all.
 Progress = Callable[[int, int], None]
+# A stored tensor, the first of its elements, and how many.
+_Piece = tuple[StoredTensor, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Elements first:first + count of a stored tensor."""
-
-    stored: StoredTensor
-    first: int
-    count: int
-
-
-class _Pieces:
-    """The pieces of all tensors in the files' order, for several readers to take one by one. Thread-safe."""
-
-    def __init__(self, tensors: Sequence[StoredTensor], piece_bytes: int) -> None:
-        self._rest = self._all(tensors, piece_bytes)
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def take(self) -> _Piece | None:
-        with self._lock:
-            return None if self._stopped else next(self._rest, None)
-
-    def stop(self) -> None:
-        """Makes `take` return None from now on."""
-        with self._lock:
-            self._stopped = True
-
-    @staticmethod
-    def _all(tensors: Sequence[StoredTensor], piece_bytes: int) -> Iterator[_Piece]:
-        for stored in tensors:
-            step = piece_bytes // stored.dtype.itemsize
-            for first in range(0, stored.elements, step):
-                yield _Piece(stored, first, min(step, stored.elements - first))
-
-
-class _Reader:
-    """Reads pieces in a thread of its own. `done`: bytes that it has uploaded."""
+class _Reading:
+    """What the threads of one call share: the pieces that are left, and the bytes that are in place."""
 
     def __init__(
-        self,
-        pieces: _Pieces,
-        files: Mapping[Path, int],
-        places: Mapping[str, Tensor],
-        buffer: UploadBuffer,
+        self, tensors: Sequence[StoredTensor], places: Mapping[str, Tensor], piece_bytes: int
     ) -> None:
-        self._pieces = pieces
-        self._files = files
+        self._rest = _pieces(tensors, piece_bytes)
         self._places = places
-        self._buffer = buffer
+        self._lock = threading.Lock()
         self.done = 0
 
-    def run(self) -> None:
-        while (piece := self._pieces.take()) is not None:
-            stored, itemsize = piece.stored, piece.stored.dtype.itemsize
-            length = piece.count * itemsize
-            self._fill(stored, stored.offset + piece.first * itemsize, length)
-            place = self._places[stored.name].view(-1)[piece.first : piece.first + piece.count]
-            self._buffer.put(place, stored.dtype)
-            self.done += length
+    def run(self, files: Mapping[Path, int], buffer: UploadBuffer) -> None:
+        """Reads pieces by the calling thread until none is left; `buffer` is its own."""
+        while (piece := self._take()) is not None:
+            stored, first, count = piece
+            length = count * stored.dtype.itemsize
+            offset = stored.offset + first * stored.dtype.itemsize
+            _fill(buffer.bytes[:length], stored, files[stored.path], offset)
+            buffer.put(self._places[stored.name].view(-1)[first : first + count], stored.dtype)
+            with self._lock:
+                self.done += length
 
-    def _fill(self, stored: StoredTensor, offset: int, length: int) -> None:
-        filled = 0
-        while filled < length:
-            rest = self._buffer.bytes[filled:length]
-            try:
-                count = os.preadv(self._files[stored.path], [rest], offset + filled)
-            except OSError as error:
-                raise stored.error(f"cannot be read: {error.strerror}") from error
-            if count == 0:
-                raise stored.error("is cut off: the file has become shorter")
-            filled += count
+    def stop(self) -> None:
+        """No thread takes another piece."""
+        with self._lock:
+            self._rest = iter(())
+
+    def _take(self) -> _Piece | None:
+        with self._lock:
+            return next(self._rest, None)
+
+
+def _pieces(tensors: Sequence[StoredTensor], piece_bytes: int) -> Iterator[_Piece]:
+    """All of the tensors, in the files' order."""
+    for stored in tensors:
+        step = piece_bytes // stored.dtype.itemsize
+        for first in range(0, stored.elements, step):
+            yield stored, first, min(step, stored.elements - first)
+
+
+def _fill(buffer: memoryview, stored: StoredTensor, file: int, offset: int) -> None:
+    filled = 0
+    while filled < len(buffer):
+        try:
+            count = os.preadv(file, [buffer[filled:]], offset + filled)
+        except OSError as error:
+            raise stored.error(f"cannot be read: {error.strerror}") from error
+        if count == 0:
+            raise stored.error("is cut off: the file has become shorter")
+        filled += count
 
 
 def read_tensors(
@@ -114,30 +95,24 @@ def read_tensors(
     `progress` is called from this thread. Raises BatonError(INVALID) naming file and tensor that cannot be
     read.
     """
-    pieces = _Pieces(tensors, piece_bytes)
+    reading = _Reading(tensors, places, piece_bytes)
     count = min(_MOST_READERS, len(os.sched_getaffinity(0)))
+    total = sum(stored.nbytes for stored in tensors)
     with contextlib.ExitStack() as stack:
         files: dict[Path, int] = {}
         for stored in tensors:
             if stored.path not in files:
                 files[stored.path] = _open(stored)
                 stack.callback(os.close, files[stored.path])
-        readers = [_Reader(pieces, files, places, UploadBuffer(piece_bytes, device)) for _ in range(count)]
+        buffers = [UploadBuffer(piece_bytes, device) for _ in range(count)]
         executor = stack.enter_context(ThreadPoolExecutor(count, "weights"))
-        stack.callback(pieces.stop)  # before the executor waits for its threads
-        futures = [executor.submit(reader.run) for reader in readers]
-        _wait(futures, readers, sum(stored.nbytes for stored in tensors), progress)
-
-
-def _wait(futures: list[Future[None]], readers: list[_Reader], total: int, progress: Progress) -> None:
-    """Waits until all have ended; raises the error of the first that fails."""
-    while True:
-        ended, running = wait(futures, _PROGRESS_S, FIRST_EXCEPTION)
-        for future in ended:
-            future.result()
-        progress(sum(reader.done for reader in readers), total)
-        if not running:
-            return
+        stack.callback(reading.stop)  # before the executor waits for its threads
+        running = {executor.submit(reading.run, files, buffer) for buffer in buffers}
+        while running:
+            ended, running = wait(running, _PROGRESS_S, FIRST_EXCEPTION)
+            for future in ended:
+                future.result()
+            progress(reading.done, total)
 
 
 def _open(stored: StoredTensor) -> int:

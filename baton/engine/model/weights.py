@@ -34,6 +34,10 @@ _SAMPLE_RUNS = 16
 _SAMPLE_BYTES = 64
 
 
+def _ignore_progress(done: int, total: int) -> None:
+    pass
+
+
 def weight_places(config: ModelConfig, device: torch.device | str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Uninitialised memory for every tensor. Those of one pack lie one behind another, so that `packed`
     needs no copy: a model is in memory once, from the first byte on."""
@@ -77,7 +81,7 @@ def load_weights(
     folder: str | Path,
     device: torch.device | str,
     dtype: torch.dtype,
-    progress: Progress | None = None,
+    progress: Progress = _ignore_progress,
 ) -> dict[str, Tensor]:
     """Reads the folder's safetensors, one file or several with an index, and casts them on the device.
 
@@ -87,7 +91,7 @@ def load_weights(
     """
     stored = _stored(config, Path(folder))
     places = weight_places(config, device, dtype)
-    read_tensors(stored, places, torch.device(device), progress or _ignore_progress)
+    read_tensors(stored, places, torch.device(device), progress)
     for spec in tensor_specs(config):
         if spec.order is not None:
             place = places[spec.name]
@@ -100,7 +104,7 @@ def random_weights(
     seed: int,
     device: torch.device | str,
     dtype: torch.dtype,
-    progress: Progress | None = None,
+    progress: Progress = _ignore_progress,
 ) -> dict[str, Tensor]:
     """Weights as a function of configuration, seed and tensor name alone: the same on every device.
 
@@ -109,25 +113,23 @@ def random_weights(
     """
     weights = weight_places(config, device, dtype)
     done, total = 0, sum(weight.nbytes for weight in weights.values())
-    constants = {spec.name: spec.constant for spec in tensor_specs(config)}
-    for name, weight in weights.items():
-        constant = constants[name]
-        if constant is not None:
-            weight.fill_(constant)
+    for spec in tensor_specs(config):
+        weight = weights[spec.name]
+        if spec.constant is not None:
+            weight.fill_(spec.constant)
         else:
-            bound = math.sqrt(3) * _spread(name, tuple(weight.shape))
-            _draw_uniform(weight.view(-1), name, seed, bound)
+            spread = 0.1 if len(spec.shape) == 1 else 2.0 / math.sqrt(spec.shape[1])
+            _draw_uniform(weight.view(-1), spec.name, seed, math.sqrt(3) * spread)
+        if weight.is_cuda:
+            torch.cuda.synchronize(weight.device)
         done += weight.nbytes
-        if progress is not None:
-            if weight.is_cuda:
-                torch.cuda.synchronize(weight.device)
-            progress(done, total)
+        progress(done, total)
     return weights
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of all tensors."""
-    return sum(spec.elements * _dtype_of(spec, dtype).itemsize for spec in tensor_specs(config))
+    return sum(math.prod(spec.shape) * _dtype_of(spec, dtype).itemsize for spec in tensor_specs(config))
 
 
 def checkpoint_digest(config: ModelConfig, folder: str | Path) -> bytes:
@@ -160,11 +162,6 @@ def _sample(stored: StoredTensor, file: BinaryIO) -> bytes:
         last = stored.nbytes - _SAMPLE_BYTES
         starts, length = [last * run // (_SAMPLE_RUNS - 1) for run in range(_SAMPLE_RUNS)], _SAMPLE_BYTES
     return b"".join(os.pread(file.fileno(), length, stored.offset + start) for start in starts)
-
-
-def _spread(name: str, shape: tuple[int, ...]) -> float:
-    """The standard deviation of a random tensor."""
-    return 0.1 if name.endswith(".bias") else 2.0 / math.sqrt(shape[1])
 
 
 def _files(folder: Path) -> list[Path]:
@@ -211,10 +208,6 @@ def _stored(config: ModelConfig, folder: Path) -> list[StoredTensor]:
 def _dtype_of(spec: TensorSpec, dtype: torch.dtype) -> torch.dtype:
     found: torch.dtype = dtype if spec.dtype is None else getattr(torch, spec.dtype)
     return found
-
-
-def _ignore_progress(done: int, total: int) -> None:
-    pass
 
 
 def _draw_uniform(out: Tensor, name: str, seed: int, bound: float) -> None:

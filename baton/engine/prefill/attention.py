@@ -3,9 +3,11 @@ vendor's library, joined where a row has parts of both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,7 +19,7 @@ from baton.engine.kernels.gpu.attention.gather_prefix import gather_prefix
 from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.join_parts import join_parts
 from baton.engine.kernels.gpu.attention.prompt_attention import prompt_attention
-from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning, item_lines
+from baton.engine.kernels.gpu.attention.prompt_items import ITEM_BEGIN, ITEM_END, ITEM_WIDTH, PromptTuning
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, Model
 from baton.engine.prefill.attention_plan import (
@@ -26,6 +28,7 @@ from baton.engine.prefill.attention_plan import (
     CausalCall,
     LibraryRule,
     Run,
+    Span,
     plan_attention,
 )
 from baton.engine.prefill.key_split import KeySplit
@@ -213,10 +216,24 @@ def product_rows(rows: int) -> int:
 def prompt_workspace(model: Model, most_rows: int, rule: LibraryRule | None, split: KeySplit) -> Workspace:
     """The workspace of passes of up to `most_rows` rows, with the further rows that attention needs."""
     slack = 0 if rule is None else rule.slack(most_rows)
-    return Workspace.empty(model, product_rows(most_rows), more_qkv=slack, more_attended=split.rows)
+    return Workspace(model, product_rows(most_rows), more_qkv=slack, more_attended=split.rows)
 
 
 def library_rule(model: Model, most_rows: int) -> LibraryRule | None:
     """The rule where the library may be of use: half dtypes on a GPU, and heads whose rows are aligned."""
     fits = model.precision.activations in HALF_DTYPES and model.config.head_dim % 8 == 0
     return LibraryRule.of(most_rows) if fits and model.device.type == "cuda" else None
+
+
+def item_lines(spans: Iterable[Span], rows: int, window: int | None) -> npt.NDArray[np.int32]:
+    """[I, ITEM_WIDTH]: the spans in items of at most `rows` rows, those with the most keys first."""
+    lines = []
+    for span in spans:
+        for first in range(0, span.rows, rows):
+            count, position = min(rows, span.rows - first), span.position + first
+            begin = span.begin if window is None else max(span.begin, position - window + 1)
+            end = min(span.end, position + count)
+            into = (span.row if span.into is None else span.into) + first
+            lines.append((span.row + first, count, position, begin, end, span.table, into, 0))
+    lines.sort(key=lambda line: line[ITEM_BEGIN.value] - line[ITEM_END.value])
+    return np.array(lines, dtype=np.int32).reshape(-1, ITEM_WIDTH.value)

@@ -1,5 +1,4 @@
-"""Who computes which part of a prompt pass's attention: the paged kernel, or the library. Imports no torch
-itself.
+"""Who computes which part of a prompt pass's attention: the paged kernel, or the library. Torch-free.
 
 The library is the faster on long runs, but wants keys and values in one run of memory, and every shape made
 ready at start (`baton.device.attention_library`). So it gets, of each chunk that is long enough,
@@ -16,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-
-from baton.engine.kernels.gpu.attention.prompt_items import Span
 
 # (first position, rows) of a chunk.
 Run = tuple[int, int]
@@ -94,6 +91,21 @@ class LibraryRule:
         for rows in (steps * self.step for steps in self.row_steps):
             if rows <= self.row_size(most_rows):
                 yield from (CallShape(1, rows, keys, False) for keys in self.key_sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Rows `row` to `row + rows` of a pass, of the sequence whose line of the block tables is `table`. The
+    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself. What they
+    yield is written to row `into` and those behind it; None: to their own."""
+
+    row: int
+    rows: int
+    position: int
+    begin: int
+    end: int
+    table: int
+    into: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

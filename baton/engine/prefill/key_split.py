@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from baton.engine.kernels.gpu.attention.prompt_items import Span
-from baton.engine.prefill.attention_plan import AttentionPlan, PartedRows
+from baton.engine.prefill.attention_plan import AttentionPlan, PartedRows, Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import save_file
 from scipy import stats
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
 from baton.engine.model.weights import random_weights
 from baton.engine.rings.mailbox import Feature
 from baton.engine.sequence import Limits, SamplingParams
@@ -91,7 +91,7 @@ FULL = Size(2000, 96, graph=True)
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("reference")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    weights = random_weights(ModelConfig.load(folder), WEIGHTS_SEED, torch.device("cpu"), torch.float64)
+    weights = random_weights(load_config(folder), WEIGHTS_SEED, torch.device("cpu"), torch.float64)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return load_reference(folder)
 

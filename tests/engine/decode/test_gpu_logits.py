@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
 from baton.engine.model.weights import load_weights, random_weights
 from bench.shapes import SHAPES
 from tests.engine.forced import decoded_logits, relative_rms
@@ -58,7 +58,7 @@ def ratios(
 def prove(folder: Path, dtype: torch.dtype, token_ids: Tensor, label: str, modes: tuple[bool, ...]) -> None:
     truth = reference(load_reference(folder, torch.float32).to(DEVICE), token_ids)
     theirs = reference(load_reference(folder, dtype).to(DEVICE), token_ids)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     weights = load_weights(config, folder, DEVICE, dtype)
     mine = {
         "exact" if exact else "fast": decoded_logits(config, weights, token_ids, exact=exact)
@@ -98,7 +98,7 @@ def test_logits_of_the_8b_shape_on_a_gpu(tmp_path: Path, layers: int) -> None:
     """Random weights, bf16. One copy of the model at a time beside the weights: about 55 GB."""
     shape = {**SHAPES["llama-3.1-8b"].config, "num_hidden_layers": layers}
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     token_ids = tokens(4, 96, config.vocab_size)
     weights = random_weights(config, 5, DEVICE, torch.bfloat16)
     truth = _of_a_model_made_of(weights, tmp_path, torch.float32, token_ids)

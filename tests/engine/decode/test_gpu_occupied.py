@@ -50,7 +50,7 @@ def test_a_split_product_ends_on_the_multiprocessors_that_are_free(
     )
     x *= k**0.5
     before = torch.randn(m, n, generator=generator, device="cuda").bfloat16()
-    space = SplitSpace.empty(*wide_space_needed(m, n, tuning), torch.device("cuda"))
+    space = SplitSpace(*wide_space_needed(m, n, tuning), torch.device("cuda"))
     alone, beside = before.clone(), before.clone()
     wide_product(alone, x, weight, Epilogue.RESIDUAL, tuning, space)
     torch.testing.assert_close(alone.float(), before + x.float() @ weight.float().t(), rtol=0.02, atol=0.02)

@@ -11,15 +11,14 @@ import torch
 
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.forward.gemm_table import ProductTable
-from baton.engine.kernels.reference.split_plan import SplitPolicy, split_items
+from baton.engine.kernels.gpu.attention.items import SplitPolicy
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel, Rows
 from baton.engine.model.weights import random_weights
 from tests.engine.local_engine import CONFIG
-from tests.engine.split_reference import fill_items
+from tests.engine.split_reference import fill_items, split_items
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -54,7 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_the_plain_decoders(tmp_path: Path, family: str, exact: bool) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **FAMILIES[family]}))
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     layout = config.layout(4, "float32")
     model = Model(
         config, random_weights(config, 3, DEVICE, torch.float32), layout, DEVICE, Precision.of(torch.float32)

@@ -11,8 +11,7 @@ from baton.engine.kernels.gpu.gemm.gemv import GemvTuning, gemv
 from baton.engine.kernels.gpu.gemm.skinny_linear import SkinnyTuning, skinny_linear, split_space_needed
 from baton.engine.kernels.gpu.gemm.split_space import SplitSpace
 from baton.engine.kernels.gpu.step.row_ops import embed, gated_rows, norm_rows, rotary_rows
-from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.swiglu import geglu, swiglu
+from baton.engine.kernels.reference.row_ops import gated, rms_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -27,7 +26,7 @@ def reference(x: Tensor, w: Tensor, bias: Tensor | None, epilogue: Epilogue, bef
     if epilogue is Epilogue.RESIDUAL:
         product += before
     if epilogue.gated:
-        return (swiglu if epilogue is Epilogue.SWIGLU else geglu)(product.float())
+        return gated(product.float(), epilogue)
     return product.float()
 
 
@@ -58,7 +57,7 @@ def test_skinny_linear(m: int, n: int, k: int, splits: int, bias: bool, epilogue
     out = normal(m, n, seed=5)
     expected = reference(x, w, b, epilogue, out)
     tuning = SkinnyTuning(rows=16, columns=64, width=32, splits=splits, stages=2)
-    space = SplitSpace.empty(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
+    space = SplitSpace(*split_space_needed(m, n, tuning, epilogue), torch.device(DEVICE))
     skinny_linear(out, x, w, b, epilogue, tuning, space)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
     assert not space.arrived.any(), "the meeting places are left as they were found"
@@ -67,7 +66,7 @@ def test_skinny_linear(m: int, n: int, k: int, splits: int, bias: bool, epilogue
 def test_a_row_of_a_skinny_product_depends_on_nothing_else() -> None:
     x, w = normal(19, 96, seed=1), normal(70, 96, seed=2)
     tuning = SkinnyTuning(rows=16, columns=64, width=32, splits=2)
-    space = SplitSpace.empty(*split_space_needed(19, 70, tuning, Epilogue.PLAIN), torch.device(DEVICE))
+    space = SplitSpace(*split_space_needed(19, 70, tuning, Epilogue.PLAIN), torch.device(DEVICE))
     together, alone = torch.empty(19, 70, device=DEVICE), torch.empty(1, 70, device=DEVICE)
     skinny_linear(together, x, w, tuning=tuning, space=space)
     for row in (0, 7, 18):
@@ -95,9 +94,9 @@ def test_rows_between_products(width: int) -> None:
     torch.testing.assert_close(out, rms_norm(x, gain, 1e-5), rtol=1e-5, atol=1e-6)
     norm_rows(out, x, Norm(gain, 1e-5), adds=True)
     torch.testing.assert_close(out, 2 * rms_norm(x, gain, 1e-5), rtol=1e-5, atol=1e-6)
-    for epilogue, expected in ((Epilogue.SWIGLU, swiglu), (Epilogue.GEGLU, geglu)):
+    for epilogue in (Epilogue.SWIGLU, Epilogue.GEGLU):
         gated_rows(half, x, epilogue)
-        torch.testing.assert_close(half, expected(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(half, gated(x, epilogue), rtol=1e-5, atol=1e-6)
 
 
 def test_embedding_and_rotary_tables() -> None:

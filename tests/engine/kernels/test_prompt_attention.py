@@ -15,12 +15,13 @@ from baton.engine.kernels.gpu.attention.gather_prefix import gather_prefix
 from baton.engine.kernels.gpu.attention.items import Heads
 from baton.engine.kernels.gpu.attention.join_parts import join_parts
 from baton.engine.kernels.gpu.attention.prompt_attention import prompt_attention
-from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning, Span, item_lines
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.kernels.gpu.attention.prompt_qkv import prompt_qkv
 from baton.engine.kernels.gpu.step.row_ops import embed
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
-from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.rotary import apply_rope
+from baton.engine.kernels.reference.row_ops import apply_rope, rms_norm
+from baton.engine.prefill.attention import item_lines
+from baton.engine.prefill.attention_plan import Span
 from tests.engine.prompt_reference import PromptCase
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

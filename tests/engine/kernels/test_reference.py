@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from baton.engine.kernels.fusion import Epilogue
 from baton.engine.kernels.reference.cache_write import cache_write, token_rows
 from baton.engine.kernels.reference.linear import linear
-from baton.engine.kernels.reference.paged_attention import paged_attention, plan_attention
-from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.swiglu import swiglu
-from baton.engine.kernels.reference.tiled_softmax import softmax_in_lanes, tiled_softmax
+from baton.engine.kernels.reference.paged_attention import (
+    paged_attention,
+    plan_attention,
+    softmax_in_lanes,
+    tiled_softmax,
+)
+from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.memory.kv_cache import KVCache
 from baton.layout import CacheGroup, Layout, Plane
 
@@ -40,11 +44,11 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_swiglu_is_silu_times_up_wherever_a_row_stands(dtype: torch.dtype) -> None:
     x = noise(37, 2 * 51, dtype=dtype) * 4
-    result = swiglu(x)
+    result = gated(x, Epilogue.SWIGLU)
     gate, up = x.double().chunk(2, dim=-1)
     close(result, torch.nn.functional.silu(gate) * up)
     for start, end in ((0, 1), (5, 6), (3, 20), (36, 37)):
-        assert torch.equal(swiglu(x[start:end].clone()), result[start:end])
+        assert torch.equal(gated(x[start:end].clone(), Epilogue.SWIGLU), result[start:end])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

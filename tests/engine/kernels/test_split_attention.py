@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from baton.engine.kernels.gpu.attention.items import Heads, Items
+from baton.engine.kernels.gpu.attention.items import TILE, Heads, Items, SplitPolicy
 from baton.engine.kernels.gpu.attention.split_attention import split_attention
-from baton.engine.kernels.reference.split_plan import TILE, SplitPolicy, split_items
-from tests.engine.split_reference import AttentionCase, fill_items
+from tests.engine.split_reference import AttentionCase, fill_items, split_items
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -18,7 +17,7 @@ def run(case: AttentionCase, policy: SplitPolicy, layer: int = 1, poison: bool =
     positions = case.positions.tolist()
     planned = split_items(positions, heads.window, policy)
     most = policy.most_items(rows, int(sum(positions)) + rows)
-    items = Items.empty(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device)
+    items = Items(rows, most, heads.heads, heads.kv_heads, heads.dim, case.qkv.device)
     fill_items(items, planned, case.slots, case.positions)
     out = torch.full((rows, heads.heads * heads.dim), float("nan"), device=DEVICE, dtype=case.qkv.dtype)
     split_attention(

@@ -19,8 +19,7 @@ from baton.engine.kernels.gpu.gemm.wide_product import (
     wide_space_needed,
 )
 from baton.engine.kernels.gpu.step.row_ops import norm_rows
-from baton.engine.kernels.reference.rms_norm import rms_norm
-from baton.engine.kernels.reference.swiglu import swiglu
+from baton.engine.kernels.reference.row_ops import gated, rms_norm
 from baton.engine.model.modules import Linear, Product
 
 KIND = torch.bfloat16
@@ -90,7 +89,7 @@ def test_the_space_of_a_pass_holds_what_a_choice_needs() -> None:
 def test_a_product_with_a_bias_is_the_librarys() -> None:
     x, weight, bias = torch.randn(3, 8), torch.randn(6, 8), torch.randn(6)
     out = torch.zeros(3, 6)
-    scratch = Scratch.empty(3, 8, 12, (0, 0), torch.device("cpu"), torch.float32)
+    scratch = Scratch(3, 8, 12, (0, 0), torch.device("cpu"), torch.float32)
     run_product(out, x, Product("qkv", Linear(weight, bias)), WideTuning(16), scratch)
     torch.testing.assert_close(out, x @ weight.t() + bias)
     with pytest.raises(ValueError, match="dtypes"):
@@ -112,7 +111,7 @@ def normal(*shape: int, seed: int, kind: torch.dtype = KIND) -> Tensor:
 def expected_of(x: Tensor, weight: Tensor, epilogue: Epilogue, before: Tensor) -> Tensor:
     product = x.float() @ weight.float().t()
     if epilogue is SWIGLU:
-        return swiglu(product.to(x.dtype).float())
+        return gated(product.to(x.dtype).float(), SWIGLU)
     return product + before.float() if epilogue is RESIDUAL else product
 
 
@@ -154,7 +153,7 @@ def test_against_plain_torch(
     x, weight = buffer[:m], normal(n * (2 if epilogue is SWIGLU else 1), k, seed=k, kind=kind) * k**-0.5
     before = normal(m, n, seed=n, kind=kind)
     out = torch.full((m + 1, n), 7.0, device="cuda", dtype=kind)
-    space = SplitSpace.empty(*wide_space_needed(m, n, tuning), torch.device("cuda"))
+    space = SplitSpace(*wide_space_needed(m, n, tuning), torch.device("cuda"))
     found = []
     for _ in range(3):  # again, as its barriers, turns and counts begin anew
         out[:m] = before
@@ -203,7 +202,7 @@ def test_products_that_share_a_space_follow_one_another() -> None:
     weights = [normal(n, n, seed=seed) * n**-0.5 for seed in range(4)]
     needs = [wide_space_needed(m, n, tuning) for tuning in shapes]
     elements, tiles = (max(sizes) for sizes in zip(*needs, strict=True))
-    space = SplitSpace.empty(elements, tiles, torch.device("cuda"))
+    space = SplitSpace(elements, tiles, torch.device("cuda"))
     start, hidden = torch.zeros(m, n, device="cuda", dtype=KIND), torch.zeros(m, n, device="cuda", dtype=KIND)
     normed, gain = torch.zeros_like(hidden), torch.ones(n, device="cuda", dtype=KIND)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+import baton
 from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
 from baton.engine.model.source import resolve_model
 from baton.errors import BatonError, ErrorKind
 from tests.support.checkpoints import CONFIGS, END_ID, FAMILIES, Case
@@ -36,13 +39,13 @@ GEMMA3 = {"architectures": ["Gemma3ForCausalLM"]}
 def load(folder: Path, **changes: Any) -> ModelConfig:
     values = {key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"}
     (folder / "config.json").write_text(json.dumps(values))
-    return ModelConfig.load(folder)
+    return load_config(folder)
 
 
 @pytest.mark.parametrize("case", FAMILIES, ids=str)
 def test_reads_what_transformers_writes(case: Case, tmp_path: Path) -> None:
     case.make(tmp_path)
-    config, theirs = ModelConfig.load(tmp_path), AutoConfig.from_pretrained(tmp_path)
+    config, theirs = load_config(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert config.family == case.family
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     assert (config.head_dim, config.num_kv_heads) == (head_dim, theirs.num_key_value_heads)
@@ -223,7 +226,7 @@ def test_a_missing_or_broken_file_is_refused(content: str | bytes | None, tmp_pa
     if content is not None:
         (tmp_path / "config.json").write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(BatonError, match=r"config\.json: ") as caught:
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     assert caught.value.kind is ErrorKind.INVALID
     assert "\n" not in caught.value.message
 
@@ -238,9 +241,8 @@ def test_a_folder_is_its_own_source_and_a_missing_one_is_refused(tmp_path: Path)
 
 
 def test_reading_a_configuration_needs_no_torch() -> None:
-    code = (
-        "import sys, baton.engine.model.config, baton.engine.model.source; sys.exit('torch' in sys.modules)"
-    )
+    modules = "baton.engine.model.families.registry, baton.engine.model.source"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
@@ -305,3 +307,12 @@ def test_a_digest_has_the_factors_that_are_used(tmp_path: Path) -> None:
     config = load(tmp_path, architectures=["Phi3ForCausalLM"], **changes)
     assert config.for_context(10) == config.for_context(1024)
     assert config.for_context(1024).digest() != config.for_context(1025).digest()
+
+
+@pytest.mark.parametrize(("name", "own"), [(r"gemma", "gemma3.py"), (r"phi-?3", "phi3.py")])
+def test_a_family_is_named_in_its_module_and_the_registry_alone(name: str, own: str) -> None:
+    root = Path(baton.__file__).parents[1]
+    folders = ("baton", "services", "kvtransfer", "loadgen", "bench")
+    files = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    naming = {path.name for path in files if re.search(name, path.read_text(), re.IGNORECASE)}
+    assert naming == {own, "registry.py"}

@@ -9,8 +9,8 @@ from transformers import LlamaConfig, Phi3Config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from baton.engine.kernels.reference.rotary import apply_rope
-from baton.engine.model.config import ModelConfig
+from baton.engine.kernels.reference.row_ops import apply_rope
+from baton.engine.model.families.registry import load_config
 from baton.engine.model.rope import RopeTable
 from tests.support.checkpoints import LONGROPE
 
@@ -41,7 +41,7 @@ def test_tables_equal_transformers_bitwise(parameters: dict[str, Any], head_dim:
     theirs.save_pretrained(tmp_path)
     positions = torch.cat((torch.arange(300), torch.tensor([1000, 2047, 100_000])))
     expected = LlamaRotaryEmbedding(theirs)(torch.zeros(1), positions[None])
-    table = RopeTable(ModelConfig.load(tmp_path).rope, head_dim, torch.device("cpu"))
+    table = RopeTable(load_config(tmp_path).rope, head_dim, torch.device("cpu"))
     for ours, reference in zip(table.cos_sin(positions), expected, strict=True):
         assert torch.equal(torch.cat((ours, ours), dim=-1), reference[0])
 
@@ -60,7 +60,7 @@ def test_longrope_takes_its_factors_by_the_context(tokens: int, tmp_path: Path) 
     theirs.save_pretrained(tmp_path)
     positions = torch.arange(tokens)
     expected = Phi3RotaryEmbedding(theirs)(torch.zeros(1), positions[None])
-    table = RopeTable(ModelConfig.load(tmp_path).for_context(tokens).rope, 16, torch.device("cpu"))
+    table = RopeTable(load_config(tmp_path).for_context(tokens).rope, 16, torch.device("cpu"))
     cos, sin = table.cos_sin(positions)
     for ours, reference in zip((cos, sin), expected, strict=True):
         assert torch.equal(torch.cat((ours[:, :6], ours[:, :6]), dim=-1), reference[0])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -12,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.safetensors_file import stored_tensors
 from baton.engine.model.tensors import tensor_specs
 from baton.engine.model.weight_reader import read_tensors
@@ -21,6 +22,7 @@ from baton.engine.model.weights import (
     checkpoint_digest,
     joined,
     load_weights,
+    packed,
     random_digest,
     random_weights,
     weight_bytes,
@@ -39,14 +41,14 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def test_the_names_and_shapes_are_the_files(case: Case, tmp_path: Path) -> None:
     case.make(tmp_path)
     stored = {name: tuple(tensor.shape) for name, tensor in load_file(tmp_path / "model.safetensors").items()}
-    assert shapes_of(ModelConfig.load(tmp_path)) == stored
+    assert shapes_of(load_config(tmp_path)) == stored
 
 
 def test_shards_and_a_single_file_hold_the_same(tmp_path: Path) -> None:
     single = make_checkpoint(tmp_path / "single", seed=3)
     shards = make_checkpoint(tmp_path / "shards", seed=3, sharded=True)
     assert len(list(shards.glob("*.safetensors"))) > 1
-    config = ModelConfig.load(single)
+    config = load_config(single)
     one, many = (load_weights(config, folder, "cpu", torch.float64) for folder in (single, shards))
     assert one.keys() == many.keys()
     assert all(torch.equal(one[name], many[name]) for name in one)
@@ -55,7 +57,7 @@ def test_shards_and_a_single_file_hold_the_same(tmp_path: Path) -> None:
 
 def refused(folder: Path) -> str:
     with pytest.raises(BatonError) as caught:
-        load_weights(ModelConfig.load(folder), folder, "cpu", torch.float32)
+        load_weights(load_config(folder), folder, "cpu", torch.float32)
     assert caught.value.kind is ErrorKind.INVALID
     assert "\n" not in caught.value.message
     return caught.value.message
@@ -73,7 +75,7 @@ def test_wrong_tensors_are_refused_by_name(tmp_path: Path) -> None:
     save_file({**tensors, "model.layers.9.surprise": torch.zeros(1)}, path)
     assert "model.layers.9.surprise" in refused(tmp_path)
     save_file({**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}, path)
-    assert load_weights(ModelConfig.load(tmp_path), tmp_path, "cpu", torch.float32).keys() == tensors.keys()
+    assert load_weights(load_config(tmp_path), tmp_path, "cpu", torch.float32).keys() == tensors.keys()
 
 
 def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
@@ -95,11 +97,11 @@ def test_a_tied_head_in_the_file_is_passed_over(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, tie_word_embeddings=True) / "model.safetensors"
     tensors = load_file(path)
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path)
-    assert "lm_head.weight" not in load_weights(ModelConfig.load(tmp_path), tmp_path, "cpu", torch.float32)
+    assert "lm_head.weight" not in load_weights(load_config(tmp_path), tmp_path, "cpu", torch.float32)
 
 
 def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
-    config = ModelConfig.load(make_checkpoint(tmp_path, "qwen2"))
+    config = load_config(make_checkpoint(tmp_path, "qwen2"))
     first, again = (random_weights(config, 5, "cpu", torch.float32) for _ in range(2))
     other = random_weights(config, 6, "cpu", torch.float32)
     assert {name: tuple(t.shape) for name, t in first.items()} == shapes_of(config)
@@ -116,7 +118,7 @@ def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", [FAMILIES[0], FAMILIES[4], FAMILIES[8], FAMILIES[10]], ids=str)
 def test_random_weights_write_text_that_varies(case: Case, tmp_path: Path) -> None:
     folder = case.make(tmp_path)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     save_file(random_weights(config, 0, "cpu", torch.float32), folder / "model.safetensors")
     output = Passes(folder, torch.float32).greedy(0, list(range(20)), 48)
     assert len(set(output)) > 12
@@ -125,7 +127,7 @@ def test_random_weights_write_text_that_varies(case: Case, tmp_path: Path) -> No
 def test_the_digest_differs_by_checkpoint_and_not_by_sharding(tmp_path: Path) -> None:
     folders = [make_checkpoint(tmp_path / str(seed), seed=seed) for seed in (3, 4)]
     shards = make_checkpoint(tmp_path / "shards", seed=3, sharded=True)
-    config = ModelConfig.load(shards)
+    config = load_config(shards)
     digests = [checkpoint_digest(config, folder) for folder in (*folders, shards)]
     assert digests[0] != digests[1]
     assert digests[0] == digests[2]
@@ -135,7 +137,7 @@ def test_the_digest_differs_by_checkpoint_and_not_by_sharding(tmp_path: Path) ->
 def test_the_digest_is_of_what_is_stored_small_tensors_whole(tmp_path: Path) -> None:
     stored = make_checkpoint(tmp_path / "stored", seed=3)
     other = make_checkpoint(tmp_path / "other", seed=3)
-    config = ModelConfig.load(stored)
+    config = load_config(stored)
     tensors = load_file(other / "model.safetensors")
     for name in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
         changed = {key: tensor.clone() for key, tensor in tensors.items()}
@@ -148,7 +150,7 @@ def test_the_digest_is_of_what_is_stored_small_tensors_whole(tmp_path: Path) -> 
 
 def test_parts_of_one_product_lie_behind_one_another(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen2")  # it has biases
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     loaded = load_weights(config, folder, "cpu", torch.float32)
     model = Model(config, loaded, config.layout(16, "float32"), "cpu", Precision.of(torch.float32))
     assert not dict(load_file(folder / "model.safetensors").items()).keys() - loaded.keys()
@@ -176,10 +178,40 @@ def test_what_does_not_lie_so_is_copied() -> None:
     assert torch.equal(joined([whole[:2], whole[2:5]]), whole[:5])
 
 
+def test_rows_are_put_in_the_order_of_rotation_whether_stored_fused_or_apart(tmp_path: Path) -> None:
+    """Dimensions 0 to 6 of a head of 16 are rotated with 6 to 12: in the model they stand 8 apart."""
+    partial = next(case for case in FAMILIES if case.name == "phi3-partial")
+    folder = partial.make(tmp_path)
+    fused = load_config(folder)
+    apart = dataclasses.replace(fused, fused_projections=False, qkv_bias=True, qk_norm=True)
+    tensors = load_file(folder / "model.safetensors")
+    expected = packed(fused, load_weights(fused, folder, "cpu", torch.float32))
+    for number in range(fused.num_layers):
+        prefix = f"model.layers.{number}."
+        qkv = tensors.pop(f"{prefix}self_attn.qkv_proj.weight").split([64, 32, 32])
+        for name, part in zip("qkv", qkv, strict=True):
+            tensors[f"{prefix}self_attn.{name}_proj.weight"] = part.contiguous()
+            tensors[f"{prefix}self_attn.{name}_proj.bias"] = part[:, 0].contiguous()
+        gate_up = tensors.pop(f"{prefix}mlp.gate_up_proj.weight").chunk(2)
+        for name, part in zip(("gate", "up"), gate_up, strict=True):
+            tensors[f"{prefix}mlp.{name}_proj.weight"] = part.contiguous()
+        for name in ("q_norm", "k_norm"):
+            tensors[f"{prefix}self_attn.{name}.weight"] = torch.arange(16.0)
+    save_file(tensors, folder / "model.safetensors")
+    found = packed(apart, load_weights(apart, folder, "cpu", torch.float32))
+    order = [*range(6), 12, 13, *range(6, 12), 14, 15]
+    for number in range(fused.num_layers):
+        attention = f"model.layers.{number}.self_attn."
+        for name in ("q_norm", "k_norm"):
+            assert found[f"{attention}{name}.weight"].tolist() == order
+        assert torch.equal(found[f"{attention}qkv_proj.bias"], expected[f"{attention}qkv_proj.weight"][:, 0])
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
 @pytest.mark.parametrize("piece_bytes", [8, 1000, 1 << 20])
 def test_any_size_of_pieces_reads_the_same(piece_bytes: int, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, sharded=True)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     tensors = [t for path in sorted(folder.glob("*.safetensors")) for t in stored_tensors(path)]
     places = weight_places(config, "cpu", torch.float64)
     heard: list[tuple[int, int]] = []
@@ -194,7 +226,7 @@ def test_any_size_of_pieces_reads_the_same(piece_bytes: int, tmp_path: Path) -> 
 def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path) / "model.safetensors"
     tensors = stored_tensors(path)
-    places = weight_places(ModelConfig.load(tmp_path), "cpu", torch.float32)
+    places = weight_places(load_config(tmp_path), "cpu", torch.float32)
     os.truncate(path, tensors[-1].offset + 1)
     with pytest.raises(BatonError, match=f"{path.name}: tensor {tensors[-1].name} is cut off"):
         read_tensors(tensors, places, torch.device("cpu"), lambda done, total: None)
@@ -270,7 +302,7 @@ def peak_bytes() -> int:
 
 def test_random_weights_report_progress(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
-    config = ModelConfig.load(make_checkpoint(tmp_path))
+    config = load_config(make_checkpoint(tmp_path))
     weights = random_weights(config, 5, "cpu", torch.bfloat16, lambda *said: heard.append(said))
     total = sum(weight.nbytes for weight in weights.values())
     assert total == weight_bytes(config, torch.bfloat16)
@@ -282,6 +314,6 @@ def test_random_weights_report_progress(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_the_same_arrives(dtype: torch.dtype, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, sharded=True)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     there, here = (load_weights(config, folder, device, dtype) for device in ("cuda", "cpu"))
     assert all(torch.equal(there[name].cpu(), here[name]) for name in here)

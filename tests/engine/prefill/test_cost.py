@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
 from baton.engine.prefill.cost import Pace, PrefillCost, half_context
 
 
@@ -86,7 +86,7 @@ def test_how_slow_attention_is_is_measured_apart(pace: float, slowness: float, s
 
 def test_attention_takes_as_long_as_the_products_where_it_should() -> None:
     """Llama-3.1-8B: 6.98e9 weights in its layers, 32 layers of width 4,096."""
-    config = ModelConfig.load("baton/demo_model")
+    config = load_config("baton/demo_model")
     layer = 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
     layer += 3 * config.hidden_size * config.intermediate_size
     operations = 4 * config.num_heads * config.head_dim

@@ -22,9 +22,8 @@ from baton.device.cuda_stream import compute_stream
 from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
-from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.reference import ReferenceModel
 from baton.engine.model.weights import random_weights
 from baton.engine.prefill.attention import library_rule
@@ -70,7 +69,7 @@ def passes(
 ) -> Iterator[tuple[str, PromptPass, dict[int, Sequence]]]:
     """The plain pass in float64 and in the dtype, and the kernels', of the same weights."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, **SIZES, **FAMILIES[family], "head_dim": dim}))
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     rounded = random_weights(config, 3, torch.device(DEVICE), dtype)
     ends: dict[int, int] = {}
     for number, start, count in (chunk for step in steps for chunk in step):
@@ -156,7 +155,7 @@ def no_waiting() -> Iterator[None]:
 def test_the_library_takes_every_shape_of_the_rule(tmp_path: Path) -> None:
     """If it does not, passes are right all the same, but slower than they should be."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **SIZES, "head_dim": 128}))
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     layout = config.layout(BLOCK_TOKENS, "bfloat16")
     weights = random_weights(config, 3, torch.device(DEVICE), torch.bfloat16)
     model = Model(config, weights, layout, DEVICE, Precision.of(torch.bfloat16))
@@ -171,7 +170,7 @@ def test_the_library_takes_every_shape_of_the_rule(tmp_path: Path) -> None:
 def test_a_loop_ahead_of_the_gpu_never_waits_and_draws_the_same(tmp_path: Path) -> None:
     """float32: tokens as the plain pass's, while prompts come and are cancelled."""
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **SIZES, "head_dim": 64}))
-    config = ModelConfig.load(tmp_path)
+    config = load_config(tmp_path)
     layout = config.layout(BLOCK_TOKENS, "float32")
     weights = random_weights(config, 3, torch.device(DEVICE), torch.float32)
     model = Model(config, weights, layout, DEVICE, Precision.of(torch.float32))

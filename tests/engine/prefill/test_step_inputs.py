@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning, item_lines
-from baton.engine.prefill.attention import product_rows
+from baton.engine.kernels.gpu.attention.prompt_items import PromptTuning
+from baton.engine.prefill.attention import item_lines, product_rows
 from baton.engine.prefill.attention_plan import plan_attention
 from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.scheduler import Chunk, step_of

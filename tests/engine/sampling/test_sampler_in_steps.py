@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
 from baton.engine.model.weights import random_weights
 from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.output_ring import Finish
@@ -63,7 +63,7 @@ def asks(seed: int) -> list[Ask]:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("reference")
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    weights = random_weights(ModelConfig.load(folder), WEIGHTS_SEED, torch.device("cpu"), torch.float64)
+    weights = random_weights(load_config(folder), WEIGHTS_SEED, torch.device("cpu"), torch.float64)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return load_reference(folder)
 

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from baton.engine.kernels.reference.cache_write import head_offsets, plane_offset, token_rows
-from baton.engine.kernels.reference.exact_tiles import pad_inner
-from baton.engine.kernels.reference.tiled_softmax import tiled_softmax
+from baton.engine.kernels.reference.linear import pad_inner
 
 QUERY_TILE = 4
 KV_TILE = 64
+# Partial sums of a softmax.
+LANES = 16
 # Bounds the temporary memory of one pass: (query tile, KV tile) pairs computed together.
 MAX_TILE_PAIRS = 512
 
@@ -151,6 +152,29 @@ def _attend(query: Tensor, group: Tensor, layer: int, batch: TileBatch, scale: f
         total += products[:, :, step]
     total = total.view(tiles, kv_heads, QUERY_TILE, grouped, dim).permute(0, 2, 1, 3, 4)
     return total.reshape(tiles * QUERY_TILE, kv_heads * grouped, dim)[..., : query.shape[-1]]
+
+
+def tiled_softmax(scores: Tensor) -> Tensor:
+    """scores [..., L] float32 with -inf where masked, L a multiple of 64, one score a row finite → [..., L].
+
+    Tiles of 64 that are masked throughout, before or behind, leave a row's other results bitwise as they
+    are. On a CPU torch's own softmax has this property (tested): it adds in interleaved partial sums from
+    the left. The models' reference code calls it too, and agreeing with it to the last bit is what lets
+    float64 tokens be equal. Elsewhere torch's order of additions may depend on L: `softmax_in_lanes`.
+    """
+    return scores.softmax(-1) if scores.device.type == "cpu" else softmax_in_lanes(scores)
+
+
+def softmax_in_lanes(scores: Tensor) -> Tensor:
+    """The same with every addition spelled out: LANES partial sums from the left, then folded in halves."""
+    exps = (scores - scores.amax(-1, keepdim=True)).exp()
+    total = torch.zeros_like(exps[..., :LANES])
+    for start in range(0, exps.shape[-1], LANES):
+        total += exps[..., start : start + LANES]
+    while total.shape[-1] > 1:
+        low, high = total.chunk(2, dim=-1)
+        total = low + high
+    return exps * total.reciprocal()
 
 
 def _gather(group: Tensor, layer: int, plane: int, cache_rows: Tensor) -> Tensor:

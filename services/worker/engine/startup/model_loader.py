@@ -9,8 +9,8 @@ import torch
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.config import ModelConfig
-from baton.engine.model.modules import Model
-from baton.engine.model.precision import Precision
+from baton.engine.model.families.registry import load_config
+from baton.engine.model.modules import Model, Precision
 from baton.engine.model.source import resolve_model
 from baton.engine.model.weights import (
     checkpoint_digest,
@@ -57,7 +57,7 @@ class LoadedModel:
 def load(model: str, engine: EngineConfig) -> LoadedModel:
     """Loads a model. Raises BatonError(INVALID) where it cannot run here."""
     folder = resolve_model(model)
-    config = ModelConfig.load(folder)
+    config = load_config(folder)
     if config.vocab_size > MAX_VOCAB:
         raise BatonError(ErrorKind.INVALID, f"a vocabulary of {config.vocab_size} exceeds {MAX_VOCAB}")
     device = device_of(engine)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from baton.engine.model.config import ModelConfig
+from baton.engine.model.families.registry import load_config
 from baton.errors import BatonError, ErrorKind
 from services.common.config.worker import EngineConfig, WorkerConfig
 from services.worker.engine.startup.memory_plan import (
@@ -46,7 +47,7 @@ Whole = Callable[..., MemoryPlan]
 @pytest.fixture
 def config(tmp_path: Path) -> ModelConfig:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    return ModelConfig.load(tmp_path)
+    return load_config(tmp_path)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from baton.engine.kernels.gpu.attention.prompt_items import check_table
+from baton.engine.kernels.gpu.attention.items import check_table
 
 _TOKENS = 64
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import ON_CHIP
-from baton.engine.kernels.gpu.attention.items import Heads
+from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table
 from baton.engine.kernels.gpu.attention.prompt_items import (
     ITEM_BEGIN,
     ITEM_END,
@@ -28,14 +28,10 @@ from baton.engine.kernels.gpu.attention.prompt_items import (
     ITEM_TABLE,
     ITEM_WIDTH,
     PromptTuning,
-    check_cache,
-    check_table,
     power_of_two,
 )
 from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
-from baton.engine.kernels.gpu.attention.split_attention import NO_WINDOW
 
-_LOG2E = 1.4426950408889634
 _LN2 = tl.constexpr(0.6931471805599453)
 
 
@@ -200,8 +196,8 @@ def prompt_attention(
         layer * cache.stride(1),
         cache.stride(0),
         cache.stride(2),
-        heads.scale * _LOG2E,
-        heads.window or NO_WINDOW,
+        heads.log2_scale,
+        heads.seen,
         HEADS=heads.heads,
         KV_HEADS=heads.kv_heads,
         DIM=heads.dim,

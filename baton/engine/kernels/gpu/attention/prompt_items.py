@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton.language as tl
-from torch import Tensor
 
 from baton.engine.kernels.gpu.attention.items import Heads
 
@@ -52,47 +48,3 @@ class PromptTuning:
 def power_of_two(count: int) -> int:
     """The least that is not below."""
     return 1 << (count - 1).bit_length()
-
-
-def item_lines(spans: Iterable[Span], rows: int, window: int | None) -> npt.NDArray[np.int32]:
-    """[I, ITEM_WIDTH]: the spans in items of at most `rows` rows, those with the most keys first."""
-    lines = []
-    for span in spans:
-        for first in range(0, span.rows, rows):
-            count, position = min(rows, span.rows - first), span.position + first
-            begin = span.begin if window is None else max(span.begin, position - window + 1)
-            end = min(span.end, position + count)
-            into = (span.row if span.into is None else span.into) + first
-            lines.append((span.row + first, count, position, begin, end, span.table, into, 0))
-    lines.sort(key=lambda line: line[ITEM_BEGIN.value] - line[ITEM_END.value])
-    return np.array(lines, dtype=np.int32).reshape(-1, ITEM_WIDTH.value)
-
-
-def check_cache(cache: Tensor, qkv: Tensor, heads: Heads) -> None:
-    """Raises ValueError unless `cache` is a cache group's tensor for these heads, of qkv's dtype."""
-    got = tuple(cache.shape[2:4]) + tuple(cache.shape[5:])
-    if got != (2, heads.kv_heads, heads.dim) or not cache.is_contiguous():
-        raise ValueError(f"the cache is {tuple(cache.shape)}, or not contiguous")
-    if qkv.dtype != cache.dtype or qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
-
-
-def check_table(tables: Tensor) -> None:
-    """Raises ValueError unless these are block tables as kernels read them."""
-    if tables.dtype != torch.int32 or tables.stride(1) != 1:
-        raise ValueError("block tables are int32 with contiguous rows")
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Rows `row` to `row + rows` of a pass, of the sequence whose line of the block tables is `table`. The
-    first stands at `position`. They attend to keys `begin` to `end`, each to those up to itself. What they
-    yield is written to row `into` and those behind it; None: to their own."""
-
-    row: int
-    rows: int
-    position: int
-    begin: int
-    end: int
-    table: int
-    into: int | None = None

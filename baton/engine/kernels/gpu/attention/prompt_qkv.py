@@ -12,8 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.attention.items import Heads
-from baton.engine.kernels.gpu.attention.prompt_items import check_cache, check_table
+from baton.engine.kernels.gpu.attention.items import Heads, check_cache, check_table
 
 _ROWS = 32
 

@@ -27,15 +27,15 @@ from baton.engine.kernels.gpu.attention.items import (
     ITEM_ROW,
     ITEM_SLOT,
     ITEM_WIDTH,
+    TILE,
     AttentionTuning,
     Heads,
     Items,
+    check_cache,
+    check_table,
 )
 from baton.engine.kernels.gpu.attention.softmax_step import softmax_step
-from baton.engine.kernels.reference.split_plan import TILE
 
-_LOG2E = 1.4426950408889634
-NO_WINDOW = 1 << 30
 # Partial results that a combining program takes at once.
 _COMBINED = 8
 
@@ -290,9 +290,9 @@ def split_attention(
         layer * cache.stride(1),
         cache.stride(0),
         cache.stride(2),
-        heads.scale * _LOG2E,
+        heads.log2_scale,
         heads.norm_eps,
-        heads.window or NO_WINDOW,
+        heads.seen,
         HEADS=heads.heads,
         KV_HEADS=heads.kv_heads,
         DIM=heads.dim,
@@ -323,7 +323,6 @@ def _check(
     wanted = {
         "qkv": (tuple(qkv.shape), (rows, (heads.heads + 2 * heads.kv_heads) * heads.dim)),
         "out": (tuple(out.shape), (rows, heads.heads * heads.dim)),
-        "cache": (tuple(cache.shape[2:4]) + tuple(cache.shape[5:]), (2, heads.kv_heads, heads.dim)),
         "rotary": (tuple(rotary[0].shape), (rows, heads.dim // 2)),
         "items": (tuple(items.sums.shape[1:]), (heads.heads, heads.dim)),
     }
@@ -332,9 +331,7 @@ def _check(
             raise ValueError(f"{name} is {got}, expected {expected}")
     if items.arrived.shape[0] < rows:
         raise ValueError(f"the items are of {items.arrived.shape[0]} rows, qkv has {rows}")
-    if not (qkv.is_contiguous() and out.is_contiguous() and cache.is_contiguous()):
-        raise ValueError("qkv, out and cache must be contiguous")
-    if qkv.dtype != cache.dtype or qkv.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"qkv is {qkv.dtype}, the cache {cache.dtype}")
-    if block_table.dtype != torch.int32 or block_table.stride(1) != 1:
-        raise ValueError("the block table is int32 with contiguous rows")
+    if not (qkv.is_contiguous() and out.is_contiguous()):
+        raise ValueError("qkv and out must be contiguous")
+    check_cache(cache, qkv, heads)
+    check_table(block_table)

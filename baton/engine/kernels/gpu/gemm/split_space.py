@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
 class SplitSpace:
     """`partial` float32, `arrived` int32 zeros, left as zeros. Products that follow one another on one stream
     may share it."""
 
-    partial: Tensor
-    arrived: Tensor
-
-    @classmethod
-    def empty(cls, elements: int, tiles: int, device: torch.device) -> SplitSpace:
-        return cls(
-            torch.empty(elements, dtype=torch.float32, device=device),
-            torch.zeros(tiles, dtype=torch.int32, device=device),
-        )
+    def __init__(self, elements: int, tiles: int, device: torch.device) -> None:
+        self.partial = torch.empty(elements, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)
 
     def holds(self, elements: int, tiles: int) -> bool:
         """Whether it is large enough for these."""

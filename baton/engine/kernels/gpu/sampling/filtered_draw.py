@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from baton.device.ptx import together
-from baton.engine.kernels.gpu.sampling.pick import NOWHERE, best_of, first_peak, gumbel_noise
+from baton.engine.kernels.gpu.sampling.pick import NOWHERE, PURPOSE, best_of, first_peak, gumbel_noise
 from baton.engine.kernels.gpu.sampling.sampler_rows import (
     EDITED,
     FEATURES,
@@ -26,9 +26,7 @@ from baton.engine.kernels.gpu.sampling.sampler_rows import (
     seed_of,
 )
 from baton.engine.kernels.gpu.sampling.thresholds import SearchSpace
-from baton.engine.kernels.reference.philox import PURPOSE_DRAW
 
-_PURPOSE = tl.constexpr(PURPOSE_DRAW)
 _TILE = 256
 
 
@@ -87,7 +85,7 @@ def _draw(
             # A place behind the last stands for tokens beyond the vocabulary.
             quad = tl.load(mine + i, mask=i < count, other=(VOCAB + 3) // 4)
             zero = tl.zeros_like(quad)
-            w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + _PURPOSE, zero)
+            w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + PURPOSE, zero)
             s0 = _score(logits, edited, row, quad * 4, is_edited, cut, floor, temperature, w0, VOCAB)
             s1 = _score(logits, edited, row, quad * 4 + 1, is_edited, cut, floor, temperature, w1, VOCAB)
             s2 = _score(logits, edited, row, quad * 4 + 2, is_edited, cut, floor, temperature, w2, VOCAB)

@@ -21,14 +21,11 @@ from baton.engine.kernels.gpu.step.step_kernels import (
     ROWS,
 )
 
-_LINES = tl.constexpr(CLOCK_LINES)
-_WIDTH = tl.constexpr(CLOCK_WIDTH)
-
 
 @triton.jit
 def _hold(control, clocks, records, tags, row_slot, row_position, row_place, POWER: tl.constexpr):
     # The head's product has ended.
-    tl.store(clocks + (tl.load(control + REPLAYS) % _LINES) * _WIDTH + 1, clock_ns())
+    tl.store(clocks + (tl.load(control + REPLAYS) % CLOCK_LINES) * CLOCK_WIDTH + 1, clock_ns())
     row = tl.arange(0, POWER)
     there = row < tl.load(control + ROWS)
     slot = tl.load(row_slot + row, mask=there, other=0)

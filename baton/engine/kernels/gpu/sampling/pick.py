@@ -21,9 +21,7 @@ CHUNK = 8192
 _QUADS = 512
 _TEMPERATURE = tl.constexpr(field_offset("temperature") // 4)
 _SEED = tl.constexpr(field_offset("seed") // 8)
-_PURPOSE = tl.constexpr(PURPOSE_DRAW)
-_LINES = tl.constexpr(CLOCK_LINES)
-_WIDTH = tl.constexpr(CLOCK_WIDTH)
+PURPOSE = tl.constexpr(PURPOSE_DRAW)
 NOWHERE = tl.constexpr((1 << 31) - 1)
 
 
@@ -54,7 +52,7 @@ def _pick(
     chunk = tl.program_id(1)
     if (row == 0) & (chunk == 0):
         # The head's product has ended.
-        tl.store(clocks + (tl.load(control + REPLAYS) % _LINES) * _WIDTH + 1, clock_ns())
+        tl.store(clocks + (tl.load(control + REPLAYS) % CLOCK_LINES) * CLOCK_WIDTH + 1, clock_ns())
     slot = tl.load(row_slot + row)
     # Both are columns of the slots' records.
     temperature = tl.load(temperatures + slot * RECORD_WORDS)
@@ -86,7 +84,7 @@ def _pick(
 def _drawn(mine, quad, temperature, seed, position, VOCAB: tl.constexpr):
     """The largest noisy score of some quads of tokens, and where it stands, the first of equals."""
     zero = tl.zeros_like(quad)
-    w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + _PURPOSE, zero)
+    w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero + PURPOSE, zero)
     divisor = temperature.to(tl.float64)
     s0 = _scores(mine, quad * 4, VOCAB) / divisor + gumbel_noise(w0)
     s1 = _scores(mine, quad * 4 + 1, VOCAB) / divisor + gumbel_noise(w1)

@@ -19,8 +19,6 @@ more than float32 could be wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -309,40 +307,26 @@ def _settle(
     tl.store(floors + row, floor)
 
 
-@dataclass(frozen=True, slots=True)
 class SearchSpace:
     """What a search leaves between its kernels, for up to R rows, and what it finds: `cuts` [R] float32,
     the least logit kept, and `floors` [R] float64, the least (logit / temperature) that min-p keeps. Of
     rows with top-k, `quads` and `counts` list wherever a token was kept."""
 
-    bounds: Tensor
-    sums: Tensor
-    few: Tensor
-    candidates: Tensor
-    quads: Tensor
-    counts: Tensor
-    masses: Tensor
-    cuts: Tensor
-    floors: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, vocab: int, chunk: int, device: torch.device) -> SearchSpace:
+    def __init__(self, rows: int, vocab: int, chunk: int, device: torch.device) -> None:
         chunks = triton.cdiv(vocab, chunk)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        return cls(
-            bounds=zeros(TURNS + 1, rows, 2),
-            sums=zeros(TURNS, rows, chunks, PIVOTS),
-            few=zeros(TURNS, rows, dtype=torch.int32),
-            candidates=zeros(rows, chunks, chunk),
-            quads=zeros(rows, chunks, chunk // 4, dtype=torch.int32),
-            counts=zeros(rows, chunks, dtype=torch.int32),
-            masses=zeros(rows, chunks, 2, dtype=torch.float64),
-            cuts=zeros(rows),
-            floors=zeros(rows, dtype=torch.float64),
-        )
+        self.bounds = zeros(TURNS + 1, rows, 2)
+        self.sums = zeros(TURNS, rows, chunks, PIVOTS)
+        self.few = zeros(TURNS, rows, dtype=torch.int32)
+        self.candidates = zeros(rows, chunks, chunk)
+        self.quads = zeros(rows, chunks, chunk // 4, dtype=torch.int32)
+        self.counts = zeros(rows, chunks, dtype=torch.int32)
+        self.masses = zeros(rows, chunks, 2, dtype=torch.float64)
+        self.cuts = zeros(rows)
+        self.floors = zeros(rows, dtype=torch.float64)
 
 
 def find_thresholds(

@@ -6,8 +6,6 @@ likeliest and of equals the lowest; a program a row takes the best of the lists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -91,22 +89,14 @@ def _tell(
             ranked = tl.where(ranked == best, _NOTHING, ranked)
 
 
-@dataclass(frozen=True, slots=True)
 class BestPlaces:
     """Of each row's chunks: largest logit and sum of exponentials under it, and the best, packed."""
 
-    peaks: Tensor
-    sums: Tensor
-    lists: Tensor
-
-    @classmethod
-    def empty(cls, rows: int, vocab: int, chunk: int, device: torch.device) -> BestPlaces:
+    def __init__(self, rows: int, vocab: int, chunk: int, device: torch.device) -> None:
         shape = rows, triton.cdiv(vocab, chunk)
-        return cls(
-            torch.zeros(shape, dtype=torch.float32, device=device),
-            torch.zeros(shape, dtype=torch.float64, device=device),
-            torch.zeros(*shape, _BEST, dtype=torch.int64, device=device),
-        )
+        self.peaks = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.sums = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.lists = torch.zeros(*shape, _BEST, dtype=torch.int64, device=device)
 
 
 def write_logprobs(

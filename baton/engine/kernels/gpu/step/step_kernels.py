@@ -1,8 +1,8 @@
-"""What a step does besides the model, as kernels of one program each: fetch, begin, plan, finish.
+"""What a step does besides the model, as kernels of one program each: fetch, begin, finish.
 
     fetch    host's mailbox → inbox on the GPU, beside the step before (a read of host memory takes 4 µs)
     begin    inbox → slots; slots → rows; or nothing at all, where the ring has no room
-    plan     rows → the attention's items, a cache group
+    (plan    rows → the attention's items, a cache group: `plan_items`)
     finish   tokens → slots, ring, counters
 
 All state is in `control` (int64, by the numbers below), the slots' records, and the rows' arrays. The words
@@ -15,16 +15,7 @@ import triton
 import triton.language as tl
 
 from baton.device.ptx import clock_ns, fence_system, together
-from baton.engine.kernels.gpu.attention.items import (
-    ITEM_BEGIN,
-    ITEM_END,
-    ITEM_FIRST,
-    ITEM_PARTS,
-    ITEM_POSITION,
-    ITEM_ROW,
-    ITEM_SLOT,
-    ITEM_WIDTH,
-)
+from baton.engine.kernels.gpu.attention.items import item_span
 from baton.engine.rings.logprob_records import MAX_LOGPROBS
 from baton.engine.rings.mailbox import ENTRY, MAX_STOP_IDS, EntryKind, Feature, field_offset
 from baton.engine.rings.output_ring import LAPS, Finish
@@ -59,8 +50,8 @@ ROWS_LINE = tl.constexpr(35)
 
 # Of `clocks`, a line a replay: when begin began, when the product of the head had ended (where the graph
 # draws), when all was done; and how many rows it had.
-CLOCK_WIDTH = 4
-CLOCK_LINES = 1 << 12
+CLOCK_WIDTH = tl.constexpr(4)
+CLOCK_LINES = tl.constexpr(1 << 12)
 
 RECORD_WORDS = tl.constexpr(ENTRY.itemsize // 4)
 INBOX_ENTRIES = 16
@@ -88,8 +79,6 @@ _LENGTH = tl.constexpr(int(Finish.LENGTH))
 _CANCELLED = tl.constexpr(int(Finish.CANCELLED))
 _MOVED = tl.constexpr(int(Finish.MOVED))
 _LAPS = tl.constexpr(LAPS)
-_CLOCK_WIDTH = tl.constexpr(CLOCK_WIDTH)
-_CLOCK_LINES = tl.constexpr(CLOCK_LINES)
 # The status word: active slots, the features they use, entries applied, replays ended.
 STATUS_FEATURES = tl.constexpr(13)
 STATUS_APPLIED = tl.constexpr(22)
@@ -146,13 +135,6 @@ def _write_record(logprobs, last, position, CAPACITY: tl.constexpr, TOP: tl.cons
     together()
 
 
-@triton.jit
-def _span(position, window, TILE: tl.constexpr):
-    """Where a row's items begin, and how many tokens they have: `split_plan.split_items`."""
-    start = tl.maximum(position - window + 1, 0) // TILE * TILE
-    return start, position + 1 - start
-
-
 @triton.jit(do_not_specialize=["bucket", "can"])
 def begin(
     control,
@@ -194,7 +176,7 @@ def begin(
     those. One row alone always fits, so none is held for ever.
     """
     replay = tl.load(control + REPLAYS)
-    tl.store(clocks + (replay % _CLOCK_LINES) * _CLOCK_WIDTH, clock_ns())
+    tl.store(clocks + (replay % CLOCK_LINES) * CLOCK_WIDTH, clock_ns())
     steps = tl.load(control + STEPS)
     head = tl.load(control + HEAD)
     ran = head + WORDS <= tl.load(control + TAIL) + CAPACITY
@@ -258,7 +240,7 @@ def begin(
     if FIXED > 0:
         fits = runs
         for group in tl.static_range(GROUPS):
-            _, span = _span(position, tl.load(item_bounds + group * 2), TILE)
+            _, span = item_span(position, tl.load(item_bounds + group * 2), TILE)
             parts = tl.where(runs, tl.cdiv(span, FIXED), 0)
             fits = fits & (tl.cumsum(parts, 0) <= bucket + tl.load(item_bounds + group * 2 + 1))
         left_out = runs & (fits == 0)
@@ -281,52 +263,6 @@ def begin(
     tl.store(control + RAN, ran.to(tl.int64))
     tl.store(control + HELD, tl.load(control + HELD) + tl.sum(held.to(tl.int64), 0))
     tl.store(control + FULL, tl.load(control + FULL) + tl.where(ran, 0, 1))
-
-
-@triton.jit
-def plan(
-    control,
-    row_slot,
-    row_position,
-    count,
-    items,
-    window,
-    wanted,
-    shortest,
-    SLOTS_POWER: tl.constexpr,
-    TILE: tl.constexpr,
-    FIXED: tl.constexpr,
-):
-    """`baton.engine.kernels.reference.split_plan` of the rows; FIXED 0: mode `fast`. The list holds them
-    all: `fast` cuts no more than its policy's bound, and of parts of one length `begin` has run no row that
-    does not fit.
-    """
-    row = tl.arange(0, SLOTS_POWER)
-    there = row < tl.load(control + ROWS)
-    position = tl.load(row_position + row, mask=there, other=0)
-    slot = tl.load(row_slot + row, mask=there, other=0)
-    start, span = _span(position, window, TILE)
-    span = tl.where(there, span, 0)
-    if FIXED > 0:
-        part = tl.zeros_like(span) + FIXED
-    else:
-        about = tl.maximum(shortest, tl.cdiv(tl.sum(span, 0), wanted))
-        pieces = tl.maximum(tl.cdiv(span, about), 1)
-        part = tl.maximum(tl.cdiv(tl.cdiv(span, pieces), TILE) * TILE, TILE)
-    parts = tl.cdiv(span, part)
-    first = tl.cumsum(parts, 0) - parts
-    tl.store(count, tl.sum(parts, 0))
-    for p in range(0, tl.max(parts, 0)):
-        mask = p < parts
-        line = items + (first + p) * ITEM_WIDTH
-        begin_at = start + p * part
-        tl.store(line + ITEM_ROW, row, mask=mask)
-        tl.store(line + ITEM_SLOT, slot, mask=mask)
-        tl.store(line + ITEM_POSITION, position, mask=mask)
-        tl.store(line + ITEM_BEGIN, begin_at, mask=mask)
-        tl.store(line + ITEM_END, tl.minimum(begin_at + part, position + 1), mask=mask)
-        tl.store(line + ITEM_FIRST, first, mask=mask)
-        tl.store(line + ITEM_PARTS, parts, mask=mask)
 
 
 @triton.jit
@@ -408,7 +344,7 @@ def finish(
     tl.store(header + ROWS_LINE, tl.where(tl.load(control + RAN) != 0, count, -1))
     fence_system()
     tl.store(header + STATUS_LINE, status)
-    line = clocks + ((replays - 1) % _CLOCK_LINES) * _CLOCK_WIDTH
+    line = clocks + ((replays - 1) % CLOCK_LINES) * CLOCK_WIDTH
     tl.store(line + 3, rows)
     together()
     tl.store(line + 2, clock_ns())
