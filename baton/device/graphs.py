@@ -1,26 +1,17 @@
 """CUDA graphs: a fixed list of launches, captured once and replayed by one call.
 
-On a CPU a replay calls the launches again: there a kernel runs in Triton's interpreter when it is launched.
+A captured graph is a callable: it enqueues all launches after what was enqueued before, and returns at once.
+On a CPU it calls the launches again: there a kernel runs in Triton's interpreter when it is launched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
 import torch
 
-
-class Replayable(Protocol):
-    """A captured list of launches."""
-
-    def replay(self) -> None:
-        """Enqueues all launches after what was enqueued before; returns at once."""
-
-
-class _Rerun:
-    def __init__(self, launch: Callable[[], None]) -> None:
-        self.replay = launch
+Graph = Callable[[], None]
 
 
 class Recorder:
@@ -35,11 +26,11 @@ class Recorder:
             self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
-    def capture(self, launch: Callable[[], None]) -> Replayable:
+    def capture(self, launch: Callable[[], None]) -> Graph:
         """Runs `launch` once, to compile its kernels, with whatever its buffers contain, then captures it.
         RuntimeError where the device has no memory for it."""
         if not self._on_chip:
-            return _Rerun(launch)
+            return launch
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # Around both: a failed capture leaves its stream as the current one.
@@ -48,7 +39,7 @@ class Recorder:
             torch.cuda.synchronize(self._device)
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 launch()
-        return graph
+        return graph.replay
 
 
 class GraphStream:
@@ -67,12 +58,12 @@ class GraphStream:
         """Whether there is a GPU."""
         return self._device.type == "cuda"
 
-    def capture(self, launch: Callable[[], None]) -> Replayable:
+    def capture(self, launch: Callable[[], None]) -> Graph:
         """As `Recorder.capture`, followed by one replay, since a graph's first replay also uploads it to the
         GPU."""
-        graph = _BoundGraph(self._recorder.capture(launch), self)
+        graph = partial(self._replay, self._recorder.capture(launch))
         if self.on_chip:
-            graph.replay()
+            graph()
         return graph
 
     def fork(self, launch: Callable[[], None]) -> None:
@@ -89,26 +80,15 @@ class GraphStream:
         if self.on_chip:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
 
-    def replay(self, graph: Replayable) -> None:
+    def _replay(self, graph: Graph) -> None:
         """Enqueues a graph on this stream."""
         if not self.on_chip:
-            graph.replay()
+            graph()
             return
         with torch.cuda.stream(self._stream):
-            graph.replay()
+            graph()
 
     def drain(self) -> None:
         """Blocks until all enqueued work has finished."""
         if self.on_chip:
             self._stream.synchronize()
-
-
-class _BoundGraph:
-    """A graph that is replayed on one stream."""
-
-    def __init__(self, graph: Replayable, stream: GraphStream) -> None:
-        self._graph = graph
-        self._stream = stream
-
-    def replay(self) -> None:
-        self._stream.replay(self._graph)

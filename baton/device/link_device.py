@@ -84,26 +84,16 @@ class Memory(Protocol):
         """Frees it; every process that opened it must have closed it, or ended. Idempotent."""
 
 
-class Opened(Protocol):
-    """Another process's memory, mapped into this one."""
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Memory that streams of this process may write: another process's, or the host's.
 
-    @property
-    def address(self) -> int: ...
+    `address`: its first byte, as the device addresses it. `close` ends that, before host memory is unmapped;
+    every stream that wrote it must have been synchronized.
+    """
 
-    def close(self) -> None:
-        """Unmaps it; every stream that wrote it must have been synchronized."""
-
-
-class Registered(Protocol):
-    """Host memory that a stream may write."""
-
-    @property
-    def address(self) -> int:
-        """Its first byte, as the device addresses it."""
-
-    def release(self) -> None:
-        """Ends the registration, before the memory is unmapped; every stream that wrote it must have been
-        synchronized."""
+    address: int
+    close: Callable[[], None]
 
 
 class LinkDevice(Protocol):
@@ -123,10 +113,10 @@ class LinkDevice(Protocol):
     def allocate_own(self, size: int) -> Memory:
         """Memory that no other process opens: freeing it does not synchronize with the device. OSError."""
 
-    def open(self, handle: bytes) -> Opened:
+    def open(self, handle: bytes) -> Mapped:
         """Another process's memory. OSError where it cannot be opened."""
 
-    def register(self, memory: SharedMemory) -> Registered:
+    def register(self, memory: SharedMemory) -> Mapped:
         """Makes host memory writable by the device. OSError where it cannot reach it."""
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from bench.case_output import show
 from bench.shapes import SHAPES
 

@@ -94,7 +94,7 @@ class GraphDecodeLoop(DecodeLoop):
         """Runs a step of the largest bucket with no slot active, so that an expected duration is known
         from the start."""
         began = self._clock()
-        self._graphs[self.shape.rows].samples.replay()
+        self._graphs[self.shape.rows].samples()
         self._queue.drain()
         self._times.add(self._clock() - began)
         self._enqueued = self._status(0, 0).replays
@@ -150,7 +150,7 @@ class GraphDecodeLoop(DecodeLoop):
         bound = self.shape.rows_of(min(self.shape.slots, seen.active + len(self._posted)))
         bucket = min(bucket for bucket in self._graphs if bucket >= bound)
         graphs = self._graphs[bucket]
-        (graphs.samples if features & ~int(PICKED) else graphs.picks).replay()
+        (graphs.samples if features & ~int(PICKED) else graphs.picks)()
         self._enqueued += 1
         return True
 

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from baton.device.graphs import GraphStream, Replayable
+from baton.device.graphs import Graph, GraphStream
 from baton.device.host_memory import HostMemory
 from baton.engine.decode.gpu_pass import DecodePass, PassOptions, buckets_up_to
 from baton.engine.decode.graph_sampler import GraphSampler
@@ -66,8 +66,8 @@ class StepGraphs:
     """The graphs of one bucket, each a whole step: `picks` for slots with no features but PICKED,
     `samples` for any."""
 
-    picks: Replayable
-    samples: Replayable
+    picks: Graph
+    samples: Graph
 
 
 class GraphStep:

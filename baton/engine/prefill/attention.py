@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from baton.device.attention_library import HALF_DTYPES, AttentionLibrary
+from baton.device.attention_library import HALF_DTYPES, library_attention
 from baton.engine.forward.layers import attention_heads
 from baton.engine.forward.workspace import Workspace
 from baton.engine.kernels.gpu.attention.absorb_attention import absorb_attention
@@ -75,7 +75,7 @@ class PromptAttention:
         self._split = split
         rows = self._attended.shape[0]
         self._sums = torch.zeros(config.num_heads, rows, dtype=torch.float32, device=device)
-        self._library = AttentionLibrary(config.attention_scale, device, dtype)
+        self._scale = config.attention_scale
         keys = rule.key_sizes[0] if rule is not None else 0
         self._gathered = torch.zeros(
             2, config.num_kv_heads, keys, config.head_dim, dtype=dtype, device=device
@@ -174,12 +174,12 @@ class PromptAttention:
         query = self._heads_of(row, batch, rows, 0, heads.heads)
         key = self._heads_of(row, batch, rows, heads.heads, heads.kv_heads)
         value = self._heads_of(row, batch, rows, heads.heads + heads.kv_heads, heads.kv_heads)
-        return self._library.attend(query, key, value, causal=True)
+        return library_attention(query, key, value, self._scale, causal=True)
 
     def _over_prefix(self, row: int, rows: int, keys: int) -> tuple[Tensor, Tensor]:
         query = self._heads_of(row, 1, rows, 0, self.heads[0].heads)
         key, value = self._gathered[:, None, :, :keys]
-        return self._library.attend(query, key, value, causal=False)
+        return library_attention(query, key, value, self._scale, causal=False)
 
     def _heads_of(self, row: int, batch: int, rows: int, first: int, count: int) -> Tensor:
         """[batch, count, rows, dim] of the product, where it is."""

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from baton.device.graphs import Recorder, Replayable
+from baton.device.graphs import Graph, Recorder
 from baton.device.upload import put_ints
 from baton.engine.prefill.step_inputs import InputLayout, Places, StepInputs
 
@@ -45,7 +45,7 @@ class PrefillGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._inputs = torch.zeros(0, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[InputLayout, Replayable]] = {}
+        self._graphs: dict[int, tuple[InputLayout, Graph]] = {}
         # Why there are none, where capturing failed.
         self.failure = ""
 
@@ -62,7 +62,7 @@ class PrefillGraphs:
         try:
             for layout in layouts:
                 graph = recorder.capture(partial(launch, layout, layout.places(self._inputs)))
-                graph.replay()  # the first also brings it to the GPU
+                graph()  # the first also brings it to the GPU
                 self._graphs[layout.rows] = layout, graph
         except RuntimeError as error:
             self._graphs.clear()
@@ -77,5 +77,5 @@ class PrefillGraphs:
         if not step.fits(layout):
             return False
         put_ints(step.values(layout), self._inputs)
-        graph.replay()
+        graph()
         return True

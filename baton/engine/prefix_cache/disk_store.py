@@ -59,7 +59,8 @@ class DiskBlocks:
         self._folder = folder
         self._key = key
         self._block_bytes = block_bytes
-        self._most = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
+        # The most blocks that fit.
+        self.room = budget // (block_bytes + len(_MAGIC) + _DIGEST_BYTES)
         self._wake = wake
         # Least recently used first; includes blocks that are being written.
         self._names: OrderedDict[bytes, None] = OrderedDict()
@@ -86,14 +87,9 @@ class DiskBlocks:
         return set(self._names)
 
     @property
-    def room(self) -> int:
-        """The most blocks that fit."""
-        return self._most
-
-    @property
     def takes(self) -> bool:
         """Whether a block would be written now."""
-        return self._most > 0 and self._jobs.qsize() <= self._most_jobs - 2
+        return self.room > 0 and self._jobs.qsize() <= self._most_jobs - 2
 
     def offer(self, name: bytes, data: bytes) -> list[bytes]:
         """Queues a block to be written if `takes`; returns the hashes of blocks lost: those evicted for it,
@@ -105,7 +101,7 @@ class DiskBlocks:
             self.dropped += 1
             return [name]
         gone = []
-        if len(self._names) >= self._most:
+        if len(self._names) >= self.room:
             oldest, _ = self._names.popitem(last=False)
             self._jobs.put_nowait(_Job(oldest, delete=True))
             gone.append(oldest)
@@ -156,7 +152,7 @@ class DiskBlocks:
         owner.write_text(mark, encoding="ascii")
         for place, (_, file) in enumerate(sorted(whole, reverse=True)):
             name = _name_of(file)
-            if name is None or place >= self._most:
+            if name is None or place >= self.room:
                 file.unlink()
             else:
                 self._names[name] = None

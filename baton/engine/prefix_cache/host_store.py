@@ -65,9 +65,9 @@ class HostPrefixes:
             return
         self._make_room(len(fresh))
         saved, copy = self._host.save(tuple(zip(*(blocks for _, blocks in fresh), strict=True)))
-        copy.wait()
+        copy.synchronize()
         for place, (name, _) in enumerate(fresh):
-            self._saved[name] = Saved(tuple((places[place],) for places in saved.places))
+            self._saved[name] = Saved(tuple((places[place],) for places in saved))
 
     def ready(self, names: Sequence[bytes]) -> tuple[int, bool]:
         """How many of the first `names` are in host memory, and whether those behind are being read from
@@ -91,9 +91,9 @@ class HostPrefixes:
 
     def load(self, names: Sequence[bytes], tables: BlockTables) -> list[str]:
         """Copies blocks of `ready` names back, in one batch; the tier that each came from."""
-        saved = [self._saved[name].places for name in names]
+        saved = [self._saved[name] for name in names]
         places = tuple(tuple(place for (place,) in group) for group in zip(*saved, strict=True))
-        self._host.load(Saved(places), tables).wait()
+        self._host.load(Saved(places), tables).synchronize()
         tiers = ["disk" if name in self._from_disk else "host" for name in names]
         self._from_disk.difference_update(names)
         for name in names:

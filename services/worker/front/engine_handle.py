@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.device.matrix_library import ENVIRONMENT
+from baton.device.nvidia_libraries import ENVIRONMENT
 from baton.device.shared_memory import SharedMemory
 from baton.engine.rings.layout import SharedRings
 from baton.parent_death import tied

@@ -115,13 +115,13 @@ def test_set_aside_and_brought_back_to_other_blocks(
         assert len(engine.output[neighbour]) > going
         mine = engine.tables[key]
         saved, copy = host.save(mine)
-        copy.wait()
+        copy.synchronize()
         for block in mine[0]:
             engine.cache.groups[0][block].fill_(1e4)
         other = engine.pools.allocate(LENGTH + 59)
         assert not set(mine[0]) & set(other[0])
         copy = host.load(saved, other)
-        while not copy.ended():
+        while not copy.query():
             engine.step()
         host.release(saved)
         engine.pools.release(mine)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.device.link_device import Kernel, LinkStream, Memory, Opened, Registered
+from baton.device.link_device import Kernel, LinkStream, Mapped, Memory
 from baton.device.shared_memory import SharedMemory
 from baton.device.stream import Event
 
@@ -177,26 +177,6 @@ class _FakeMemory:
             self._shared.drop_descriptor()
 
 
-class _FakeOpened:
-    def __init__(self, handle: bytes) -> None:
-        process, descriptor = _HANDLE.unpack_from(handle)
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR)
-        self._shared = SharedMemory.attach(opened)
-        self._shared.drop_descriptor()
-        self.address = int(self._shared.bytes.ctypes.data)
-
-    def close(self) -> None:
-        self._shared.unmap()
-
-
-class _FakeRegistered:
-    def __init__(self, memory: SharedMemory) -> None:
-        self.address = int(memory.bytes.ctypes.data)
-
-    def release(self) -> None:
-        """Nothing was done."""
-
-
 class FakeDevice:
     """Reaches the devices of `peers`, and itself."""
 
@@ -221,13 +201,16 @@ class FakeDevice:
     def allocate_own(self, size: int) -> Memory:
         return self.allocate(size)
 
-    def open(self, handle: bytes) -> Opened:
+    def open(self, handle: bytes) -> Mapped:
         if self.blind:
             raise OSError(f"{self.name} cannot write there")
-        return _FakeOpened(handle)
+        process, descriptor = _HANDLE.unpack_from(handle)
+        shared = SharedMemory.attach(os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR))
+        shared.drop_descriptor()
+        return Mapped(int(shared.bytes.ctypes.data), shared.unmap)
 
-    def register(self, memory: SharedMemory) -> Registered:
-        return _FakeRegistered(memory)
+    def register(self, memory: SharedMemory) -> Mapped:
+        return Mapped(int(memory.bytes.ctypes.data), lambda: None)
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:
         return _FakeStream(self._pump)
