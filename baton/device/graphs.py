@@ -18,18 +18,19 @@ class Recorder:
     """Captures graphs that share one memory pool, since no two of them run at a time. Each is replayed on
     torch's current stream."""
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
-        """`stream`: to capture on; by default a new one."""
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        """`priority`: of the stream to capture on."""
         self._device = device
-        self._on_chip = device.type == "cuda"
-        if self._on_chip:
-            self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.on_chip = device.type == "cuda"
+        """Whether there is a GPU."""
+        if self.on_chip:
+            self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, launch: Callable[[], None]) -> Graph:
         """Runs `launch` once, to compile its kernels, with whatever its buffers contain, then captures it.
         RuntimeError where the device has no memory for it."""
-        if not self._on_chip:
+        if not self.on_chip:
             return launch
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
@@ -42,26 +43,20 @@ class Recorder:
         return graph.replay
 
 
-class GraphStream:
-    """A stream on which graphs are replayed, with a side stream for work that a step need not wait for."""
+class GraphStream(Recorder):
+    """A recorder whose graphs are replayed on the stream that captured them, with a side stream for work that
+    a step need not wait for."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        if device.type == "cuda":
-            # High priority: other work on the GPU waits for decode steps, not they for it.
-            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        # High priority: other work on the GPU waits for decode steps, not they for it.
+        super().__init__(device, priority=-1)
+        if self.on_chip:
             self._side = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._recorder = Recorder(device, self._stream if device.type == "cuda" else None)
-
-    @property
-    def on_chip(self) -> bool:
-        """Whether there is a GPU."""
-        return self._device.type == "cuda"
 
     def capture(self, launch: Callable[[], None]) -> Graph:
         """As `Recorder.capture`, followed by one replay, since a graph's first replay also uploads it to the
         GPU."""
-        graph = partial(self._replay, self._recorder.capture(launch))
+        graph = partial(self._replay, super().capture(launch))
         if self.on_chip:
             graph()
         return graph

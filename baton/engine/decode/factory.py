@@ -39,7 +39,7 @@ def decode_loop(
     """The loop for this model's device and precision. On a GPU this compiles and captures: seconds.
 
     `serves`: False where no slot will ever be admitted, and nothing need be captured. `before_step`: see
-    `DecodeLoop`.
+    `ReferenceDecodeLoop`.
     """
     if serves and model.device.type == "cuda" and model.precision.activations != torch.float64:
         return graph_loop(model, cache, state, rings, memory, exact=exact)
@@ -67,8 +67,6 @@ def graph_loop(
         state,
         rings,
         HostMemory(memory, model.device),
-        rings.mailbox(memory),
-        rings.writer(memory),
         pass_options(model, exact=exact),
     )
 

@@ -28,8 +28,7 @@ from baton.engine.kernels.gpu.step import step_kernels as kernels
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Model
 from baton.engine.rings.layout import SharedRings
-from baton.engine.rings.mailbox import Entry, EntryKind, Mailbox
-from baton.engine.rings.output_ring import RingWriter
+from baton.engine.rings.mailbox import Entry, EntryKind
 
 # Replays enqueued and not ended: one runs, one is queued, so that steps follow one another without a gap. Two
 # steps shorter than `_SHORT_S` may end before the host polls again, so of those one more is queued.
@@ -65,18 +64,19 @@ class GraphDecodeLoop(DecodeLoop):
         state: SlotState,
         rings: SharedRings,
         memory: HostMemory,
-        mailbox: Mailbox,
-        ring: RingWriter,
         options: PassOptions,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(state, mailbox, ring)
+        super().__init__(state, rings.mailbox(memory.memory), rings.writer(memory.memory))
         self._clock = clock
         self._memory = memory  # registered while the graphs live
         self._queue = GraphStream(model.device)
         self.step_state = GraphStep(model, cache, state, rings, memory, self._queue, options)
         self._graphs = self.step_state.capture()
         self._queue.drain()
+        self._times = StepTimes()
+        if self._queue.on_chip:
+            self._time_largest()
         self._enqueued = self._status(0, 0).replays
         self._status_seen = self._status(0, self._enqueued)
         # (number of the entry, features) of admissions that no step is known to have applied.
@@ -84,11 +84,8 @@ class GraphDecodeLoop(DecodeLoop):
         self._tail_when_full = -1
         # Whether a mask was written that no replay enqueued since is sure to see.
         self._mask_written = False
-        self._times = StepTimes()
         self._watchdog = DeviceWatchdog(clock)
         self._began_at = clock()  # when the replay that runs could begin, at the earliest
-        if self._queue.on_chip:
-            self._time_largest()
 
     def _time_largest(self) -> None:
         """Runs a step of the largest bucket with no slot active, so that an expected duration is known
@@ -97,8 +94,6 @@ class GraphDecodeLoop(DecodeLoop):
         self._graphs[self.shape.rows].samples()
         self._queue.drain()
         self._times.add(self._clock() - began)
-        self._enqueued = self._status(0, 0).replays
-        self._status_seen = self._status(0, self._enqueued)
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)

@@ -31,19 +31,10 @@ class DecodeLoop(ABC):
     """Posts changes of slots to the mailbox (`admit`, `grow`, `hold`, `move`, `cancel`), and runs the steps
     that apply them."""
 
-    def __init__(
-        self,
-        state: SlotState,
-        mailbox: Mailbox,
-        ring: RingWriter,
-        before_step: Callable[[float], None] | None = None,
-    ) -> None:
-        """`before_step` is called with `expected_step_s` before a step that the host computes itself, which
-        blocks its caller."""
+    def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
         self._mailbox = mailbox
         self._ring = ring
-        self._before_step = before_step
 
     @property
     def shape(self) -> StepShape:

@@ -33,7 +33,9 @@ class ReferenceDecodeLoop(DecodeLoop):
         ring: RingWriter,
         before_step: Callable[[float], None] | None = None,
     ) -> None:
-        super().__init__(state, mailbox, ring, before_step)
+        """`before_step` is called with `expected_step_s` before each step, which blocks its caller."""
+        super().__init__(state, mailbox, ring)
+        self._before_step = before_step
         self._reference = reference
         self._cache = cache
         self._tokens_decoded = 0

@@ -85,14 +85,10 @@ class PromptAttention:
         # Shapes that the library does not support: the paged kernel computes them, more slowly.
         self.refused = len(shapes) - len(self._ready)
 
-    def has(self, shape: CallShape) -> bool:
-        """Whether the library may be called with it."""
-        return shape in self._ready
-
     def plan(self, runs: Sequence[Run], heads: Heads, tuning: PromptTuning | None) -> GroupPlan:
         """Plans which kernel computes which part of the chunks `runs`, in packed order, and the tuning of
         the paged kernel: `tuning`, or by its rows."""
-        plan = plan_attention(runs, self.rule if heads.window is None else None, self.has)
+        plan = plan_attention(runs, self.rule if heads.window is None else None, self._ready.__contains__)
         tuning = tuning or self._tuning(heads, sum(span.rows for span in plan.spans))
         if heads.window is None:
             plan = self._split.split(plan, tuning.rows(heads), heads.kv_heads, self._most_rows)

@@ -95,8 +95,9 @@ class PrefillPass:
             chunks = bounds.chunks(rows)
             layouts.append(self._attention.graph_layout(rows, chunks, bounds.entries, plans[rows]))
         nowhere: list[Run[int]] = [()] * len(self._attention.heads)
-        self._graphs.capture(layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere))
-        self.uncaptured = self._graphs.failure
+        self.uncaptured = self._graphs.capture(
+            layouts, lambda layout, there: self._launch(there, plans[layout.rows], nowhere)
+        )
 
     def take_paces(self) -> None:
         """Times a small pass and the largest; to be called after `warm` and `capture`."""

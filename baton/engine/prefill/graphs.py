@@ -46,15 +46,13 @@ class PrefillGraphs:
         self._device = device
         self._inputs = torch.zeros(0, dtype=torch.int32, device=device)
         self._graphs: dict[int, tuple[InputLayout, Graph]] = {}
-        # Why there are none, where capturing failed.
-        self.failure = ""
 
     def capture(
         self, layouts: Iterable[InputLayout], launch: Callable[[InputLayout, Places[Tensor]], None]
-    ) -> None:
-        """One graph for each layout, of what `launch` does with inputs that stand there. It runs once on
-        zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory for them
-        there are none."""
+    ) -> str:
+        """Captures one graph for each layout, of what `launch` does with inputs that stand there. It runs
+        once on zeros: all rows are token 0, at position 0 of the scratch block. If the device has no memory
+        for them there are none; returns why, or an empty string."""
         layouts = list(layouts)
         recorder = Recorder(self._device)
         size = max((layout.size for layout in layouts), default=0)
@@ -66,7 +64,8 @@ class PrefillGraphs:
                 self._graphs[layout.rows] = layout, graph
         except RuntimeError as error:
             self._graphs.clear()
-            self.failure = str(error) or type(error).__name__
+            return str(error) or type(error).__name__
+        return ""
 
     def replay(self, step: StepInputs) -> bool:
         """Enqueues the step on the current stream; False where no graph is for it, and nothing was done."""

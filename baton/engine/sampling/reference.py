@@ -88,24 +88,17 @@ def sample(
 def _draw(logits: Tensor, sampling: Sampling, positions: Tensor, filters: Filters) -> Tensor:
     """logits [B, V] float64, which keeps tiny probabilities apart → [B] int64."""
     scaled = logits / sampling.temperature.double()[:, None]
-    kept = _filtered(scaled, sampling, filters)
+    kept = filtered(scaled, sampling, filters)
     return (kept + gumbel(sampling.seed, positions, logits.shape[1])).argmax(-1)
 
 
-def filtered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """logits [B, V], top_k [B] int64, top_p and min_p [B] → logits with -inf for each token dropped.
+def filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
+    """logits [B, V] of rows that all draw → logits with -inf for each token dropped.
 
     Top-k keeps the k largest; top-p, of the distribution over these, the fewest largest whose
     probabilities reach p, at least one; min-p those at least that share of the likeliest. A token equal
     to the last one kept is kept as well.
     """
-    seed = torch.zeros_like(top_k)
-    sampling = Sampling(torch.ones_like(top_p), top_k, top_p, seed, min_p)
-    return _filtered(logits, sampling, Filters.of(sampling, logits.shape[1]))
-
-
-def _filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
-    """`filtered` of rows that all draw."""
     ranked = filters.ranked
     if ranked.numel():
         kept = _ranked(logits[ranked], sampling.top_k[ranked], sampling.top_p[ranked])
