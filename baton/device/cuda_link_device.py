@@ -58,7 +58,7 @@ class _CudaMemory:
     def free(self) -> None:
         if not self._free:
             self._free = True
-            self._runtime.free(self.address)
+            self._runtime.call("cudaFree", self.address)
 
 
 class _OwnMemory:
@@ -115,7 +115,7 @@ class CudaLinkDevice:
             address = self._runtime.open(handle[_OWNER.size : _OWNER.size + HANDLE_BYTES])
         except CudaError as error:
             raise OSError(f"the receiver's memory cannot be opened on {self.tensors_on}: {error}") from error
-        return Mapped(address, partial(self._runtime.close, address))
+        return Mapped(address, partial(self._runtime.call, "cudaIpcCloseMemHandle", address))
 
     def register(self, memory: SharedMemory) -> Mapped:
         self._runtime.set_device(self._index)
@@ -124,7 +124,7 @@ class CudaLinkDevice:
             address = self._runtime.register(host, memory.size)
         except CudaError as error:
             raise OSError(f"cannot register {memory.size} bytes of shared memory: {error}") from error
-        return Mapped(address, partial(self._runtime.unregister, host))
+        return Mapped(address, partial(self._runtime.call, "cudaHostUnregister", host))
 
     def stream(self, *, high_priority: bool = False) -> LinkStream:
         return CudaStream(self._index, self._event_pool, high_priority=high_priority)

@@ -82,18 +82,12 @@ class _Config(ctypes.Structure):
     )
 
 
-def _config(blocking: bool, max_ctas: int | None) -> _Config:
-    values = [
-        _UNDEFINED if kind is ctypes.c_int else None if kind is ctypes.c_char_p else 0
-        for _, kind in _Config._fields_
-    ]
-    config = _Config(*values)
-    config.size = ctypes.sizeof(_Config)
-    config.magic = _MAGIC
-    config.version = _CONFIG_VERSION
-    config.blocking = int(blocking)
-    if max_ctas is not None:
-        config.max_ctas = max_ctas
+def _config(blocking: bool, max_ctas: int) -> _Config:
+    config = _Config(ctypes.sizeof(_Config), _MAGIC, _CONFIG_VERSION)
+    for name, kind in _Config._fields_:
+        if kind is ctypes.c_int:
+            setattr(config, name, _UNDEFINED)
+    config.blocking, config.max_ctas = blocking, max_ctas
     return config
 
 
@@ -116,7 +110,7 @@ class Nccl:
         return bytes(made)
 
     def communicator(
-        self, unique_id: bytes, rank: int, ranks: int, *, max_ctas: int | None = None, blocking: bool = False
+        self, unique_id: bytes, rank: int, ranks: int, *, max_ctas: int, blocking: bool = False
     ) -> Communicator:
         """Starts creating one on the calling thread's CUDA device; complete once its `state` is SUCCESS.
 

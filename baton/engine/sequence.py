@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 
 from baton.engine.memory.blocks import BlockTables
 from baton.engine.rings.output_ring import Finish
@@ -69,8 +68,6 @@ class Sequence:
     # Of a lender: takes one reference of each cached block into its own blocks, in place of the first of
     # them, and gives all that are lent from now on.
     lend: Callable[[BlockTables], BlockTables] | None = None
-    # Unique within this process; from 1 on.
-    id: int = field(default_factory=count(1).__next__, init=False)
     computed: int = field(default=0, init=False)
     # Tokens whose chunks were launched, on a device that runs behind its host; computed ones included.
     begun: int = field(default=0, init=False)

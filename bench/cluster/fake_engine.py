@@ -100,7 +100,7 @@ class FakeDecodeLoop(ReferenceDecodeLoop):
         state.position[rows] += 1
         state.active[rows] = going
         finish = [Finish.NONE if goes else Finish.LENGTH for goes in going.tolist()]
-        self._ring.write([token] * count, rows.tolist(), state.generation[rows].tolist(), finish)
+        self.ring.write([token] * count, rows.tolist(), state.generation[rows].tolist(), finish)
         self._tokens_decoded += count
 
 

@@ -193,7 +193,7 @@ class _CaseRun:
     def _prefix_cache(self) -> PrefixCache:
         decoder, case = self._engine.decoder, self._case
         layout = decoder.layout
-        hasher = BlockHasher.of_cache(
+        hasher = BlockHasher(
             _KEY,
             tenant="",
             fingerprint=secrets.token_bytes(32),

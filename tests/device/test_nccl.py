@@ -93,7 +93,7 @@ def test_a_communicator_is_requested_in_the_librarys_layout(library: _Library) -
 def test_an_id_comes_from_the_library(library: _Library) -> None:
     assert Nccl().unique_id() == b"\x05" * UNIQUE_ID_BYTES
     with pytest.raises(ValueError):
-        Nccl().communicator(b"short", 0, 2)
+        Nccl().communicator(b"short", 0, 2, max_ctas=4)
 
 
 def test_transfers_pass_address_size_peer_and_stream(library: _Library) -> None:

@@ -139,9 +139,11 @@ class LocalEngine:
         self.state = SlotState(slots, self.pools.counts_for(longest), config.vocab_size, torch.device(device))
         self.decode: DecodeLoop
         if graph:
-            from baton.engine.decode.factory import graph_loop
+            from baton.engine.decode.factory import decode_loop
 
-            self.decode = graph_loop(model, cache, self.state, rings, memory, exact=numerics == "exact")
+            self.decode = decode_loop(
+                model, cache, self.state, rings, memory, exact=numerics == "exact", interpreted=True
+            )
         else:
             box, ring = rings.mailbox(memory), rings.writer(memory)
             self.decode = ReferenceDecodeLoop(ReferenceModel(model), cache, self.state, box, ring)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Run
 from dataclasses import dataclass, field
 
-from baton.block_hash import BlockHasher, seed_of
+from baton.block_hash import BlockHasher
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.blocks import BlockTables, OutOfBlocksError
 from baton.engine.memory.cached_blocks import Entry
@@ -124,7 +124,7 @@ class Driver:
         self.memory = Memory(self.pools)
         self.store = FakeStore(self.memory, store, self.draw)
         self._hashers = {
-            tenant: BlockHasher(seed_of(b"s", tenant=tenant, model=b"m", adapter="", cache_dtype="x"), BLOCK)
+            tenant: BlockHasher(b"s", tenant=tenant, fingerprint=b"m", cache_dtype="x", block_tokens=BLOCK)
             for tenant in TENANTS
         }
         self.cache = PrefixCache(self.pools, self._hashers.__getitem__, self.store, clock=lambda: self.now)
@@ -354,12 +354,12 @@ class Driver:
         cached = self.pools.cached
         idle = 0
         for name in cached.names():
-            blocks = cached.blocks(name)
+            blocks = cached._entries[name]
             assert self.memory.read(blocks) == self.meaning[name], "a name lies"
             idle += not any(block in used[group] for group, block in enumerate(blocks))
         assert cached.idle == idle
         for group, pool in enumerate(self.pools.pools):
-            kept = {cached.blocks(name)[group] for name in cached.names()}
+            kept = {cached._entries[name][group] for name in cached.names()}
             assert pool.free == pool.total - len(kept | used[group]), "a block in two states, or in none"
         for name, contents in self.store.held.items():
             assert contents == self.meaning[name]

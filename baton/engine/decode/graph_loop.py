@@ -110,7 +110,7 @@ class GraphDecodeLoop(DecodeLoop):
 
     @property
     def tokens_decoded(self) -> int:
-        return int(self._ring.device_counters[1])
+        return int(self.ring.device_counters[1])
 
     @property
     def expected_step_s(self) -> float:
@@ -163,8 +163,8 @@ class GraphDecodeLoop(DecodeLoop):
 
     def _ring_has_room(self) -> bool:
         """With nothing queued: whether a step can advance. One that cannot is run once, to be counted."""
-        tail = self._ring.tail
-        room = self._ring.capacity - (int(self._ring.device_counters[2]) - tail)
+        tail = self.ring.tail
+        room = self.ring.capacity - (int(self.ring.device_counters[2]) - tail)
         if room >= self.shape.words:
             return True
         first = tail != self._tail_when_full
@@ -184,8 +184,8 @@ class GraphDecodeLoop(DecodeLoop):
 
     def _status(self, applied: int, replays: int) -> Status:
         """Decodes the status word; its two counts are truncated, and continued from those seen before."""
-        word = int(self._ring.device_counters[0])
-        rows = int(self._ring.device_counters[3].astype(np.int64))
+        word = int(self.ring.device_counters[0])
+        rows = int(self.ring.device_counters[3].astype(np.int64))
         now_applied = word >> kernels.STATUS_APPLIED.value & _COUNT_MASK
         now_replays = word >> kernels.STATUS_REPLAYS.value & _COUNT_MASK
         return Status(

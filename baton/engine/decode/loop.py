@@ -20,7 +20,6 @@ from baton.engine.rings.logprob_records import Logprobs
 from baton.engine.rings.mailbox import ENTRY, Entry, EntryKind, Feature, Mailbox
 from baton.engine.rings.output_ring import RingWriter
 from baton.engine.sequence import Limits, SamplingParams
-from baton.engine.step_shape import StepShape
 
 _NO_STOP = -1
 # The longest time after which a loop with work should be polled for its next step.
@@ -34,16 +33,9 @@ class DecodeLoop(ABC):
     def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
         self._mailbox = mailbox
-        self._ring = ring
-
-    @property
-    def shape(self) -> StepShape:
-        return self._state.shape
-
-    @property
-    def ring(self) -> RingWriter:
+        self.shape = state.shape
+        self.ring = ring
         """The output ring; it counts the steps that ran, and those that found it full."""
-        return self._ring
 
     def begin_admission(
         self,
@@ -64,7 +56,7 @@ class DecodeLoop(ABC):
         each token after the last one waits for its mask (`write_mask`).
         """
         self._state.apply(SlotWrite(grant.slot, blocks=grant.blocks, logit_bias=sampling.logit_bias))
-        entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self._ring.steps)
+        entry = _entry(EntryKind.ADMIT, grant.slot, grant.generation, self.ring.steps)
         entry["position"] = len(token_ids)
         entry["end"], entry["capacity"] = end, grant.capacity
         entry["stop_ids"] = _NO_STOP
@@ -100,7 +92,7 @@ class DecodeLoop(ABC):
     def admit(self, admission: Entry) -> None:
         """Posts the admission: the sequence decodes from the next step on. All its KV must be in its
         blocks."""
-        admission["from_step"] = self._ring.steps
+        admission["from_step"] = self.ring.steps
         self._post(admission)
 
     def grow(
@@ -108,7 +100,7 @@ class DecodeLoop(ABC):
     ) -> None:
         """Gives a slot blocks behind the `held` it has by cache group; they hold `capacity` tokens in all."""
         self._state.apply(SlotWrite(slot, blocks=more, first_blocks=held))
-        entry = _entry(EntryKind.GROW, slot, generation, self._ring.steps)
+        entry = _entry(EntryKind.GROW, slot, generation, self.ring.steps)
         entry["capacity"] = capacity
         self._post(entry)
 
@@ -121,7 +113,7 @@ class DecodeLoop(ABC):
 
     def hold(self, slot: int, generation: int) -> int:
         """Stops a slot from advancing until it grows; returns the entry's number, for `applied`."""
-        self._post(_entry(EntryKind.GROW, slot, generation, self._ring.steps))
+        self._post(_entry(EntryKind.GROW, slot, generation, self.ring.steps))
         return self._mailbox.posted
 
     @property
@@ -135,11 +127,11 @@ class DecodeLoop(ABC):
 
     def move(self, slot: int, generation: int) -> None:
         """Ends a slot whose sequence continues on another worker; the ring reports `Finish.MOVED`."""
-        self._post(_entry(EntryKind.MOVE, slot, generation, self._ring.steps))
+        self._post(_entry(EntryKind.MOVE, slot, generation, self.ring.steps))
 
     def cancel(self, slot: int, generation: int) -> None:
         """Ends a slot from the next step on; the ring reports this finish, or an earlier one."""
-        self._post(_entry(EntryKind.CANCEL, slot, generation, self._ring.steps))
+        self._post(_entry(EntryKind.CANCEL, slot, generation, self.ring.steps))
 
     def _post(self, entry: Entry) -> None:
         self._mailbox.post(entry)

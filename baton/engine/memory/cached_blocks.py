@@ -51,10 +51,6 @@ class CachedBlocks:
         """The hashes of all entries."""
         return set(self._entries)
 
-    def blocks(self, name: bytes) -> tuple[int, ...]:
-        """The blocks of an entry, one a cache group."""
-        return self._entries[name]
-
     def add(self, name: bytes, blocks: tuple[int, ...]) -> bool:
         """Caches blocks in use whose contents are final; False where the name or one of the blocks is cached
         already."""

@@ -58,7 +58,7 @@ class Chunk:
         if sequence.blocks is None:
             raise ValueError("a chunk's sequence has no blocks")
         token_ids = sequence.token_ids[self.start : self.start + self.count]
-        return StepChunk(sequence.id, self.start, token_ids, sequence.blocks)
+        return StepChunk(self.start, token_ids, sequence.blocks)
 
 
 @dataclass(frozen=True, slots=True)

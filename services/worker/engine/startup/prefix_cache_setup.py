@@ -30,7 +30,7 @@ def prefix_cache(model: LoadedModel, config: WorkerConfig, wake: Callable[[], No
 
     @lru_cache(_TENANTS)
     def hasher_of(tenant: str) -> BlockHasher:
-        return BlockHasher.of_cache(
+        return BlockHasher(
             secret,
             tenant=tenant,
             fingerprint=model.fingerprint,

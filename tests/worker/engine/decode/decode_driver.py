@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from baton.block_hash import BlockHasher, seed_of
+from baton.block_hash import BlockHasher
 from baton.engine.decode.slots import SlotPool
 from baton.engine.memory.block_pools import BlockPools
 from baton.engine.memory.kv_cache import KVCache
@@ -71,7 +71,7 @@ class Driver:
         self.pools = BlockPools(layout, [blocks + 1] * groups)
         self.cache = KVCache(layout, blocks + 1, "cpu")
         self._hashers = {
-            tenant: BlockHasher(seed_of(b"s", tenant=tenant, model=b"m", adapter="", cache_dtype="x"), BLOCK)
+            tenant: BlockHasher(b"s", tenant=tenant, fingerprint=b"m", cache_dtype="x", block_tokens=BLOCK)
             for tenant in TENANTS
         }
         self.prefixes = PrefixCache(self.pools, self._hashers.__getitem__)
@@ -291,7 +291,7 @@ class Driver:
         cached, idle = self.pools.cached, 0
         used = [{block for tables in owned for block in tables[g]} for g in range(len(self.pools.pools))]
         for name in cached.names():
-            blocks = cached.blocks(name)
+            blocks = cached._entries[name]
             assert tuple(map(self.bytes_of, range(len(blocks)), blocks)) == self.meaning[name], (
                 "a cached block has other contents"
             )

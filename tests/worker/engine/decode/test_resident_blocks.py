@@ -184,7 +184,7 @@ def cached_bytes(pair: Pair) -> dict[bytes, bytes]:
     """The contents of decode's cached blocks, by hash."""
     model = pair.target.model
     return {
-        name: bytes(model.cache.read_block(0, model.pools.cached.blocks(name)[0], 0, pair.block_bytes))
+        name: bytes(model.cache.read_block(0, model.pools.cached._entries[name][0], 0, pair.block_bytes))
         for name in model.pools.cached.names()
     }
 
