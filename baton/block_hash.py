@@ -16,6 +16,7 @@ import struct
 from collections.abc import Sequence
 
 HASH_BYTES = 16
+_NO_ADAPTER = b""
 # How many names of a prompt's blocks a reservation may carry: those of 262,144 tokens in blocks of 64.
 MAX_RESERVE_HASHES = 4096
 
@@ -27,20 +28,13 @@ class BlockHasher:
     """
 
     def __init__(
-        self,
-        secret: bytes,
-        *,
-        tenant: str,
-        fingerprint: bytes,
-        cache_dtype: str,
-        block_tokens: int,
-        adapter: str = "",
+        self, secret: bytes, *, tenant: str, fingerprint: bytes, cache_dtype: str, block_tokens: int
     ) -> None:
         """`fingerprint`: of weights and cache layout."""
         if block_tokens < 1:
             raise ValueError("a block holds at least one token")
         owner = hmac.digest(secret, tenant.encode(), "sha256")
-        self.seed = _hash(owner, fingerprint, adapter.encode(), cache_dtype.encode())
+        self.seed = _hash(owner, fingerprint, _NO_ADAPTER, cache_dtype.encode())
         self.block_tokens = block_tokens
         self._pack = struct.Struct(f"<{block_tokens}I").pack
 

@@ -7,9 +7,7 @@ import struct
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.device.cuda_runtime import HANDLE_BYTES, CudaError, CudaRuntime, cuda_runtime
@@ -39,7 +37,6 @@ def tensor_at(address: int, size: int, device: torch.device) -> Tensor:
 
 class _CudaMemory:
     def __init__(self, size: int, device: torch.device, runtime: CudaRuntime) -> None:
-        self.size = size
         self._runtime = runtime
         runtime.set_device(device.index)
         try:
@@ -52,9 +49,6 @@ class _CudaMemory:
     def handle(self) -> bytes:
         return _OWNER.pack(os.getpid(), self.address) + self._runtime.export(self.address)
 
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self.tensor[part].cpu().numpy()
-
     def free(self) -> None:
         if not self._free:
             self._free = True
@@ -66,7 +60,6 @@ class _OwnMemory:
     thread that launches a kernel meanwhile."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.size = size
         try:
             self.tensor = torch.empty(size, dtype=torch.uint8, device=device)
             # Work of the previous owner may still be enqueued on torch's stream; a link's streams do not
@@ -78,9 +71,6 @@ class _OwnMemory:
 
     def handle(self) -> bytes:
         raise OSError("private memory has no handle")
-
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self.tensor[part].cpu().numpy()
 
     def free(self) -> None:
         self.tensor = torch.empty(0, dtype=torch.uint8)

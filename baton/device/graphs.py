@@ -7,7 +7,6 @@ On a CPU it calls the launches again: there a kernel runs in Triton's interprete
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -56,10 +55,16 @@ class GraphStream(Recorder):
     def capture(self, launch: Callable[[], None]) -> Graph:
         """As `Recorder.capture`, followed by one replay, since a graph's first replay also uploads it to the
         GPU."""
-        graph = partial(self._replay, super().capture(launch))
-        if self.on_chip:
-            graph()
-        return graph
+        graph = super().capture(launch)
+        if not self.on_chip:
+            return graph
+
+        def replay() -> None:
+            with torch.cuda.stream(self._stream):
+                graph()
+
+        replay()
+        return replay
 
     def fork(self, launch: Callable[[], None]) -> None:
         """Within a capture: runs `launch` in parallel with what follows, until `join`."""
@@ -74,14 +79,6 @@ class GraphStream(Recorder):
         """Within a capture: what follows waits for the side stream."""
         if self.on_chip:
             torch.cuda.current_stream(self._device).wait_stream(self._side)
-
-    def _replay(self, graph: Graph) -> None:
-        """Enqueues a graph on this stream."""
-        if not self.on_chip:
-            graph()
-            return
-        with torch.cuda.stream(self._stream):
-            graph()
 
     def drain(self) -> None:
         """Blocks until all enqueued work has finished."""

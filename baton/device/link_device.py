@@ -17,9 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from baton.device.shared_memory import SharedMemory
 from baton.device.stream import Stream
 
@@ -65,9 +62,6 @@ class Memory(Protocol):
     """An allocation of device memory that another process can open; it holds nothing else."""
 
     @property
-    def size(self) -> int: ...
-
-    @property
     def address(self) -> int: ...
 
     @property
@@ -76,9 +70,6 @@ class Memory(Protocol):
 
     def handle(self) -> bytes:
         """What another process opens it by; at most `MAX_HANDLE_BYTES` bytes."""
-
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        """A copy on the host; synchronizes with the device."""
 
     def free(self) -> None:
         """Frees it; every process that opened it must have closed it, or ended. Idempotent."""

@@ -54,7 +54,8 @@ class Sequence:
 
     `computed` tokens have KV in `blocks`, which the sequence holds one reference of, unless they are
     lent to it by a reservation of the same worker (`borrowed`). With `prompt_logprobs` the logprobs of
-    the prompt's own tokens are computed too. `hashes` name its full blocks, if it may share them.
+    the prompt's own tokens are computed too. `hashes` are those of its full blocks; empty
+    where it does not use the prefix cache.
     """
 
     token_ids: tuple[int, ...]

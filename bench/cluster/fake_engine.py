@@ -36,7 +36,7 @@ from baton.engine.model.weights import weight_places
 from baton.engine.prefill.reference_pass import ReferencePass
 from baton.engine.rings.layout import SharedRings
 from baton.engine.rings.output_ring import Finish
-from baton.tokenizer_files import TokenizerFiles
+from baton.model_files import TokenizerFiles
 from services.common.config.engine import CPU_SLOTS, EngineConfig
 from services.common.config.worker import WorkerConfig
 from services.worker.engine.startup.model_loader import LoadedModel

@@ -187,7 +187,7 @@ class _CaseRun:
         rest = self._engine.token_ids(case.tokens - case.prefix, self._engine.fresh_seed())
         sequence = Sequence((*prefix, *rest), case.tokens, SamplingParams(), Limits(1))
         if self._prefixes is not None:
-            self._prefixes.name(sequence)
+            sequence.hashes = self._prefixes.names_of(sequence.token_ids)
         return sequence
 
     def _prefix_cache(self) -> PrefixCache:
@@ -233,7 +233,7 @@ class _CaseRun:
                 for _ in range(self._case.prompts)
             ]
             for sequence in others:
-                self._prefixes.name(sequence)
+                sequence.hashes = self._prefixes.names_of(sequence.token_ids)
             self._compute(others)
             self._give_up_device()
             self._wait_for_disk()

@@ -16,10 +16,9 @@ from baton.engine.model.config import ModelConfig
 from baton.engine.model.modules import Model
 from baton.engine.model.precision import Precision
 from baton.engine.model.weights import random_weights
-from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.gpu_pass import PrefillPass
 from baton.engine.prefill.graphs import GraphBounds
-from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.scheduler import Chunk, step_of
 from baton.engine.prefill.step_inputs import StepInputs
 from tests.engine.local_engine import CONFIG

@@ -164,7 +164,7 @@ class Driver:
         tenant = self.draw.choice(TENANTS)
         sequence = Sequence(tuple(tokens), len(tokens), SamplingParams(), Limits(max_tokens=4))
         sequence.prompt_logprobs = self.draw.random() < 0.1
-        self.cache.name(sequence, tenant)
+        sequence.hashes = self.cache.names_of(sequence.token_ids, tenant)
         self.learn(tenant, tokens, sequence.hashes)
         self.waiting.append(Running(tenant, sequence))
         self.requests += 1

@@ -132,7 +132,8 @@ class GraphDecodeLoop(DecodeLoop):
     def step(self, between_layers: Callable[[], None] | None = None) -> bool:
         seen = self._look()
         queued = self._enqueued - seen.replays
-        if queued >= self._most_queued() or not self._would_advance(seen):
+        most = QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
+        if queued >= most or not self._would_advance(seen):
             return False
         if queued == 0:
             if not self._ring_has_room():
@@ -148,9 +149,6 @@ class GraphDecodeLoop(DecodeLoop):
         (graphs.samples if features & ~int(PICKED) else graphs.picks)()
         self._enqueued += 1
         return True
-
-    def _most_queued(self) -> int:
-        return QUEUED_SHORT if 0 < self._times.typical_s < _SHORT_S else QUEUED
 
     def _would_advance(self, seen: Status) -> bool:
         """Whether another replay would have an effect. After a step that advanced no row none does,

@@ -24,11 +24,11 @@ from baton.engine.prefill.attention_plan import (
     AttentionPlan,
     CallShape,
     CausalCall,
+    KeySplit,
     LibraryRule,
     Run,
     plan_attention,
 )
-from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.step_inputs import GroupPlaces, GroupPlan, InputLayout
 
 
@@ -40,8 +40,7 @@ class PlannedRows:
     library need them.
     """
 
-    plan: AttentionPlan
-    tuning: PromptTuning
+    plan: GroupPlan
     places: GroupPlaces[Tensor]
     tables: Tensor
     lines: Sequence[int]
@@ -123,7 +122,7 @@ class PromptAttention:
     def run(self, attention: Attention, rows: int, planned: PlannedRows) -> Tensor:
         """→ [rows, heads · dim]; results of padding rows are not used. The rows' q and k must be
         rotated, and k and v in the cache."""
-        group, plan = self._cache.groups[attention.group], planned.plan
+        group, plan = self._cache.groups[attention.group], planned.plan.attention
         out, sums = self._attended[:rows], self._sums[:, :rows]
         if plan.alone is not None:
             found, _ = self._over_own(plan.alone.row, plan.alone.batch, plan.alone.rows)
@@ -135,7 +134,7 @@ class PromptAttention:
         heads, places = self.heads[attention.group], planned.places
         prompt_attention(
             self._attended, self._qkv[:rows], group, attention.index, planned.tables, places.items,
-            heads, planned.tuning, self._sums if plan.prefix or places.joins is not None else None,
+            heads, planned.plan.tuning, self._sums if plan.prefix or places.joins is not None else None,
         )  # fmt: skip
         if places.joins is not None:
             join_parts(self._attended, self._sums, places.joins, heads.dim)

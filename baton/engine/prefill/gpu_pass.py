@@ -27,10 +27,9 @@ from baton.engine.kernels.gpu.step.row_ops import norm_rows
 from baton.engine.memory.kv_cache import KVCache
 from baton.engine.model.modules import Attention, Model
 from baton.engine.prefill.attention import PlannedRows, PromptAttention, product_rows, prompt_workspace
-from baton.engine.prefill.attention_plan import LibraryRule
+from baton.engine.prefill.attention_plan import KeySplit, LibraryRule
 from baton.engine.prefill.cost import Pace
 from baton.engine.prefill.graphs import GraphBounds, PrefillGraphs
-from baton.engine.prefill.key_split import KeySplit
 from baton.engine.prefill.step import PrefillStep
 from baton.engine.prefill.step_inputs import GroupPlan, Places, StepInputs
 
@@ -154,7 +153,7 @@ class PrefillPass:
         padding for the products: zeros, or what layers make of zeros."""
         rows = there.token.shape[0]
         groups = [
-            PlannedRows(plan.attention, plan.tuning, places, there.tables, line)
+            PlannedRows(plan, places, there.tables, line)
             for plan, places, line in zip(plans, there.groups, lines, strict=True)
         ]
         model, workspace = self._model, self.workspace

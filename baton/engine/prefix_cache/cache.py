@@ -123,10 +123,6 @@ class PrefixCache:
         if self._store is not None:
             self._store.close()
 
-    def name(self, sequence: Sequence, tenant: str = "") -> None:
-        """Sets the hashes of a sequence's full blocks; a sequence without them does not use the cache."""
-        sequence.hashes = self._hasher_of(tenant).hashes(sequence.token_ids)
-
     def claim(self, sequence: Sequence, computed_s: float = math.inf) -> bool:
         """Gives a sequence all of its blocks, the first of them with cached contents. False where it should
         wait: blocks are being read from disk, in less time than the `computed_s` seconds that computing each

@@ -60,8 +60,8 @@ class Filters:
         """Looks at the parameters, and so waits for their device; who has them on the host need not."""
         drawing = torch.nonzero(sampling.temperature > 0).flatten()
         mine = sampling.at(drawing)
-        ranked = _ranked_rows(mine.top_k, mine.top_p, vocab_size)
-        return cls(drawing, ranked, bool((mine.min_p > 0).any()))
+        by_rank = ((mine.top_k > 0) & (mine.top_k < vocab_size)) | (mine.top_p < 1)
+        return cls(drawing, torch.nonzero(by_rank).flatten(), bool((mine.min_p > 0).any()))
 
 
 @torch.inference_mode()
@@ -107,10 +107,6 @@ def filtered(logits: Tensor, sampling: Sampling, filters: Filters) -> Tensor:
         share = (logits - logits.amax(-1, keepdim=True)).exp()
         logits = logits.masked_fill(share < sampling.min_p.double()[:, None], -torch.inf)
     return logits
-
-
-def _ranked_rows(top_k: Tensor, top_p: Tensor, vocab_size: int) -> Tensor:
-    return torch.nonzero(((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)).flatten()
 
 
 def _ranked(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

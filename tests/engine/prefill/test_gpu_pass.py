@@ -13,8 +13,13 @@ from torch import Tensor
 from baton.device.attention_library import library_attention
 from baton.engine.kernels.gpu.attention.join_parts import join_parts
 from baton.engine.prefill import attention
-from baton.engine.prefill.attention_plan import AttentionPlan, CallShape, LibraryRule, plan_attention
-from baton.engine.prefill.key_split import KeySplit
+from baton.engine.prefill.attention_plan import (
+    AttentionPlan,
+    CallShape,
+    KeySplit,
+    LibraryRule,
+    plan_attention,
+)
 from tests.engine.prompt_passes import FAMILIES, SMALL_RULE, BothPasses
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -122,5 +122,5 @@ def test_blocks_that_come_slower_than_they_are_computed_are_not_waited_for() -> 
 
 def prompt(driver: Driver, length: int) -> Sequence:
     one = Sequence(tuple(range(length)), length, SamplingParams(), Limits(max_tokens=4))
-    driver.cache.name(one)
+    one.hashes = driver.cache.names_of(one.token_ids)
     return one

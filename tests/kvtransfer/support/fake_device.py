@@ -15,9 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.device.link_device import Kernel, LinkStream, Mapped, Memory
@@ -165,9 +163,6 @@ class _FakeMemory:
 
     def handle(self) -> bytes:
         return _HANDLE.pack(os.getpid(), self._shared.fd)
-
-    def __getitem__(self, part: slice) -> NDArray[np.uint8]:
-        return self._bytes[part].copy()
 
     def free(self) -> None:
         """Overwrites the memory, so that later reads find garbage."""
