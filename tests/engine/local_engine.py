@@ -204,11 +204,11 @@ class LocalEngine:
         self.logprobs[key] = []
         return key
 
-    def grow(self, key: tuple[int, int], before: int, capacity: int) -> None:
+    def extend(self, key: tuple[int, int], before: int, capacity: int) -> None:
         """Gives a slot that has blocks for `before` tokens more of its own, for `capacity`."""
         held, wanted = self.pools.counts_for(before), self.pools.counts_for(capacity)
         more = tuple(mine[have:want] for mine, have, want in zip(self.tables[key], held, wanted, strict=True))
-        self.decode.grow(*key, more, held, capacity)
+        self.decode.extend(*key, more, held, capacity)
 
     def step(self) -> bool:
         ran = self.decode.step()

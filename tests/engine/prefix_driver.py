@@ -62,7 +62,7 @@ class FakeStore:
     def __contains__(self, name: bytes) -> bool:
         return name in self.held
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         return set(self.held)
 
     def put(self, entries: list[Entry]) -> None:
@@ -164,7 +164,7 @@ class Driver:
         tenant = self.draw.choice(TENANTS)
         sequence = Sequence(tuple(tokens), len(tokens), SamplingParams(), Limits(max_tokens=4))
         sequence.prompt_logprobs = self.draw.random() < 0.1
-        sequence.hashes = self.cache.names_of(sequence.token_ids, tenant)
+        sequence.hashes = self.cache.hashes_of(sequence.token_ids, tenant)
         self.learn(tenant, tokens, sequence.hashes)
         self.waiting.append(Running(tenant, sequence))
         self.requests += 1
@@ -301,7 +301,7 @@ class Driver:
         for place in range(one.sequence.length // BLOCK, -(-len(tokens) // BLOCK)):
             self.write(one, place, tokens[: (place + 1) * BLOCK])
         self.learn(one.tenant, tokens, self._hashers[one.tenant].hashes(tokens))
-        self.cache.keep(self.cache.names_of(tokens, one.tenant), tables)
+        self.cache.add(self.cache.hashes_of(tokens, one.tenant), tables)
 
     def cancel(self) -> None:
         """Between two chunks, or while it waits."""
@@ -353,20 +353,20 @@ class Driver:
                 used[group].add(block)
         cached = self.pools.cached
         idle = 0
-        for name in cached.names():
+        for name in cached.hashes():
             blocks = cached._entries[name]
             assert self.memory.read(blocks) == self.meaning[name], "a name lies"
             idle += not any(block in used[group] for group, block in enumerate(blocks))
         assert cached.idle == idle
         for group, pool in enumerate(self.pools.pools):
-            kept = {cached._entries[name][group] for name in cached.names()}
+            kept = {cached._entries[name][group] for name in cached.hashes()}
             assert pool.free == pool.total - len(kept | used[group]), "a block in two states, or in none"
         for name, contents in self.store.held.items():
             assert contents == self.meaning[name]
         unpublished = self.cache._changes
         assert {
             name for name in self.published | unpublished.keys() if unpublished.get(name, True)
-        } == self.cache.names()
+        } == self.cache.hashes()
 
     def run_out(self) -> None:
         """Everything ends: nothing is held, and the index knows what there is."""
@@ -382,4 +382,4 @@ class Driver:
         assert self.pools.free == self.pools.total
         while self.cache._changes:
             self.tell()
-        assert self.published == self.cache.names()
+        assert self.published == self.cache.hashes()

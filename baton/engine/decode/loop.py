@@ -27,8 +27,8 @@ _NAP_S = 0.001
 
 
 class DecodeLoop(ABC):
-    """Posts changes of slots to the mailbox (`admit`, `grow`, `hold`, `move`, `cancel`), and runs the steps
-    that apply them."""
+    """Posts changes of slots to the mailbox (`admit`, `extend`, `stall`, `preempt`, `cancel`), and runs the
+    steps that apply them."""
 
     def __init__(self, state: SlotState, mailbox: Mailbox, ring: RingWriter) -> None:
         self._state = state
@@ -95,12 +95,12 @@ class DecodeLoop(ABC):
         admission["from_step"] = self.ring.steps
         self._post(admission)
 
-    def grow(
+    def extend(
         self, slot: int, generation: int, more: BlockTables, held: tuple[int, ...], capacity: int
     ) -> None:
         """Gives a slot blocks behind the `held` it has by cache group; they hold `capacity` tokens in all."""
         self._state.apply(SlotWrite(slot, blocks=more, first_blocks=held))
-        entry = _entry(EntryKind.GROW, slot, generation, self.ring.steps)
+        entry = _entry(EntryKind.EXTEND, slot, generation, self.ring.steps)
         entry["capacity"] = capacity
         self._post(entry)
 
@@ -111,9 +111,9 @@ class DecodeLoop(ABC):
         """
         self._state.sampler.masks.write(slot, generation, position, bits)
 
-    def hold(self, slot: int, generation: int) -> int:
-        """Stops a slot from advancing until it grows; returns the entry's number, for `applied`."""
-        self._post(_entry(EntryKind.GROW, slot, generation, self.ring.steps))
+    def stall(self, slot: int, generation: int) -> int:
+        """Stops a slot from advancing until it is extended; returns the entry's number, for `applied`."""
+        self._post(_entry(EntryKind.EXTEND, slot, generation, self.ring.steps))
         return self._mailbox.posted
 
     @property
@@ -125,9 +125,9 @@ class DecodeLoop(ABC):
         """Whether that mailbox entry has been applied and every step that began before has ended."""
         return self._mailbox.posted - self._mailbox.pending >= number
 
-    def move(self, slot: int, generation: int) -> None:
-        """Ends a slot whose sequence continues on another worker; the ring reports `Finish.MOVED`."""
-        self._post(_entry(EntryKind.MOVE, slot, generation, self.ring.steps))
+    def preempt(self, slot: int, generation: int) -> None:
+        """Ends a slot whose sequence continues on another worker; the ring reports `Finish.PREEMPTED`."""
+        self._post(_entry(EntryKind.PREEMPT, slot, generation, self.ring.steps))
 
     def cancel(self, slot: int, generation: int) -> None:
         """Ends a slot from the next step on; the ring reports this finish, or an earlier one."""

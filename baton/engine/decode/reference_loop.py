@@ -82,11 +82,11 @@ class ReferenceDecodeLoop(DecodeLoop):
                 self.ring.write([int(entry["last_token"])], [slot], [generation], [Finish.NONE], logprobs)
             elif not self._state.is_current(entry):
                 continue  # it ended before the entry came
-            elif entry["kind"] == EntryKind.GROW:
+            elif entry["kind"] == EntryKind.EXTEND:
                 self._state.capacity[slot] = int(entry["capacity"])
             else:
                 self._state.active[slot] = False
-                finish = Finish.MOVED if entry["kind"] == EntryKind.MOVE else Finish.CANCELLED
+                finish = Finish.PREEMPTED if entry["kind"] == EntryKind.PREEMPT else Finish.CANCELLED
                 self.ring.write([0], [slot], [generation], [finish])
         return bool(entries)
 

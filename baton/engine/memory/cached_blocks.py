@@ -47,7 +47,7 @@ class CachedBlocks:
         """Entries that could be evicted now; each gives every pool a block."""
         return len(self._idle)
 
-    def names(self) -> set[bytes]:
+    def hashes(self) -> set[bytes]:
         """The hashes of all entries."""
         return set(self._entries)
 

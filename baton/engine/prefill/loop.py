@@ -1,6 +1,6 @@
 """The prefill loop: plans steps, launches them, and samples first tokens of prompts that are complete.
 
-    begin ─▶ under way ─▶ ended: the chunks' results ─▶ settle: blocks and durations
+    begin ─▶ under way ─▶ ended: the chunks' results ─▶ finalize: blocks and durations
 
 On a CPU a step has ended when `begin` returns. On a GPU the next step is launched before the one that runs
 has ended, so that the GPU does not wait for the host; a step's results are used once its end event is
@@ -126,7 +126,7 @@ class PrefillLoop:
         self._watchdog = DeviceWatchdog(clock)
         self._begun_s = 0.0  # what the step begun last should take
         self._before_step = before_step
-        self._unsettled: list[_Step] = []
+        self._unfinalized: list[_Step] = []
         # When all that is under way should have ended, and when it was last asked for the next.
         self._ends_at = self._looked_at = 0.0
 
@@ -210,22 +210,22 @@ class PrefillLoop:
 
     def ended(self) -> list[ChunkResult]:
         """The results of all steps that have ended since; of sequences that were removed there are none.
-        `settle` must be called next, so that results can be sent before it."""
+        `finalize` must be called next, so that results can be sent before it."""
         results: list[ChunkResult] = []
         self.ended_after_ns, self._looked_ns = self._looked_ns, time.monotonic_ns()
         while self._under_way and self._under_way[0].end.query():
             step = self._under_way.popleft()
             self.steps_ended += 1
-            self._unsettled.append(step)
+            self._unfinalized.append(step)
             results += self._results(step)
         return results
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Accounts for the steps whose results were collected: unpins their blocks and records their
         durations."""
-        if not self._unsettled:
+        if not self._unfinalized:
             return
-        for step in self._unsettled:
+        for step in self._unfinalized:
             took = step.end.seconds_since(step.begun)
             self.device_s += took
             self.scheduler.cost.took(step.runs, took)
@@ -233,7 +233,7 @@ class PrefillLoop:
                 self.tokens_run += chunk.count
                 self.prompts_run += chunk.is_last
                 self.scheduler.computed(chunk)
-        self._unsettled.clear()
+        self._unfinalized.clear()
         # The steps that are left run from now on, however long they were expected to wait.
         left = sum(step.units for step in self._under_way)
         self._ends_at = self._clock() + self.scheduler.cost.seconds_of(left)

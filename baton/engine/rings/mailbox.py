@@ -22,8 +22,8 @@ HEADER_BYTES = 64  # the reader's tail, on a cache line of its own
 class EntryKind(IntEnum):
     ADMIT = 1
     CANCEL = 2
-    GROW = 3  # its blocks hold `capacity` tokens now
-    MOVE = 4  # a cancel whose sequence goes on elsewhere
+    EXTEND = 3  # its blocks hold `capacity` tokens now
+    PREEMPT = 4  # a cancel whose sequence continues on another worker
 
 
 class Feature(IntFlag):

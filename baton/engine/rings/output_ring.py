@@ -43,7 +43,7 @@ class Finish(IntEnum):
     STOP = 1
     LENGTH = 2
     CANCELLED = 3
-    MOVED = 4
+    PREEMPTED = 4
 
 
 _FINISHES = tuple(Finish)
@@ -60,7 +60,7 @@ class Record(NamedTuple):
 
     @property
     def has_token(self) -> bool:
-        return self.finish not in (Finish.CANCELLED, Finish.MOVED)
+        return self.finish not in (Finish.CANCELLED, Finish.PREEMPTED)
 
 
 def ring_bytes(capacity: int) -> int:

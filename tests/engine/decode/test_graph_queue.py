@@ -72,7 +72,7 @@ def test_held_slots_are_not_replayed_until_blocks_come(tmp_path: Path) -> None:
     assert case.quiet() == 0
     assert case.engine.output[key] == wanted[:2], "it is held where its blocks end"
     assert case.replays <= 6, "two that did something, and what was queued behind them"
-    case.engine.grow(key, len(PROMPT) + 1, len(PROMPT) + 4)
+    case.engine.extend(key, len(PROMPT) + 1, len(PROMPT) + 4)
     assert case.engine.run(key) == [wanted]
 
 

@@ -64,7 +64,7 @@ class SwappedSequences:
     def swap_out(self, reservation: Reservation, position: int, capacity: int) -> None:
         """Begins to swap a sequence out. `position`: of its last token, at the furthest. It returns with
         blocks for `capacity` tokens."""
-        entry = self._loop.hold(*reservation.key)
+        entry = self._loop.stall(*reservation.key)
         self._swapped[reservation.key] = _Swapped(
             reservation, capacity, entry, position, self._loop.ring.steps
         )
@@ -122,7 +122,7 @@ class SwappedSequences:
         self._host.release(one.saved)
         key, blocks = one.reservation.key, one.reservation.blocks
         del self._swapped[key]
-        self._loop.grow(*key, blocks, tuple(0 for _ in blocks), one.capacity)
+        self._loop.extend(*key, blocks, tuple(0 for _ in blocks), one.capacity)
 
 
 def _ended(copy: Event | None) -> bool:

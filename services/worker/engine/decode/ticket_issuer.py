@@ -148,7 +148,7 @@ class TicketIssuer:
         slot, generation = self.slots.grant()
         try:
             if self.prefix_cache is not None and hashes:
-                blocks, resident = self.prefix_cache.take_over(hashes, tokens)
+                blocks, resident = self.prefix_cache.allocate(hashes, tokens)
             else:
                 blocks, resident = self.model.pools.allocate(tokens), 0
         except BatonError:

@@ -290,7 +290,7 @@ class Driver:
         self.pools.check_integrity(owned)
         cached, idle = self.pools.cached, 0
         used = [{block for tables in owned for block in tables[g]} for g in range(len(self.pools.pools))]
-        for name in cached.names():
+        for name in cached.hashes():
             blocks = cached._entries[name]
             assert tuple(map(self.bytes_of, range(len(blocks)), blocks)) == self.meaning[name], (
                 "a cached block has other contents"
@@ -301,7 +301,7 @@ class Driver:
             assert pool.free + idle == pool.total - len(mine)
         changes = self.prefixes._changes
         known = {name for name in self.published | changes.keys() if changes.get(name, True)}
-        assert known == cached.names()
+        assert known == cached.hashes()
 
     def run_out(self) -> None:
         """Ends everything: no block has a reference, and none is swapped out."""
